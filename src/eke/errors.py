@@ -1,0 +1,74 @@
+"""The exception tree.
+
+EkeError                    anything eke says to a user; carries its exit code
+|-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2)
+|-- BusyError               another process is working on the same run (exit 2)
+`-- RunError                a run could not be finished (exit 1)
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration, and the override that mends it."""
+
+    path: str
+    """Key path, as it is typed on the command line: `batch.per_device`."""
+    value: str
+    """The offending value, as the user would type it; empty when there is none to show."""
+    why: str
+    """The limit that was broken, with its number."""
+    fix: str = ""
+    """The literal override to type; empty only when no single override can mend it."""
+    rule: str = ""
+    """Identifier of the rule that found it; empty for spelling and type errors."""
+
+    def render(self) -> str:
+        """The problem as two indented lines: what and why, then the fix."""
+        what = f"{self.path} = {self.value}" if self.value else self.path
+        lines = [f"  {what}", f"      {self.why}"]
+        if self.fix:
+            lines.append(f"      -> {self.fix}")
+        return "\n".join(lines)
+
+
+class EkeError(Exception):
+    """Base of every error that is meant for the user: shown without a traceback."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(EkeError):
+    """The configuration cannot be run; holds every problem found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, problems: "list[Problem] | Problem | str") -> None:
+        if isinstance(problems, str):
+            problems = Problem(path=problems, value="", why="")
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """All problems, under one heading that counts them."""
+        count = len(self.problems)
+        if count == 1 and not self.problems[0].why:
+            return self.problems[0].path
+        heading = "1 problem" if count == 1 else f"{count} problems"
+        return "\n".join(
+            [f"{heading} in this configuration:", *(p.render() for p in self.problems)]
+        )
+
+
+class BusyError(EkeError):
+    """Another process holds the run folder."""
+
+    exit_code = 2
+
+
+class RunError(EkeError):
+    """The run could not be finished, for a reason the user can act on."""
+
+    exit_code = 1

@@ -1,0 +1,71 @@
+"""Writing files so that a crash at any moment leaves the old content or the new, never half of it."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def fsync_directory(folder: Path) -> None:
+    """Make renames inside `folder` durable (POSIX: a rename lives in the directory's data)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; `path` is then as it was.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` atomically as indented, strict JSON (not-a-number becomes text, see `plain`)."""
+    write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not JSON.
+    """
+    return json.loads(path.read_bytes())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line with a single `write`, so that a kill can lose at most the line being written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, (line + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+def plain(value: Any) -> Any:
+    """`value` with non-finite floats spelled out (`"nan"`, `"inf"`), which strict JSON has no way to say."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,43 @@
+"""Schemas of what surrounds a run and is no part of its identity."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class TrackerMode(Enum):
+    """Whether the tracker talks to a server."""
+
+    offline = "offline"
+    online = "online"
+
+
+@dataclass
+class Tracker:
+    """Where results are mirrored; metrics.jsonl and record.json are written in any case."""
+
+    option: str = "wandb"
+    """The option chosen; set by the option's file."""
+    mode: TrackerMode = TrackerMode.offline
+    """offline makes no connection at all."""
+    project: str = "eke"
+    """Project the runs are filed under."""
+    entity: str | None = None
+    """Team or user; null is the account's default."""
+    group: str | None = None
+    """Groups the runs of a sweep; null is the sweep's id, if there is one."""
+
+
+@dataclass
+class Hardware:
+    """The machine a run is planned for."""
+
+    option: str = "auto"
+    """auto looks at this machine; a device name plans for that device."""
+
+
+@dataclass
+class Paths:
+    """Folders."""
+
+    runs: str = "runs"
+    """Every run gets a folder in here, named by its identity."""

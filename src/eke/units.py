@@ -1,0 +1,39 @@
+"""Units and how numbers are shown: the one place that turns a quantity into text."""
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in the largest binary unit that keeps the number readable: `1.31 GiB`."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """A count with a decimal prefix: `1.24 B`, `335 M`, `12.3 k`."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.3g} {suffix}"
+    return f"{count:.0f}" if float(count).is_integer() else f"{count:.3g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration at a fitting scale: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} m {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} m"
+
+
+def format_value(value: object) -> str:
+    """A configuration value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
