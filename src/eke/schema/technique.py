@@ -164,7 +164,7 @@ class DataLoader:
     prefetch: int | None = field(default=None, metadata=at_least(1))
     """Batches each loader process prepares ahead; null is PyTorch's 2."""
     persistent: bool = False
-    """Keep loader processes from one epoch to the next."""
+    """Keep the evaluation's loader processes for the next evaluation (training's live for the whole run)."""
 
 
 @dataclass

@@ -128,7 +128,8 @@ class Train:
     """Newest complete checkpoints that are kept."""
     save_final: bool = True
     """Keep a checkpoint of the finished run."""
-    timing_warmup_steps: int = field(default=5, metadata=at_least(1))
-    """First steps of each attempt, shown on their own and left out of every timing."""
+    timing_warmup_steps: int = field(default=5, metadata=at_least(2))
+    """First steps of each attempt, shown on their own and left out of every timing; what is looked at
+    closely (kernels in the first step, memory in the second) is looked at here."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss is not finite."""

@@ -1,0 +1,45 @@
+"""Number formats: autocast, loss scaling and TF32. The only file that sets torch's global flags."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from eke.plan import Plan
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How a forward pass computes, and how its loss is scaled."""
+
+    autocast: Callable[[], AbstractContextManager[object]]
+    """A fresh context for each forward pass."""
+    scaler: torch.amp.GradScaler | None
+    """Loss scaling for float16, on CPUs too; None for the other formats."""
+
+
+def build_formats(plan: Plan, device: torch.device) -> Formats:
+    """torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
+    return BUILDERS[plan.config.precision.option](plan, device)
+
+
+def _build(plan: Plan, device: torch.device) -> Formats:
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = plan.compute.tf32
+        torch.backends.cudnn.allow_tf32 = plan.compute.tf32
+    name = plan.compute.autocast
+    if name is None:
+        return Formats(nullcontext, None)
+    dtype: torch.dtype = getattr(torch, name)
+    scaler = torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None
+    return Formats(lambda: torch.autocast(device.type, dtype=dtype), scaler)
+
+
+BUILDERS: dict[str, Callable[[Plan, torch.device], Formats]] = {
+    "fp32": _build,
+    "tf32": _build,
+    "fp16": _build,
+    "bf16": _build,
+}
+"""Option of the group `precision` -> builder."""

@@ -1,0 +1,227 @@
+"""Rules about model, task and data."""
+
+from eke.check.rule import Facts, Rule, Verdict
+from eke.schema import (
+    GPT2Model,
+    Lengths,
+    LlamaModel,
+    SequenceClassification,
+    Synthetic,
+    Text,
+)
+from eke.sizes import VALID_TASKS
+from eke.tokens import BYTE_VOCABULARY, NUM_SPECIAL_TOKENS
+
+_OPTION_FOR_TASK = {
+    "causal_lm": "model=tiny",
+    "masked_lm": "model=tiny_bert",
+    "seq2seq_lm": "model=tiny_t5",
+    "sequence_classification": "model=tiny_bert",
+}
+
+
+def _task_fix(facts: Facts) -> str:
+    task = VALID_TASKS[facts.config.model.family][0]
+    return f"task={task}   (or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]})"
+
+
+def _heads(facts: Facts) -> int:
+    return facts.config.model.num_attention_heads
+
+
+def _head_dim_is_derived(facts: Facts) -> bool:
+    return getattr(facts.config.model, "head_dim", None) is None
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+
+
+def _key_value_heads(facts: Facts) -> int | None:
+    model = facts.config.model
+    return model.num_key_value_heads if isinstance(model, LlamaModel) else None
+
+
+def _max_positions(facts: Facts) -> int | None:
+    return getattr(facts.config.model, "max_position_embeddings", None)
+
+
+def _synthetic(facts: Facts) -> Synthetic | None:
+    return facts.config.data if isinstance(facts.config.data, Synthetic) else None
+
+
+def _length_fix(facts: Facts) -> str:
+    limit = _max_positions(facts)
+    return f"data.seq_len={limit}" if limit and limit >= 4 else "model.max_position_embeddings=512"
+
+
+def _rotary_width(facts: Facts) -> int:
+    model = facts.config.model
+    assert isinstance(model, LlamaModel)
+    return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
+
+
+HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
+
+RULES = (
+    Rule(
+        id="task_needs_other_model",
+        verdict=Verdict.impossible,
+        path="task",
+        when=lambda f: f.config.task.option not in VALID_TASKS[f.config.model.family],
+        value=lambda f: f.config.task.option,
+        why=lambda f: (
+            f"model={f.config.model.option} is a {f.config.model.family} model, which is for "
+            + " or ".join(VALID_TASKS[f.config.model.family])
+        ),
+        fix=_task_fix,
+        source=HF_MODELS,
+    ),
+    Rule(
+        id="text_has_no_labels",
+        verdict=Verdict.impossible,
+        path="data",
+        when=lambda f: (
+            isinstance(f.config.data, Text) and isinstance(f.config.task, SequenceClassification)
+        ),
+        value=lambda f: f.config.data.option,
+        why=lambda f: "plain text has no labels to classify",
+        fix=lambda f: "data=python_source",
+        source="eke's table of tasks and data",
+    ),
+    Rule(
+        id="heads_divide_width",
+        verdict=Verdict.impossible,
+        path="model.num_attention_heads",
+        when=lambda f: (
+            _head_dim_is_derived(f)
+            and f.config.model.num_attention_heads > 0
+            and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
+        ),
+        value=_heads,
+        why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
+        fix=lambda f: (
+            "model.num_attention_heads="
+            f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
+        ),
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
+    ),
+    Rule(
+        id="key_value_heads_divide_heads",
+        verdict=Verdict.impossible,
+        path="model.num_key_value_heads",
+        when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
+        value=_key_value_heads,
+        why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
+        fix=lambda f: (
+            "model.num_key_value_heads="
+            f"{_divisor_below(max(1, _heads(f)), max(1, _key_value_heads(f) or 1))}"
+        ),
+        source="Ainslie et al. 2023, arXiv:2305.13245",
+    ),
+    Rule(
+        id="rotary_width_is_even",
+        verdict=Verdict.impossible,
+        path="model.hidden_size",
+        when=lambda f: isinstance(f.config.model, LlamaModel) and _rotary_width(f) % 2 != 0,
+        value=lambda f: f.config.model.hidden_size,
+        why=lambda f: (
+            f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
+            "must be even"
+        ),
+        fix=lambda f: f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}",
+        source="Su et al. 2021, arXiv:2104.09864",
+    ),
+    Rule(
+        id="sequence_fits_positions",
+        verdict=Verdict.impossible,
+        path="data.seq_len",
+        when=lambda f: (m := _max_positions(f)) is not None and f.config.data.seq_len > m,
+        value=lambda f: f.config.data.seq_len,
+        why=lambda f: (
+            f"is longer than model.max_position_embeddings = {_max_positions(f)} of "
+            f"model={f.config.model.option}"
+        ),
+        fix=_length_fix,
+        source=HF_MODELS,
+    ),
+    Rule(
+        id="vocabulary_holds_bytes",
+        verdict=Verdict.impossible,
+        path="model.vocab_size",
+        when=lambda f: _synthetic(f) is None and f.config.model.vocab_size < BYTE_VOCABULARY,
+        value=lambda f: f.config.model.vocab_size,
+        why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
+        fix=lambda f: "model.vocab_size=320",
+        source="eke.tokens",
+    ),
+    Rule(
+        id="synthetic_ids_fit",
+        verdict=Verdict.impossible,
+        path="data.min_token",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_token >= min(d.max_token, f.config.model.vocab_size)
+        ),
+        value=lambda f: _synthetic(f).min_token,  # type: ignore[union-attr]
+        why=lambda f: (
+            "leaves no token below the smaller of data.max_token and model.vocab_size = "
+            f"{f.config.model.vocab_size}"
+        ),
+        fix=lambda f: f"data.min_token={NUM_SPECIAL_TOKENS} data.max_token=30000",
+        source="eke.build.data",
+    ),
+    Rule(
+        id="synthetic_ids_not_special",
+        verdict=Verdict.impossible,
+        path="data.min_token",
+        when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
+        value=lambda f: _synthetic(f).min_token,  # type: ignore[union-attr]
+        why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
+        fix=lambda f: "data.min_token=100",
+        source="eke.tokens",
+    ),
+    Rule(
+        id="min_len_within_seq_len",
+        verdict=Verdict.impossible,
+        path="data.min_len",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_len is not None
+            and d.lengths is Lengths.uniform
+            and d.min_len > d.seq_len
+        ),
+        value=lambda f: _synthetic(f).min_len,  # type: ignore[union-attr]
+        why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
+        fix=lambda f: f"data.min_len={f.config.data.seq_len}",
+        source="eke.build.data",
+    ),
+    Rule(
+        id="min_len_needs_ragged",
+        verdict=Verdict.no_effect,
+        path="data.min_len",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_len is not None
+            and d.lengths is Lengths.fixed
+        ),
+        value=lambda f: _synthetic(f).min_len,  # type: ignore[union-attr]
+        why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
+        fix=lambda f: "data.lengths=uniform",
+        source="eke.build.data",
+    ),
+    Rule(
+        id="tied_embeddings_need_head",
+        verdict=Verdict.no_effect,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.task, SequenceClassification)
+            and not f.config.model.tie_word_embeddings
+            and isinstance(f.config.model, LlamaModel | GPT2Model)
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: "a classifier has no output projection to tie",
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source=HF_MODELS,
+    ),
+)

@@ -1,0 +1,227 @@
+"""Rules about batch, length of training, schedule, loader and files."""
+
+import os
+import shutil
+from pathlib import Path
+
+from eke.check.rule import Facts, Rule, Verdict
+from eke.schema import SGD, Text
+
+
+def _step_samples(facts: Facts) -> int:
+    """Samples of one forward pass over all devices."""
+    return facts.config.batch.per_device * facts.config.distributed.num_processes
+
+
+def _contradicts(facts: Facts) -> bool:
+    batch = facts.config.batch
+    return (
+        batch.target is not None
+        and batch.accumulation is not None
+        and batch.target != batch.accumulation * _step_samples(facts)
+    )
+
+
+def _does_not_divide(facts: Facts) -> bool:
+    batch = facts.config.batch
+    return (
+        batch.target is not None
+        and batch.accumulation is None
+        and _step_samples(facts) > 0
+        and batch.target % _step_samples(facts) != 0
+    )
+
+
+def _nearest_target(facts: Facts) -> int:
+    unit = _step_samples(facts)
+    return max(unit, round((facts.config.batch.target or unit) / unit) * unit)
+
+
+def _text_path(facts: Facts) -> Path | None:
+    data = facts.config.data
+    return Path(data.path).expanduser() if isinstance(data, Text) else None
+
+
+def _existing_parent(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _runs_unwritable(facts: Facts) -> bool:
+    parent = _existing_parent(Path(facts.config.paths.runs))
+    return not facts.planning and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK))
+
+
+def _runs_reason(facts: Facts) -> str:
+    parent = _existing_parent(Path(facts.config.paths.runs))
+    if not parent.is_dir():
+        return f"{parent} is not a folder"
+    return f"{parent} cannot be written"
+
+
+MIN_FREE_BYTES = 64 * 2**20
+"""A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
+
+
+def _free_bytes(facts: Facts) -> int:
+    return shutil.disk_usage(_existing_parent(Path(facts.config.paths.runs))).free
+
+
+BATCH = "DESIGN: per_device x accumulation x processes = target"
+LOADER = "https://docs.pytorch.org/docs/stable/data.html"
+
+RULES = (
+    Rule(
+        id="batch_contradiction",
+        verdict=Verdict.impossible,
+        path="batch.target",
+        when=_contradicts,
+        value=lambda f: f.config.batch.target,
+        why=lambda f: (
+            f"is not batch.per_device x batch.accumulation x processes = "
+            f"{f.config.batch.per_device} x {f.config.batch.accumulation} x "
+            f"{f.config.distributed.num_processes} = "
+            f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
+        ),
+        fix=lambda f: "batch.accumulation=null",
+        source=BATCH,
+    ),
+    Rule(
+        id="target_is_multiple",
+        verdict=Verdict.impossible,
+        path="batch.target",
+        when=_does_not_divide,
+        value=lambda f: f.config.batch.target,
+        why=lambda f: (
+            f"is not a multiple of batch.per_device x processes = {f.config.batch.per_device} x "
+            f"{f.config.distributed.num_processes} = {_step_samples(f)}"
+        ),
+        fix=lambda f: f"batch.target={_nearest_target(f)}",
+        source=BATCH,
+    ),
+    Rule(
+        id="steps_or_epochs",
+        verdict=Verdict.impossible,
+        path="train.epochs",
+        when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
+        value=lambda f: f.config.train.epochs,
+        why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
+        fix=lambda f: "train.steps=null   (or train.epochs=null)",
+        source="one of the two is derived from the other",
+    ),
+    Rule(
+        id="warmup_within_run",
+        verdict=Verdict.impossible,
+        path="schedule.warmup_steps",
+        when=lambda f: (
+            f.config.schedule.warmup_steps is not None
+            and f.config.train.steps is not None
+            and f.config.schedule.warmup_steps > f.config.train.steps
+        ),
+        value=lambda f: f.config.schedule.warmup_steps,
+        why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
+        fix=lambda f: f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}",
+        source="the peak learning rate would never be reached",
+    ),
+    Rule(
+        id="nesterov_needs_momentum",
+        verdict=Verdict.impossible,
+        path="optimizer.nesterov",
+        when=lambda f: (
+            isinstance(f.config.optimizer, SGD)
+            and f.config.optimizer.nesterov
+            and f.config.optimizer.momentum == 0
+        ),
+        value=lambda f: True,
+        why=lambda f: "there is no momentum to look ahead with, optimizer.momentum = 0",
+        fix=lambda f: "optimizer.momentum=0.9",
+        source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
+    ),
+    Rule(
+        id="too_short_to_time",
+        verdict=Verdict.no_effect,
+        path="train.steps",
+        when=lambda f: (
+            f.config.train.steps is not None
+            and f.config.train.steps <= f.config.train.timing_warmup_steps
+        ),
+        value=lambda f: f.config.train.steps,
+        why=lambda f: (
+            f"every step is within train.timing_warmup_steps = "
+            f"{f.config.train.timing_warmup_steps}: no speed will be reported"
+        ),
+        fix=lambda f: f"train.steps={f.config.train.timing_warmup_steps + 20}",
+        source="DESIGN: warm-up steps are left out of every timing",
+    ),
+    Rule(
+        id="persistent_needs_workers",
+        verdict=Verdict.impossible,
+        path="dataloader.persistent",
+        when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
+        value=lambda f: f.config.dataloader.persistent,
+        why=lambda f: "there are no loader processes to keep, dataloader.workers = 0",
+        fix=lambda f: "dataloader.persistent=false",
+        source=LOADER,
+    ),
+    Rule(
+        id="prefetch_needs_workers",
+        verdict=Verdict.impossible,
+        path="dataloader.prefetch",
+        when=lambda f: (
+            f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
+        ),
+        value=lambda f: f.config.dataloader.prefetch,
+        why=lambda f: "there are no loader processes to prefetch, dataloader.workers = 0",
+        fix=lambda f: "dataloader.workers=2",
+        source=LOADER,
+    ),
+    Rule(
+        id="text_exists",
+        verdict=Verdict.impossible,
+        path="data.path",
+        when=lambda f: (p := _text_path(f)) is not None and not p.exists(),
+        value=_text_path,
+        why=lambda f: "there is no such file or folder",
+        fix=lambda f: "data.path=FILE_OR_FOLDER",
+        source="the file system",
+    ),
+    Rule(
+        id="text_readable",
+        verdict=Verdict.impossible,
+        path="data.path",
+        when=lambda f: (
+            (p := _text_path(f)) is not None and p.exists() and not os.access(p, os.R_OK)
+        ),
+        value=_text_path,
+        why=lambda f: "it cannot be read",
+        fix=lambda f: "data.path=FILE_OR_FOLDER",
+        source="the file system",
+    ),
+    Rule(
+        id="runs_writable",
+        verdict=Verdict.impossible,
+        path="paths.runs",
+        when=_runs_unwritable,
+        value=lambda f: f.config.paths.runs,
+        why=_runs_reason,
+        fix=lambda f: "paths.runs=runs",
+        source="the file system",
+    ),
+    Rule(
+        id="runs_has_space",
+        verdict=Verdict.impossible,
+        path="paths.runs",
+        when=lambda f: (
+            not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES
+        ),
+        value=lambda f: f.config.paths.runs,
+        why=lambda f: (
+            f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
+            f"{MIN_FREE_BYTES // 2**20} MiB"
+        ),
+        fix=lambda f: "paths.runs=FOLDER_ON_ANOTHER_DISK",
+        source="the file system",
+    ),
+)

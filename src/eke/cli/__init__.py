@@ -1,0 +1,34 @@
+"""The `eke` command: argument parsing and printing only."""
+
+import sys
+
+from eke import app
+
+USAGE = """\
+eke: find, run and compare the training recipes that get the most out of your GPUs
+
+  eke train [overrides]    the same as python train.py
+  eke plan [overrides]     every derived decision with its reason; nothing is run
+  eke --version
+
+Overrides and options: eke train --help
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command == "train":
+        return app.main(rest)
+    if command == "plan":
+        return app.main([*rest, "plan_only=true"])
+    if command in ("--version", "--help", "-h"):
+        return app.main(["--version"]) if command == "--version" else _usage(0)
+    sys.stderr.write(f"eke: no command {command!r}\n\n")
+    return _usage(2)
+
+
+def _usage(code: int) -> int:
+    (sys.stdout if code == 0 else sys.stderr).write(USAGE)
+    return code

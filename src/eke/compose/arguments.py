@@ -1,0 +1,151 @@
+"""The command line before Hydra sees it: overrides, eke's flags, Hydra's flags."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eke.compose.catalogue import Catalogue, make_catalogue
+from eke.compose.overrides import mend
+from eke.compose.retired import find_retired
+from eke.compose.suggest import completed
+from eke.errors import ConfigError, Problem
+
+# Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
+_HYDRA_FLAGS = {
+    "--hydra-help": 0,
+    "--resolve": 0,
+    "--run": 0,
+    "-r": 0,
+    "--shell-completion": 0,
+    "-sc": 0,
+    "--cfg": 1,
+    "-c": 1,
+    "--package": 1,
+    "-p": 1,
+    "--config-path": 1,
+    "-cp": 1,
+    "--config-name": 1,
+    "-cn": 1,
+    "--experimental-rerun": 1,
+}
+_INFO_FLAGS = ("--info", "-i")
+_INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_SWITCHES = {
+    "--help": "help",
+    "-h": "help",
+    "--multirun": "multirun",
+    "-m": "multirun",
+    "--version": "version",
+}
+_CONFIG_DIR = ("--config-dir", "-cd")
+_FLAGS = (*_HYDRA_FLAGS, *_INFO_FLAGS, *_SWITCHES, *_CONFIG_DIR)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line, sorted."""
+
+    overrides: tuple[str, ...] = ()
+    """`key=value`, in the order typed."""
+    help: bool = False
+    """--help, -h."""
+    version: bool = False
+    """--version."""
+    multirun: bool = False
+    """--multirun, -m: the overrides span a sweep."""
+    config_dir: Path | None = None
+    """--config-dir, -cd: a folder with the user's own options."""
+    hydra_flags: tuple[str, ...] = ()
+    """Hydra's own flags with their values, as typed."""
+
+
+@dataclass
+class _Reader:
+    """The tokens that are left, and what was found in those before."""
+
+    tokens: list[str]
+    overrides: list[str] = field(default_factory=list)
+    hydra_flags: list[str] = field(default_factory=list)
+    switches: set[str] = field(default_factory=set)
+    config_dir: Path | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def value(self, flag: str, inline: str | None) -> str:
+        """The value of a flag: behind its `=`, else the next token."""
+        if inline is not None:
+            return inline
+        if self.tokens and not self.tokens[0].startswith("-"):
+            return self.tokens.pop(0)
+        self.problems.append(Problem(flag, "", f"{flag} needs a value", f"{flag} VALUE"))
+        return ""
+
+
+def split_arguments(argv: Sequence[str]) -> Arguments:
+    """Sort a command line (without the program's name) into overrides and flags.
+
+    Raises:
+        ConfigError: flags that nobody knows, each with its `key=value` form.
+    """
+    reader = _Reader(list(argv))
+    catalogue = make_catalogue()
+    while reader.tokens:
+        token = reader.tokens.pop(0)
+        if token == "--":
+            continue
+        if token.startswith("-") and token != "-":
+            _read_flag(token, reader, catalogue)
+        else:
+            reader.overrides.append(token)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return Arguments(
+        overrides=tuple(reader.overrides),
+        help="help" in reader.switches,
+        version="version" in reader.switches,
+        multirun="multirun" in reader.switches,
+        config_dir=reader.config_dir,
+        hydra_flags=tuple(reader.hydra_flags),
+    )
+
+
+def _read_flag(token: str, reader: _Reader, catalogue: Catalogue) -> None:
+    flag, equals, rest = token.partition("=")
+    inline = rest if equals else None
+    if flag in _SWITCHES and inline is None:
+        reader.switches.add(_SWITCHES[flag])
+    elif flag in _CONFIG_DIR:
+        reader.config_dir = Path(reader.value(flag, inline)).expanduser()
+    elif flag in _HYDRA_FLAGS:
+        needed = _HYDRA_FLAGS[flag]
+        reader.hydra_flags += [flag] + [reader.value(flag, inline) for _ in range(needed)]
+    elif flag in _INFO_FLAGS:
+        follows = reader.tokens and reader.tokens[0] in _INFO_VALUES
+        values = [inline] if inline else [reader.tokens.pop(0)] if follows else []
+        reader.hydra_flags += [flag, *values]
+    else:
+        reader.problems.append(_unknown_flag(flag, inline, reader, catalogue))
+
+
+def _unknown_flag(flag: str, inline: str | None, reader: _Reader, catalogue: Catalogue) -> Problem:
+    """`--precision bf16`, `--lr=0.1`, `--fp16`: say it as Hydra wants it."""
+    value = inline
+    takes_next = reader.tokens and "=" not in reader.tokens[0]
+    if value is None and takes_next and not reader.tokens[0].startswith("--"):
+        value = reader.tokens.pop(0)
+    name = flag.lstrip("-")
+    long_flag = _near_flag(flag)
+    override = f"{name.replace('-', '_')}={'true' if value is None else value}"
+    if long_flag and not find_retired(name) and not completed(name, catalogue):
+        inline_value = f" {value}" if value else ""
+        return Problem(flag, value or "", "there is no such flag", f"{long_flag}{inline_value}")
+    fix = mend(override, catalogue)
+    why = "there is no such flag; settings are typed as key=value, without dashes"
+    return Problem(flag, value or "", why, fix or "KEY=VALUE")
+
+
+def _near_flag(flag: str) -> str | None:
+    """The flag that was misspelt; 0.8 is one or two letters of a long flag."""
+    flags = [known for known in _FLAGS if known.startswith("--")]
+    near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)
+    return near[0] if near else None

@@ -1,0 +1,166 @@
+"""Everything that can be typed: groups, options and key paths, read from `conf/` and the schema."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
+
+from eke.paths import conf_folder
+from eke.schema import VARIANTS, Config
+
+GROUPS: dict[str, str] = {
+    "model": "architecture and size",
+    "task": "what it learns to predict",
+    "data": "what it is trained on",
+    "batch": "samples per step",
+    "precision": "number formats",
+    "optimizer": "update rule and its state",
+    "schedule": "learning rate over steps",
+    "memory": "activations kept or redone",
+    "attention": "attention implementation",
+    "compile": "torch.compile",
+    "distributed": "processes and sharding",
+    "dataloader": "how batches arrive",
+    "engine": "training loop",
+    "tracker": "where results are shown",
+    "hardware": "machine to plan for",
+    "recipe": "named set of techniques",
+    "experiment": "named, complete setting",
+    "sweep": "named set of runs (-m)",
+}
+"""What each group decides, in the order of the help page (a group that is not here comes last)."""
+
+FIXED_FIELDS = ("option", "family")
+"""Fields that only an option's own file sets."""
+
+# Hydra's own groups and the schema's are no choices of eke's.
+_NOT_GROUPS = ("hydra", "schema")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of one schema class."""
+
+    annotation: type
+    """The type as declared: `int | None`, an Enum class, ..."""
+    default: Any
+    """The schema's default; `None` where it has none."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether null is a value of it."""
+        return NoneType in get_args(self.annotation)
+
+    @property
+    def kind(self) -> type:
+        """The type without `None`."""
+        kinds: list[type] = [arg for arg in get_args(self.annotation) if arg is not NoneType]
+        return kinds[0] if isinstance(self.annotation, UnionType) else self.annotation
+
+    def words(self) -> str:
+        """What may be typed: `a whole number or null`, `one of auto, on, off`."""
+        if issubclass(self.kind, Enum):
+            wanted = "one of " + ", ".join(self.kind.__members__)
+        else:
+            names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+            wanted = names[self.kind]
+        return f"{wanted} or null" if self.optional else wanted
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The options found in the folders, and every key path of the schema."""
+
+    folders: tuple[Path, ...]
+    """Where options are looked for; the first that has one wins, as in Hydra's search path."""
+
+    @cached_property
+    def options(self) -> dict[str, dict[str, Path]]:
+        """Group -> option -> its file; groups in the order of `GROUPS`."""
+        found: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
+        for folder in self.folders:
+            for group in sorted(p for p in folder.iterdir() if p.is_dir()):
+                if group.name in _NOT_GROUPS or group.name.startswith("."):
+                    continue
+                files = found.setdefault(group.name, {})
+                for file in sorted(group.glob("*.yaml")):
+                    files.setdefault(file.stem, file)
+        return {group: files for group, files in found.items() if files}
+
+    @cached_property
+    def defaults(self) -> dict[str, str]:
+        """Group -> the option that is taken when none is typed (from `config.yaml`)."""
+        text = (self.folders[0] / "config.yaml").read_text()
+        return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
+
+    def without_effect(self, group: str) -> str:
+        """The option that does nothing, else the default one."""
+        options = self.options[group]
+        return "none" if "none" in options else self.defaults.get(group, next(iter(options)))
+
+    @cached_property
+    def sections(self) -> dict[str, tuple[type, ...]]:
+        """Section of the configuration -> the schema classes it may have."""
+        hints: dict[str, type] = get_type_hints(Config)
+        return {
+            name: tuple(VARIANTS[name].values()) if name in VARIANTS else (kind,)
+            for name, kind in hints.items()
+            if is_dataclass(kind)
+        }
+
+    @cached_property
+    def keys(self) -> dict[str, Field]:
+        """Every key path that some composition has, with its type."""
+        keys = {
+            f"{section}.{name}": found
+            for section, classes in self.sections.items()
+            for cls in reversed(classes)
+            for name, found in class_fields(cls)
+        }
+        root = {n: f for n, f in class_fields(Config) if n not in self.sections}
+        return {**keys, **root}
+
+    def names(self, section: str) -> list[str]:
+        """The keys of a section, without the section's name and without the fixed ones."""
+        prefix = f"{section}."
+        names = [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)]
+        return [name for name in names if name not in FIXED_FIELDS]
+
+    def schema_class(self, group: str, option: str) -> type:
+        """The schema class an option's file names in its defaults list."""
+        text = self.options[group][option].read_text()
+        match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
+        return VARIANTS[group][match[1]] if match else self.sections[group][0]
+
+    def options_with(self, group: str, name: str) -> list[str]:
+        """The options of a group that have the key `group.name`."""
+        return [
+            option
+            for option in self.options.get(group, {})
+            if name in dict(class_fields(self.schema_class(group, option)))
+        ]
+
+
+def class_fields(cls: type) -> Iterator[tuple[str, Field]]:
+    """Name and type of each field of a schema class."""
+    hints = get_type_hints(cls)
+    for item in fields(cls):
+        default = None if item.default is MISSING else item.default
+        yield item.name, Field(annotation=hints[item.name], default=default)
+
+
+def make_catalogue(config_dir: Path | None = None) -> Catalogue:
+    """The catalogue of eke's own `conf/`, and of the user's folder behind it."""
+    return Catalogue((conf_folder(), *([config_dir] if config_dir else [])))
+
+
+def headline(file: Path) -> str:
+    """What an option says about itself: its first comment line after the package directive."""
+    for line in file.read_text().splitlines():
+        if line.startswith("#") and not line.startswith("# @package"):
+            return line.removeprefix("#").strip()
+    return ""

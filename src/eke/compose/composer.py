@@ -1,0 +1,273 @@
+"""From a command line to a typed configuration, or to the list of everything wrong with it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
+from eke.compose.folder import check_folder, explain_file
+from eke.compose.overrides import find_problems, mend, parse
+from eke.compose.suggest import completed
+from eke.compose.values import is_interpolation
+from eke.compose.wording import MULTIRUN, as_typed, first_line, quoted, shown
+from eke.errors import ConfigError, Problem
+from eke.paths import conf_folder
+from eke.schema import Config, register
+
+# A mistake in one of these may hide or invent any other, so nothing is composed to look for more.
+_PRESETS = ("recipe", "experiment", "sweep")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration, and how it was asked for."""
+
+    config: Config
+    """The typed tree; every key has its final value."""
+    choices: dict[str, str]
+    """Group -> option, recipe, experiment and sweep included; Hydra's own groups left out."""
+    overrides: tuple[str, ...]
+    """The overrides as typed."""
+
+
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
+) -> Composed:
+    """Compose one configuration.
+
+    Args:
+        overrides: `key=value` as typed, without flags.
+        config_dir: a folder with the user's own options, beside eke's.
+        in_sweep: the overrides are one cell of a sweep: they may name the sweep, its launcher and
+            its sweeper, which are refused for a single run, where they would have no effect.
+
+    Raises:
+        ConfigError: everything that is wrong with the overrides and with the user's files.
+    """
+    try:
+        return _compose(tuple(overrides), config_dir, in_sweep)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever Hydra, OmegaConf or YAML throw at a user's mistake
+        message = f"the configuration cannot be composed: {first_line(error)}"
+        raise ConfigError(Problem("command line", shown(" ".join(overrides)), message)) from error
+
+
+def _compose(typed: tuple[str, ...], config_dir: Path | None, in_sweep: bool) -> Composed:
+    config_dir = config_dir.resolve() if config_dir else None
+    problems = check_folder(config_dir) if config_dir else []
+    if problems:
+        raise ConfigError(problems)
+    catalogue = make_catalogue(config_dir)
+    problems, joined = _spaced(list(typed), catalogue)
+    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and _is_launching(t))]
+    found = {text: find_problems(text, catalogue) for text in texts}
+    if not in_sweep:
+        found = {text: problems or _named_sweep(text) for text, problems in found.items()}
+    good = [text for text in texts if not found[text]]
+    problems += [problem for text in texts for problem in found[text]]
+    problems += _contradictions(good)
+    if problems:
+        deeper = _deeper(good, problems, catalogue, config_dir)
+        raise ConfigError(_with_full_commands(problems, found) + deeper)
+    return _composed(good, typed, catalogue, config_dir)
+
+
+def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
+    """`seed = 3`, which a shell splits into three words; returns the other words, too."""
+    problems = []
+    while "=" in typed[1:-1]:
+        at = typed.index("=", 1)
+        text = f"{typed[at - 1]}={typed[at + 1]}"
+        why = "a shell splits at spaces: there is none around the equals sign"
+        problems.append(
+            Problem(typed[at - 1], shown(f"= {typed[at + 1]}"), why, mend(text, catalogue))
+        )
+        del typed[at - 1 : at + 2]
+    return problems, typed
+
+
+def _is_launching(text: str) -> bool:
+    return text.startswith(
+        ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.")
+    )
+
+
+def _named_sweep(text: str) -> list[Problem]:
+    key, _, value = text.lstrip("+").partition("=")
+    if key != "sweep" or value == "none":
+        return []
+    why = "names a set of runs; without -m one run would start here"
+    return [Problem(key, value, why, f"{MULTIRUN} {as_typed(text)}")]
+
+
+def _contradictions(texts: list[str]) -> list[Problem]:
+    """The same key with two values; Hydra would take the last one without a word."""
+    first: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        key, _, value = text.lstrip("+").partition("=")
+        if first.setdefault(key, value) != value:
+            why = f"contradicts {key}={first[key]}, typed before it; keep one"
+            problems.append(Problem(key, shown(value), why, as_typed(f"{key}={value}")))
+    return problems
+
+
+def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
+    """Complete `-m` fixes to the whole command when everything else in it is right."""
+    forms = [p.fix for p in problems if p.fix.startswith(MULTIRUN)]
+    if len(forms) != len(problems) or not forms:
+        return problems
+    parts = [
+        found[text][-1].fix.removeprefix(MULTIRUN).strip() if found[text] else as_typed(text)
+        for text in found
+    ]
+    command = " ".join([MULTIRUN, *(part for part in parts if part)])
+    return [Problem(p.path, p.value, p.why, command, p.rule) for p in problems]
+
+
+# --- with Hydra ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Hydra's global state set up, and put back as it was."""
+    if "schema.yaml" not in ConfigStore.instance().repo:
+        register()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
+        yield
+
+
+def _run_hydra(overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
+    extra = [f"hydra.searchpath=[{quoted(str(config_dir))}]"] if config_dir else []
+    return hydra_compose("config", [*overrides, *extra], return_hydra_config=True)
+
+
+def _composed(
+    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
+) -> Composed:
+    with _hydra():
+        try:
+            tree = _run_hydra(good, config_dir)
+        except Exception as error:
+            raise ConfigError(_explain(good, error, catalogue, config_dir)) from error
+        chosen = tree.hydra.runtime.choices
+        choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
+        with read_write(tree), open_dict(tree):
+            del tree["hydra"]
+        problems = _unresolved(tree, good, catalogue)
+        if problems:
+            raise ConfigError(problems)
+        try:
+            problems = _unfilled(tree, catalogue)
+            config: Any = None if problems else OmegaConf.to_object(tree)
+        except OmegaConfBaseException as error:
+            raise ConfigError(explain_file(error, catalogue.folders, catalogue)) from error
+        if problems:
+            raise ConfigError(problems)
+    return Composed(config=config, choices=choices, overrides=typed)
+
+
+def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
+    """Mandatory values that nothing has set."""
+    problems = []
+    for key in sorted(OmegaConf.missing_keys(tree)):
+        section = key.partition(".")[0]
+        option = OmegaConf.select(tree, f"{section}.option")
+        why = f"{section}={option} needs a value for it"
+        problems.append(Problem(key, "", why, completed(key, catalogue) or ""))
+    return problems
+
+
+def _unresolved(tree: DictConfig, texts: list[str], catalogue: Catalogue) -> list[Problem]:
+    """Typed interpolations, `seed=${train.steps}`, that lead nowhere or to a wrong type."""
+    problems = []
+    for text in texts:
+        parsed = parse(text)
+        key = parsed.key_or_group
+        if key not in catalogue.keys or not is_interpolation(parsed.value()):
+            continue
+        try:
+            OmegaConf.select(tree, key, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            fix = as_typed(completed(key, catalogue) or key)
+            value = text.partition("=")[2]
+            problems.append(Problem(key, shown(value), first_line(error), fix))
+    return problems
+
+
+# --- after a mistake ----------------------------------------------------------------------------
+
+
+def _explain(
+    good: list[str], error: Exception, catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
+    """Why Hydra refused overrides that are all right by themselves."""
+    groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
+    try:
+        tree = _run_hydra(groups, config_dir)
+    except Exception as deeper:  # the fault is in a file
+        return [explain_file(deeper, catalogue.folders, catalogue)]
+    problems = []
+    for text in good:
+        if text not in groups:
+            problems += _explain_one(text, groups, tree, catalogue, config_dir)
+    whole = Problem("command line", shown(" ".join(good)), first_line(error))
+    return problems or [whole]
+
+
+def _explain_one(
+    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
+    key, _, value = text.lstrip("+").partition("=")
+    section, _, name = key.rpartition(".")
+    if section in catalogue.options:
+        fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
+        if name not in fields:
+            option = str(OmegaConf.select(tree, f"{section}.option"))
+            return [_elsewhere(section, name, value, option, catalogue)]
+        return []
+    try:
+        _run_hydra([*groups, text], config_dir)
+    except Exception as error:
+        return [Problem(key, shown(value), first_line(error))]
+    return []
+
+
+def _elsewhere(section: str, name: str, value: str, option: str, catalogue: Catalogue) -> Problem:
+    """The key exists, but in other options of the group."""
+    others = catalogue.options_with(section, name)
+    why = f"{section}={option} has no {name}; {section} options that have it: {', '.join(others)}"
+    fix = as_typed(f"{section}={others[0]}", f"{section}.{name}={value}")
+    return Problem(f"{section}.{name}", shown(value), why, fix)
+
+
+def _deeper(
+    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
+    """What is wrong with the overrides that are right in themselves, beside what is known already.
+
+    A section that has a problem is left alone: what it lacks may be what was misspelt.
+    """
+    touched = " ".join(f"{problem.path} {problem.fix}" for problem in problems)
+    words = set(re.findall(r"\w+", touched))
+    blocked = words.intersection(catalogue.options)
+    if blocked.intersection(_PRESETS):
+        return []
+    rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
+    contradicting = {problem.path for problem in problems}
+    rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in contradicting]
+    try:
+        _composed(rest, (), catalogue, config_dir)
+    except ConfigError as error:
+        return error.problems
+    return []

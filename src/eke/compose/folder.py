@@ -1,0 +1,113 @@
+"""The user's own options (`--config-dir`): what is wrong with the folder, and with a file in it."""
+
+import re
+from pathlib import Path
+
+import yaml
+from omegaconf.errors import OmegaConfBaseException
+
+from eke.compose.catalogue import Catalogue
+from eke.compose.suggest import nearest_key
+from eke.compose.values import admits, probably_meant
+from eke.compose.wording import closest, first_line
+from eke.errors import Problem
+from eke.paths import conf_folder
+
+_FLAG = "--config-dir"
+
+
+def check_folder(folder: Path) -> list[Problem]:
+    """A folder that is none, groups that do not exist, files that would have no effect.
+
+    Source of the last: Hydra's search path takes the first file of a name, and eke's own is first.
+    """
+    if not folder.is_dir():
+        kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
+        return [Problem(_FLAG, str(folder), kind, f"{_FLAG} FOLDER")]
+    return [problem for path in sorted(folder.rglob("*")) for problem in _check_path(path, folder)]
+
+
+def _check_path(path: Path, folder: Path) -> list[Problem]:
+    shipped = conf_folder()
+    place = path.relative_to(folder)
+    if path.is_dir() or any(part.startswith(".") for part in place.parts):
+        return []
+    if path.suffix == ".yml":
+        return [
+            Problem(str(path), "", "Hydra reads *.yaml only", f"mv {path.name} {path.stem}.yaml")
+        ]
+    if path.suffix != ".yaml" or place.parts[0] == "hydra":
+        return []
+    groups = [p.name for p in shipped.iterdir() if p.is_dir()]
+    if len(place.parts) == 1:
+        why = "has no effect: options lie in a folder named by their group"
+        return [Problem(str(path), "", why, f"mv {place} experiment/{place}")]
+    if place.parts[0] not in groups:
+        near = closest(place.parts[0], groups) or "experiment"
+        why = f"{place.parts[0]} is not a group: {', '.join(sorted(groups))}"
+        return [Problem(str(path), "", why, f"mv {place.parts[0]} {near}")]
+    if (shipped / place).exists():
+        why = "has no effect: eke has an option of this name, and that one is taken"
+        return [Problem(str(path), "", why, f"mv {place} {place.with_stem(f'my_{place.stem}')}")]
+    return []
+
+
+def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
+    """A mistake inside a file: its name, its line, what is wrong, what to write instead."""
+    marked = _find_marked(error)
+    if marked and marked.problem_mark:
+        mark = marked.problem_mark
+        why = f"not YAML: {marked.problem}"
+        return Problem(f"{mark.name}:{mark.line + 1}", "", why, "mend this line")
+    text = str(error)
+    key = _full_key(error)
+    match = re.search(r"In '([^']+)'", text)
+    file = _find_file(match[1] if match else "", folders)
+    name = key.rpartition(".")[2]
+    where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
+    return Problem(where, key, *_explain_key(key, error, catalogue))
+
+
+def _find_marked(error: BaseException | None) -> yaml.MarkedYAMLError | None:
+    while error is not None:
+        if isinstance(error, yaml.MarkedYAMLError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _full_key(error: BaseException) -> str:
+    match = re.search(r"full_key: (\S+)", f"{error}\n{error.__cause__}")
+    if match:
+        return match[1]
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    return str(getattr(cause, "full_key", "") or "")
+
+
+def _find_file(name: str, folders: tuple[Path, ...]) -> Path | None:
+    candidates = [folder / f"{name}.yaml" for folder in reversed(folders)] if name else []
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _line_of(name: str, file: Path) -> int:
+    """The line that sets `name`, 1 when it is not found."""
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
+        if name and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*:", line):
+            return number
+    return 1
+
+
+def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, str]:
+    """Why, and what to write into the file."""
+    said = first_line(error)
+    field = catalogue.keys.get(key)
+    if field is None:
+        near = nearest_key(key, catalogue) if key else None
+        return said, f"write {near}" if near else "mend this file"
+    match = re.search(r"'([^']*)'", said)
+    value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
+    if value is None or admits(field, value):
+        return said, f"write another {key}"
+    meant = probably_meant(field, value)
+    quoted = f'"{meant}"' if meant in ("on", "off") else meant
+    return f"{field.words()} is wanted; {said}", f"write {key.rpartition('.')[2]}: {quoted}"

@@ -1,0 +1,81 @@
+"""Did you mean ...: the real key or group nearest to an unknown one."""
+
+from eke.compose.catalogue import FIXED_FIELDS, Catalogue
+from eke.compose.values import default_text
+from eke.compose.wording import closest
+
+# The key a bare number or text was meant for when it was given to a whole group.
+_NUMBER_KEY = {
+    "batch": "per_device",
+    "data": "num_samples",
+    "dataloader": "workers",
+    "distributed": "num_processes",
+    "optimizer": "lr",
+    "schedule": "warmup_steps",
+    "train": "steps",
+}
+_TEXT_KEY = {"paths": "runs"}
+
+
+def number_key(section: str) -> str | None:
+    """`batch=4` means `batch.per_device=4`: the key path for a number given to a whole section."""
+    return f"{section}.{_NUMBER_KEY[section]}" if section in _NUMBER_KEY else None
+
+
+def text_key(section: str) -> str | None:
+    """`paths=/data` means `paths.runs=/data`."""
+    return f"{section}.{_TEXT_KEY[section]}" if section in _TEXT_KEY else None
+
+
+def nearest_key(key: str, catalogue: Catalogue) -> str | None:
+    """The key path, section or group that was probably meant by an unknown `key`."""
+    key = key.strip("./").replace("/", ".")
+    section, _, name = key.rpartition(".")
+    if section:
+        return _nearest_nested(section, name, catalogue)
+    same_name = _by_name(name, catalogue)
+    if same_name:
+        return same_name
+    roots = [path for path in catalogue.keys if "." not in path]
+    near = closest(name, [*catalogue.options, *catalogue.sections, *roots])
+    if near:
+        return near
+    names = {path.rpartition(".")[2]: path for path in reversed(_typable(catalogue))}
+    near = closest(name, names)
+    return names[near] if near else None
+
+
+def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None:
+    """`optimizer.momentm`, `optimizr.lr`, `trainer.steps`: mend the part that is wrong."""
+    if section in catalogue.sections:
+        near = closest(name, catalogue.names(section))
+        return f"{section}.{near}" if near else _by_name(name, catalogue)
+    near_section = closest(section, catalogue.sections)
+    if near_section:
+        near = closest(name, catalogue.names(near_section))
+        if near:
+            return f"{near_section}.{near}"
+    return _by_name(name, catalogue) or closest(f"{section}.{name}", _typable(catalogue))
+
+
+def _by_name(name: str, catalogue: Catalogue) -> str | None:
+    """The key path whose last part is `name`, the first one in the order of the schema."""
+    return next((k for k in _typable(catalogue) if k.rpartition(".")[2] == name), None)
+
+
+def _typable(catalogue: Catalogue) -> list[str]:
+    return [k for k in catalogue.keys if k.rpartition(".")[2] not in FIXED_FIELDS]
+
+
+def completed(name: str, catalogue: Catalogue) -> str | None:
+    """A whole override for a name typed without a value: its default, true for a switch."""
+    if name in catalogue.options:
+        return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
+    if name in catalogue.keys:
+        field = catalogue.keys[name]
+        return f"{name}={'true' if field.kind is bool else default_text(field)}"
+    if name in catalogue.sections:
+        return completed(f"{name}.{catalogue.names(name)[0]}", catalogue)
+    return next(
+        (f"{g}={name}" for g, options in catalogue.options.items() if name in options), None
+    )

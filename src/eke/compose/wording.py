@@ -1,0 +1,56 @@
+"""Small pieces of error messages: nearest names, shell quoting, Hydra's own words made short."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable
+
+MULTIRUN = "python train.py -m"
+"""How a sweep is started."""
+
+
+def normal(name: str) -> str:
+    """A name without what people vary: case, and dashes for underscores."""
+    return name.strip().lower().replace("-", "_")
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant: equal but for case and dashes, else near in spelling."""
+    known = list(names)
+    for candidate in known:
+        if normal(candidate) == normal(name):
+            return candidate
+    by_spelling = {normal(candidate): candidate for candidate in known}
+    # 0.6 is difflib's own default: about two of three letters in common.
+    near = difflib.get_close_matches(normal(name), by_spelling, n=1, cutoff=0.6)
+    return by_spelling[near[0]] if near else None
+
+
+def as_typed(*overrides: str) -> str:
+    """Overrides as they have to be typed in a shell."""
+    return shlex.join(overrides)
+
+
+def quoted(value: str) -> str:
+    """A value that Hydra's grammar takes as one text, whatever it holds."""
+    escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', value)
+    # A backslash before the closing quote would escape it.
+    tail = len(escaped) - len(escaped.rstrip("\\"))
+    return f'"{escaped}{chr(92) * tail}"'
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's exception says, without its location prefix and its stack of details."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and re.search(r"raised while composing config:$", lines[0]):
+        lines = lines[1:]
+    if error.__cause__ and (not lines or lines[0].startswith("Error merging")):
+        return first_line(error.__cause__)
+    text = lines[0] if lines else type(error).__name__
+    return re.sub(r"^In '[^']*': ", "", text)
+
+
+def shown(text: str) -> str:
+    """User's text inside a sentence: visible when blank, short when long, on one line."""
+    printable = text if text.isprintable() else repr(text)[1:-1]
+    return printable if len(printable) <= 60 else printable[:57] + "..."

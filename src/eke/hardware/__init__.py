@@ -1,0 +1,19 @@
+"""Devices: what this machine has, and what the datasheets say; importable without torch."""
+
+from eke.hardware.detect import choose, detect
+from eke.hardware.device import Device
+from eke.hardware.environment import environment
+from eke.hardware.fingerprint import machine_fingerprint
+from eke.hardware.processes import foreign_processes
+from eke.hardware.table import DEVICES, option_of
+
+__all__ = [
+    "DEVICES",
+    "Device",
+    "choose",
+    "detect",
+    "environment",
+    "foreign_processes",
+    "machine_fingerprint",
+    "option_of",
+]

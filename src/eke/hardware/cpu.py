@@ -1,0 +1,86 @@
+"""The CPU as a training device: its name, and the memory this process may really use."""
+
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+from eke.hardware.device import Device
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def cpu_device(note: str = "") -> Device:
+    """This machine's CPU: one device, whatever its cores.
+
+    Args:
+        note: why the CPU and not a GPU.
+    """
+    return Device(kind="cpu", name=cpu_name(), memory_bytes=memory_limit(), note=note)
+
+
+def cpu_name(proc: Path = _PROC) -> str:
+    """Model name from /proc/cpuinfo; where there is none (ARM, macOS) the architecture."""
+    try:
+        with open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name" and value.strip():
+                    return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.machine() or "cpu"
+
+
+def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """Bytes this process may use: the machine's memory or the tightest cgroup limit above it.
+
+    A container or a SLURM job is killed at its cgroup's limit, long before the machine is full.
+    """
+    limits = [limit for limit in (_physical(), _cgroup_limit(proc, cgroups)) if limit]
+    return min(limits) if limits else None
+
+
+def _physical() -> int | None:
+    """Bytes of memory in the machine; None where POSIX's names for it are unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _cgroup_limit(proc: Path, cgroups: Path) -> int | None:
+    """The tightest limit of this process's cgroup and its ancestors, version 2 and 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    limits = []
+    for line in lines:
+        # hierarchy:controllers:path; version 2 has an empty list of controllers
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            limits += _limits(cgroups, path, "memory.max")
+            # both versions mounted at once: systemd's hybrid layout
+            limits += _limits(cgroups / "unified", path, "memory.max")
+        elif "memory" in controllers.split(","):
+            limits += _limits(cgroups / "memory", path, "memory.limit_in_bytes")
+    return min(limits, default=None)
+
+
+def _limits(root: Path, path: str, file: str) -> list[int]:
+    """Limits in `file` from the cgroup at `path` up to `root`.
+
+    Inside a container `path` may be the host's and not exist here; the root is then the
+    container's. Version 1 writes about 2**63 for "no limit", which the machine's own memory undercuts.
+    """
+    folder = root / path.strip().lstrip("/")
+    limits = []
+    for place in (folder, *folder.parents):
+        with suppress(OSError, ValueError):  # not here, or "max"
+            limits.append(int((place / file).read_text()))
+        if place == root:
+            break
+    return limits

@@ -1,0 +1,31 @@
+"""What eke knows about a device: facts with a source, and nothing where there is none."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device a run can be planned for, and how many of it there are."""
+
+    kind: str
+    """`cuda` or `cpu`: torch's device type."""
+    name: str
+    """As the vendor's driver, or the operating system, calls it."""
+    count: int = 1
+    """Devices of this kind that may be used."""
+    memory_bytes: int | None = None
+    """Memory of one device; for a CPU what this process may use (cgroup limit included)."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability; None for a CPU."""
+    peak_flops: tuple[tuple[str, float], ...] = ()
+    """Dense datasheet peak in FLOP/s by format: `float32`, `tf32`, `float16`, `bfloat16`."""
+    source: str = ""
+    """Where the peaks come from; empty when there are none."""
+    present: bool = True
+    """False for a declared device that this machine does not have."""
+    note: str = ""
+    """How it was found and what to know about it, in one sentence for the plan."""
+
+    def peak(self, dtype: str) -> float | None:
+        """Dense peak in FLOP/s for one format, None when unknown."""
+        return dict(self.peak_flops).get(dtype)

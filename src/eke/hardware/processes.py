@@ -1,0 +1,105 @@
+"""Who else uses the GPUs: a run that shares its device cannot claim a speed."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from eke.hardware import nvml
+from eke.hardware.device import Device
+from eke.units import format_bytes
+
+_PROC = Path("/proc")
+
+
+def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
+    """Processes with a CUDA context on the visible GPUs that are no part of this run.
+
+    This process, its ancestors and descendants, and under torchrun its fellow ranks are the
+    run's own.
+
+    Args:
+        device: what the run uses.
+        proc: the process file system.
+
+    Returns:
+        One line each, `pid 4242 (python, 10.20 GiB)`; None when it cannot be measured: on a CPU,
+        without a driver, or when the driver's process ids are a container's outside (so that this
+        process's own context cannot be told from others; before it has one, all are foreign).
+    """
+    if device.kind != "cuda":
+        return None
+    used = _processes_by_pid()
+    if used is None:
+        return None
+    own = _own_processes(proc, set(used))
+    foreign = {pid: memory for pid, memory in used.items() if pid not in own}
+    unseen = [pid for pid in foreign if not (proc / str(pid)).exists()]
+    if unseen and os.getpid() not in used and _has_cuda_context():
+        return None
+    return [_describe(pid, memory, proc) for pid, memory in sorted(foreign.items())]
+
+
+def _processes_by_pid() -> dict[int, int | None] | None:
+    """GPU memory in bytes by process id over all visible GPUs; None without an answer."""
+    with nvml.session() as (library, _):
+        if library is None:
+            return None
+        used: dict[int, int | None] = {}
+        try:
+            for handle in nvml.visible_handles(library, os.environ.get("CUDA_VISIBLE_DEVICES")):
+                for process in library.nvmlDeviceGetComputeRunningProcesses(handle):
+                    memory: Any = process.usedGpuMemory  # None where the driver does not say
+                    before = used.get(process.pid)
+                    used[process.pid] = before if memory is None else (before or 0) + memory
+        except library.NVMLError:
+            return None
+        return used
+
+
+def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
+    """Those of `candidates` that belong to this run."""
+    me = os.getpid()
+    ancestors = set(_ancestors(me, proc))
+    # torchrun starts every rank in a session of its own, as its child: only the parent is shared
+    launcher = None
+    if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1:
+        launcher = os.getppid()
+    return {
+        pid
+        for pid in candidates
+        if pid == me or pid in ancestors or not {me, launcher}.isdisjoint(_ancestors(pid, proc))
+    }
+
+
+def _ancestors(pid: int, proc: Path) -> list[int]:
+    """Parent, grandparent and so on up to, not including, process 1."""
+    chain: list[int] = []
+    while (pid := _parent(pid, proc)) > 1 and pid not in chain:
+        chain.append(pid)
+    return chain
+
+
+def _parent(pid: int, proc: Path) -> int:
+    """Parent's process id; 0 when the process is gone or not in this namespace."""
+    try:
+        stat = (proc / str(pid) / "stat").read_text(errors="replace")
+        # pid (command) state ppid ...; the command may hold blanks and parentheses
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _has_cuda_context() -> bool:
+    """Whether torch, if this process has imported it at all, has touched a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _describe(pid: int, memory: int | None, proc: Path) -> str:
+    """One process in words."""
+    try:
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        name = "outside this container"
+    return f"pid {pid} ({name}{f', {format_bytes(memory)}' if memory else ''})"

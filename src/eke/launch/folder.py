@@ -1,0 +1,90 @@
+"""Which folder a run gets: answer from a finished record, continue, or start beside."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from eke.errors import BusyError, ConfigError, EkeError, Problem
+from eke.identity import changed_fingerprint
+from eke.paths import RunPaths
+from eke.plan import Plan
+from eke.record import Outcome, Record, UnreadableRecord, read_record
+
+MAX_BESIDE = 1000
+"""Folders of one identity; more is a mistake in a script."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is, and what is known about it."""
+
+    paths: RunPaths
+    record: Record | None
+    """A final record that answers the request; None when there is work to do."""
+    note: str
+    """Why this folder, for the user; empty for a new run."""
+
+
+def find_place(runs: Path, plan: Plan, rerun: bool) -> Place:
+    """The folder for a plan. A final record is never written over.
+
+    Unfinished runs are continued. A final record answers the request when machine and software are
+    the same; otherwise, or with `rerun`, the run goes beside it: `<run_id>`, `<run_id>-2`, ...
+
+    Raises:
+        EkeError: there is a record that cannot be read.
+    """
+    passed = ""
+    for number in range(1, MAX_BESIDE):
+        paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
+        if not paths.folder.exists():
+            return Place(paths, None, passed)
+        record = _readable(paths)
+        if record is None or not Outcome[record.outcome].is_final:
+            note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
+            return Place(paths, None, note)
+        changes = changed_fingerprint(record.machine, plan.machine)
+        if not changes and not rerun:
+            return Place(paths, record, f"answered from {paths.record}; rerun=true runs it again")
+        why = "rerun=true" if rerun else "; ".join(changes)
+        passed = f"beside {paths.folder.name}: {why}"
+    raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
+
+
+def _readable(paths: RunPaths) -> Record | None:
+    try:
+        return read_record(paths)
+    except UnreadableRecord as error:
+        raise EkeError(
+            f"{error}\nNothing was changed. Move the folder away, or delete the file to run it again."
+        ) from error
+
+
+@contextmanager
+def claim(paths: RunPaths) -> Iterator[None]:
+    """Hold the run folder, made if need be, against other processes.
+
+    Raises:
+        BusyError: somebody works on this run.
+        ConfigError: the folder cannot be made.
+    """
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        problem = Problem("paths.runs", str(paths.folder.parent), str(error), "paths.runs=FOLDER")
+        raise ConfigError(problem) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+            raise BusyError(f"run {paths.folder.name} is being worked on by {owner}") from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,61 @@
+"""How a run ended, once its process is gone: the written outcome, or why there is none."""
+
+import signal
+
+from eke.hardware import environment
+from eke.paths import RunPaths
+from eke.plan import Plan, outline_record
+from eke.record import (
+    Failure,
+    Outcome,
+    Record,
+    metrics,
+    read_attempts,
+    read_record,
+    write_record,
+)
+
+LOG_LINES = 20
+"""Lines of train.log that go into the record of a run that died without a word."""
+
+
+def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) -> Record:
+    """The record of the attempt that just ended; written here when the worker could not.
+
+    No exit code overrides a written outcome.
+
+    Args:
+        paths: the run folder.
+        plan: what was to be done.
+        exit_code: subprocess's: negative for a signal.
+        attempts_before: attempts on disk before this one.
+    """
+    attempts = read_attempts(paths)
+    attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
+    record = read_record(paths)
+    if record is not None and record.attempt == attempt:
+        return record
+    rows, _ = metrics.read_rows(paths.metrics)
+    failure = Failure("worker", describe_exit(exit_code), log_tail(paths))
+    record = outline_record(plan, rows, attempt, Outcome.crashed, failure)
+    record.environment = environment()
+    write_record(paths, record)
+    return record
+
+
+def describe_exit(code: int) -> str:
+    """What an exit without a record means."""
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"the worker ended with exit code {code} and left no record"
+
+
+def log_tail(paths: RunPaths) -> str:
+    """The last lines of the worker's log."""
+    try:
+        lines = paths.log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LOG_LINES:])

@@ -1,0 +1,94 @@
+"""One worker in a process group of its own, watched to its end; standard library only.
+
+The worker prints into train.log and nowhere else, so that the log is complete even when it dies in
+native code, and so that a single run, a pool and SLURM can all use the same worker.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import eke
+from eke.launch.follow import View
+from eke.paths import RunPaths
+
+SUPERVISOR = "EKE_SUPERVISOR"
+POLL_S = 0.1
+"""Seconds between two looks at the worker."""
+
+
+def worker_command(paths: RunPaths) -> list[str]:
+    """The command that trains, here and everywhere."""
+    return [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
+
+
+def worker_environment() -> dict[str, str]:
+    """This process's environment, with eke importable and the supervisor named."""
+    source = str(Path(eke.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    path = source if not inherited else os.pathsep.join([source, inherited])
+    return {**os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+
+
+def supervise(paths: RunPaths, view: View) -> int:
+    """Start the worker and watch it to its end; returns subprocess's code (negative: a signal).
+
+    The first Ctrl-C or SIGTERM asks it to save and stop, the second kills its process group.
+    """
+    with open(paths.log, "ab") as log:
+        worker = subprocess.Popen(
+            worker_command(paths),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=worker_environment(),
+            start_new_session=True,
+        )
+    try:
+        with forward_signals(worker):
+            while worker.poll() is None:
+                view.update()
+                time.sleep(POLL_S)
+    finally:
+        # Whatever the worker started (loader processes, a tracker's service) ends with it.
+        kill_group(worker.pid)
+        worker.wait()
+    view.update(last=True)
+    return worker.returncode
+
+
+@contextmanager
+def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Hand SIGINT and SIGTERM on to the worker: politely once, then with SIGKILL."""
+    asked: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if asked:
+            kill_group(worker.pid)
+            return
+        asked.append(number)
+        sys.stderr.write("\nstopping after this step; once more kills\n")
+        worker.send_signal(number)
+
+    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, forward)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to all processes of a group that are still there."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

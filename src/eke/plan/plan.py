@@ -1,0 +1,98 @@
+"""The plan: every derived decision of one run with its reason; frozen, printable, sent to the worker."""
+
+from dataclasses import dataclass
+
+from eke.hardware import Device
+from eke.schema import Config
+from eke.sizes import ModelSize
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One thing the user left open, what was chosen, and why."""
+
+    key: str
+    """Key path it answers: `batch.accumulation`."""
+    value: str
+    """What was chosen, as the user would type it."""
+    reason: str
+    """Why, in one clause with its numbers."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one optimizer step is cut into forward passes."""
+
+    per_device: int
+    """Samples per device and forward pass."""
+    accumulation: int
+    """Forward passes per device and optimizer step."""
+    world_size: int
+    """Processes."""
+    eval_per_device: int
+    """Samples per device and forward pass in evaluation."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples per optimizer step over all devices."""
+        return self.per_device * self.accumulation * self.world_size
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How long training lasts."""
+
+    total: int
+    """Optimizer steps."""
+    per_epoch: int
+    """Optimizer steps per pass over the training samples; the last one may hold fewer samples."""
+    warmup: int
+    """Steps of linear learning-rate warm-up."""
+    num_train_samples: int
+    """Training samples in one epoch."""
+    num_eval_samples: int
+    """Samples of one evaluation."""
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """Formats and implementations."""
+
+    autocast: str | None
+    """torch dtype name of autocast (`bfloat16`, `float16`); None computes in float32."""
+    loss_scaling: bool
+    """Scale the loss so that float16 gradients do not underflow."""
+    tf32: bool
+    """TF32 for float32 matrix multiplications."""
+    optimizer_implementation: str
+    """`forloop`, `foreach` or `fused`; empty for an optimizer that has only one."""
+    pin_memory: bool
+    """Page-locked host memory for batches."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, decided. The worker reads nothing else."""
+
+    run_id: str
+    """16 hex digits: the identity of the resolved configuration."""
+    name: str
+    """What was typed, in short: the name shown in W&B and reports."""
+    config: Config
+    """The configuration; what it leaves open is answered by the fields below."""
+    choices: dict[str, str]
+    """Option chosen in each group, recipe and experiment included."""
+    overrides: tuple[str, ...]
+    """What was typed."""
+    device: Device
+    batch: BatchPlan
+    steps: StepPlan
+    compute: ComputePlan
+    size: ModelSize
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+    """Settings without effect and the like, shown once."""
+    machine: dict[str, str]
+    """Fingerprint of device and software, for reuse of the record."""
+    data_fingerprint: str
+    """Hash of the data's content."""

@@ -1,0 +1,94 @@
+"""metrics.jsonl: appended, never rewritten; the truth about the training curve.
+
+One row per optimizer step (`train/...`) and per evaluation (`eval/...`). Every row holds
+`train/global_step` (steps done) and `attempt`. After a resume the steps since the checkpoint are
+done again: readers keep the highest attempt of each step.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eke.files import append_line, plain
+
+Row = dict[str, Any]
+
+STEP = "train/global_step"
+ATTEMPT = "attempt"
+LOSS = "train/loss"
+EVAL_LOSS = "eval/loss"
+BITS_PER_BYTE = "eval/bits_per_byte"
+STEP_TIME = "train/step_time_s"
+WARMUP = "train/warmup"
+"""Present and 1 on steps that are left out of every timing."""
+SAMPLES = "train/samples"
+TOKENS = "train/tokens"
+"""Of this step, padding not counted."""
+PHASES = ("data", "forward", "backward", "optimizer")
+
+
+def phase_key(phase: str) -> str:
+    """Row key of the seconds a step spent in one phase."""
+    return f"train/{phase}_time_s"
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows with one unbuffered write.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    lines = [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]
+    if lines:
+        append_line(path, "\n".join(lines))
+
+
+def seal(path: Path) -> None:
+    """End a torn last line, so that the next row starts on a line of its own."""
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        append_line(path, "")
+
+
+def read_rows(path: Path) -> tuple[list[Row], int]:
+    """All rows in file order, and how many lines could not be read (a torn last line after a kill).
+
+    Text that stands for a non-finite number (`"nan"`, `"inf"`) is turned back into it.
+    """
+    rows: list[Row] = []
+    unreadable = 0
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return [], 0
+    for line in lines:
+        row = parse_row(line)
+        if row is None:
+            unreadable += bool(line.strip())
+        else:
+            rows.append(row)
+    return rows, unreadable
+
+
+def parse_row(line: str) -> Row | None:
+    """One line as a row; None when it is torn."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return {key: _number(value) for key, value in row.items()} if isinstance(row, dict) else None
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def latest(rows: Iterable[Row], key: str) -> list[Row]:
+    """Rows that have `key`, one per step: the highest attempt's, in step order."""
+    best: dict[int, Row] = {}
+    for row in rows:
+        if key in row and STEP in row:
+            step = int(row[STEP])
+            if step not in best or row.get(ATTEMPT, 0) >= best[step].get(ATTEMPT, 0):
+                best[step] = row
+    return [best[step] for step in sorted(best)]

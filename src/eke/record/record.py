@@ -1,0 +1,138 @@
+"""The record: what one run left, typed and versioned. A measurement that was not made is None."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+RECORD_VERSION = 1
+"""Raise it when a field changes its meaning or disappears; a reader of an older version refuses."""
+
+
+@dataclass
+class Spread:
+    """A sample of one quantity."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass
+class Timing:
+    """Seconds. Steps of the warm-up and steps that compiled are in `warmup_steps_s`, never in `steady`."""
+
+    startup_s: float | None = None
+    """From the start of the worker to the first training step: imports, model, data."""
+    compile_s: float | None = None
+    """Share of the first steps spent in torch.compile's own phases."""
+    train_s: float | None = None
+    """All training steps of the last attempt, evaluation and checkpoints left out."""
+    eval_s: float | None = None
+    checkpoint_s: float | None = None
+    steady_step_s: Spread | None = None
+    """One optimizer step after warm-up."""
+    warmup_steps_s: list[float] = field(default_factory=list)
+    phases: dict[str, Spread] = field(default_factory=dict)
+    """Seconds per step spent in `data`, `forward`, `backward` and `optimizer`."""
+
+
+@dataclass
+class Throughput:
+    """Rates over the steady steps."""
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    """Tokens that are not padding."""
+    model_flops_per_s: float | None = None
+    mfu_frac: float | None = None
+    """Share of the device's datasheet peak for the compute format; None when that is unknown."""
+    flops_formula: str = ""
+
+
+@dataclass
+class MeasuredMemory:
+    """Bytes. On a CPU, `peak_allocated_bytes` is the tensor allocator's in one profiled step."""
+
+    basis: str = ""
+    """What was measured, in words."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    """Resident memory of the process at its highest."""
+    stages: dict[str, int] = field(default_factory=dict)
+    """Memory after each of the guides' stages: `empty`, `kernels_loaded`, `weights`, `training`."""
+
+
+@dataclass
+class PredictedMemory:
+    """Bytes, from the forecast; absent until there is one."""
+
+    low: int
+    expected: int
+    high: int
+    components: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class MemoryRecord:
+    """Predicted against measured."""
+
+    predicted: PredictedMemory | None = None
+    measured: MeasuredMemory | None = None
+
+
+@dataclass
+class Loss:
+    """Nats per target (token or label)."""
+
+    train_first: float | None = None
+    train_final: float | None = None
+    eval_start: float | None = None
+    eval_final: float | None = None
+    bits_per_byte_start: float | None = None
+    """Evaluation loss in bits per byte of text; only where tokens are bytes."""
+    bits_per_byte_final: float | None = None
+
+
+@dataclass
+class Failure:
+    """Why a run did not end well."""
+
+    phase: str
+    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`."""
+    message: str
+    traceback: str = ""
+
+
+@dataclass
+class Record:
+    """Self-contained: the report reads nothing else."""
+
+    run_id: str
+    name: str
+    outcome: str
+    """A member name of Outcome."""
+    exit_code: int
+    attempt: int
+    """Number of the attempt that wrote this, from 0."""
+    steps_done: int
+    config: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+    plan: dict[str, Any]
+    """The derived part of the plan: device, batch, steps, compute, size, decisions, warnings."""
+    machine: dict[str, str]
+    environment: dict[str, Any]
+    """Time, host, versions, git commit."""
+    command: list[str]
+    timing: Timing = field(default_factory=Timing)
+    throughput: Throughput = field(default_factory=Throughput)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    loss: Loss = field(default_factory=Loss)
+    effective: dict[str, Any] = field(default_factory=dict)
+    """Read from the running objects, never copied from the request."""
+    warnings: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    shared_device: bool | None = None
+    """Another process used the device: no speed claim can be made. None when it was not looked at."""
+    schema_version: int = RECORD_VERSION

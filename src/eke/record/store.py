@@ -1,0 +1,73 @@
+"""Records and attempts on disk."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import cattrs
+
+from eke.errors import EkeError
+from eke.files import append_line, read_json, write_json
+from eke.paths import RunPaths
+from eke.record.record import RECORD_VERSION, Record
+
+
+class UnreadableRecord(EkeError):
+    """A record is there, but cannot be read: reported, never dropped."""
+
+
+def write_record(paths: RunPaths, record: Record) -> None:
+    """Write `record.json` atomically."""
+    write_json(paths.record, cattrs.Converter().unstructure(record))
+
+
+def read_record(paths: RunPaths) -> Record | None:
+    """The record of a run; None when there is none yet.
+
+    Raises:
+        UnreadableRecord: it is torn, of another version, or not a record.
+    """
+    try:
+        content = read_json(paths.record)
+        version = content.get("schema_version")
+        if version != RECORD_VERSION:
+            raise UnreadableRecord(
+                f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
+            )
+        return cattrs.Converter(forbid_extra_keys=True).structure(content, Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
+        raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+
+
+def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
+    """Note that a worker starts on this run; returns the attempt's number, from 0."""
+    attempt = len(read_attempts(paths))
+    entry = {
+        "attempt": attempt,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": time.time(),
+        "machine": machine,
+    }
+    append_line(paths.attempts, json.dumps(entry))
+    return attempt
+
+
+def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
+    """All attempts so far, oldest first; a torn line is skipped."""
+    try:
+        lines = paths.attempts.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return entries

@@ -1,0 +1,144 @@
+"""The closing summary of one run: what the guides print, and what it takes to trust it.
+
+A line whose number was not measured is left out.
+"""
+
+from eke.record import Outcome, Record, Spread
+from eke.units import format_bytes, format_count, format_seconds
+
+Line = tuple[str, str, str]
+"""What, how much, and what that means."""
+
+
+def render_summary(record: Record, folder: str) -> str:
+    """The record as text, at most a screen."""
+    lines = [
+        *_outcome_lines(record),
+        *_speed_lines(record),
+        *_memory_lines(record),
+        *_loss_lines(record),
+        *_effective_lines(record),
+        ("record", folder, ""),
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    text = [
+        f"  {what:<{widths[0]}}  {value:<{min(widths[1], 34)}}  {note}".rstrip()
+        for what, value, note in lines
+    ]
+    text += [f"  warning: {warning}" for warning in record.warnings]
+    heading = f"{record.outcome}: {record.name}"
+    return "\n".join([heading, *text])
+
+
+def _outcome_lines(record: Record) -> list[Line]:
+    lines = [("steps", f"{record.steps_done} of {record.plan['steps']['total']}", "")]
+    if record.attempt:
+        lines.append(("attempts", str(record.attempt + 1), "earlier ones were interrupted"))
+    if record.failure:
+        lines.append(("why", record.failure.message, ""))
+    if Outcome[record.outcome] in (Outcome.preempted, Outcome.cancelled, Outcome.timeout):
+        lines.append(("next", "the same command continues", ""))
+    return lines
+
+
+def _speed_lines(record: Record) -> list[Line]:
+    timing, rates = record.timing, record.throughput
+    lines: list[Line] = []
+    if timing.train_s is not None:
+        lines.append(("time", format_seconds(timing.train_s), _around_training(record)))
+    if rates.samples_per_s is not None and rates.tokens_per_s is not None:
+        tokens = f"{format_count(rates.tokens_per_s)} tokens/s"
+        lines.append(("samples/second", f"{rates.samples_per_s:.2f}", tokens))
+    if timing.steady_step_s:
+        lines.append(("step", _spread(timing.steady_step_s), _phases(record)))
+        warmup = timing.warmup_steps_s
+        if warmup:
+            slowest = format_seconds(max(warmup))
+            note = f"{len(warmup)} steps, slowest {slowest}: left out of all of the above but time"
+            lines.append(("warm-up", format_seconds(sum(warmup)), note))
+    if rates.model_flops_per_s is not None:
+        mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
+        lines.append(("model FLOP/s", format_count(rates.model_flops_per_s), mfu))
+    return lines
+
+
+def _around_training(record: Record) -> str:
+    timing = record.timing
+    parts = [
+        f"{format_seconds(seconds)} {what}"
+        for what, seconds in (
+            ("start-up", timing.startup_s),
+            ("compiling", timing.compile_s),
+            ("evaluation", timing.eval_s),
+            ("checkpoints", timing.checkpoint_s),
+        )
+        if seconds
+    ]
+    return "training steps; besides " + ", ".join(parts) if parts else "training steps"
+
+
+def _spread(value: Spread) -> str:
+    low, high = format_seconds(value.p10), format_seconds(value.p90)
+    return f"{format_seconds(value.median)}  ({low} to {high}, n={value.n})"
+
+
+def _phases(record: Record) -> str:
+    medians = {name: spread.median for name, spread in record.timing.phases.items()}
+    total = sum(medians.values())
+    if not total:
+        return ""
+    return "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in medians.items())
+
+
+def _memory_lines(record: Record) -> list[Line]:
+    memory = record.memory.measured
+    if memory is None:
+        return []
+    lines: list[Line] = []
+    if memory.peak_allocated_bytes is not None:
+        reserved = memory.peak_reserved_bytes
+        note = f"{format_bytes(reserved)} reserved" if reserved is not None else ""
+        basis = memory.basis.split(";")[0]
+        note = f"{note}; {basis}" if note else basis
+        lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
+    if memory.stages:
+        stages = ", ".join(
+            f"{format_bytes(size)} {stage.replace('_', ' ')}"
+            for stage, size in memory.stages.items()
+        )
+        lines.append(("memory by stage", stages, ""))
+    return lines
+
+
+def _loss_lines(record: Record) -> list[Line]:
+    loss = record.loss
+    lines: list[Line] = []
+    if loss.train_first is not None and loss.train_final is not None:
+        lines.append(("train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""))
+    if loss.eval_start is not None:
+        value = f"{loss.eval_start:.4f}"
+        if loss.eval_final is not None:
+            value += f" -> {loss.eval_final:.4f}"
+        bits = ""
+        if loss.bits_per_byte_start is not None and loss.bits_per_byte_final is not None:
+            start, end = loss.bits_per_byte_start, loss.bits_per_byte_final
+            bits = f"{start:.3f} -> {end:.3f} bits per byte"
+        lines.append(("eval loss", value, bits))
+    return lines
+
+
+def _effective_lines(record: Record) -> list[Line]:
+    seen = record.effective
+    lines: list[Line] = []
+    if "matmul_dtypes" in seen:
+        kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
+        dtypes = " and ".join(seen["matmul_dtypes"])
+        lines.append(("computed in", dtypes, f"attention: {kernels}"))
+    if "optimizer_bytes_per_parameter" in seen:
+        name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
+        per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
+        lines.append(("optimizer", name, per_parameter))
+    if seen.get("layer_calls_per_micro_batch", 1) >= 2:
+        calls = f"{seen['layer_calls_per_micro_batch']:g} forward passes per layer"
+        lines.append(("checkpointing", "activations recomputed", calls))
+    return lines

@@ -1,0 +1,1 @@
+"""The worker: trains one plan, measures, and leaves a record."""

@@ -1,0 +1,57 @@
+"""What an exception that ended a run means."""
+
+import errno
+import traceback
+
+import torch
+
+from eke.record import Failure, Outcome
+from eke.run.stop import Stopped
+
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "unable to mmap",
+)
+"""How allocators other than CUDA's say it (torch's CPU allocator raises a plain RuntimeError)."""
+
+
+class Diverged(Exception):
+    """The loss is not finite."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory, of the device or the host, ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY)
+
+
+def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
+    """Outcome and explanation for an exception that reached the worker.
+
+    Args:
+        error: what was raised.
+        phase: what the run was doing.
+    """
+    if isinstance(error, Stopped):
+        return error.outcome, Failure(phase, str(error))
+    if isinstance(error, Diverged):
+        return Outcome.diverged, Failure(phase, str(error))
+    trace = "".join(traceback.format_exception(error))
+    if is_out_of_memory(error):
+        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        message = f"the disk is full ({error.strerror}: {error.filename}); free some and run again"
+        return Outcome.crashed, Failure(phase, message, trace)
+    return Outcome.crashed, Failure(phase, f"{type(error).__name__}: {_first_line(error)}", trace)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else ""

@@ -1,0 +1,136 @@
+"""Timing of training steps, and the rows they become; nothing waits for the device between writes."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eke.record import metrics
+
+
+class Clock(Protocol):
+    """Marks moments; how far apart they were is asked later."""
+
+    def stamp(self) -> Any:
+        """This moment on the device's time line."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two moments that have passed."""
+        ...
+
+
+class HostClock:
+    """For a CPU: operations are over when they return."""
+
+    def stamp(self) -> float:
+        """This moment."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Seconds between two moments."""
+        return end - start
+
+
+class CudaClock:
+    """For a GPU: events in its stream, so that asking the time does not stop it."""
+
+    def stamp(self) -> torch.cuda.Event:
+        """This moment in the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds between two events; waits for the second."""
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock that tells the device's time."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class StepNote:
+    """What is kept of one step until the next write: tensors stay on the device."""
+
+    step: int
+    stamps: list[tuple[str, Any]]
+    """Phase that starts, and when; the last one is the end."""
+    loss: Tensor
+    grad_norm: Tensor
+    learning_rate: float
+    num_samples: int
+    num_tokens: int
+
+
+@dataclass
+class Meter:
+    """Notes steps and turns them into rows."""
+
+    clock: Clock
+    attempt: int
+    timed_from: int
+    """Steps before this one are warm-up."""
+    phase: str = "build"
+    """What the run is doing now; an out-of-memory error is reported with it."""
+    notes: list[StepNote] = field(default_factory=list)
+    _stamps: list[tuple[str, Any]] = field(default_factory=list)
+
+    def enter(self, phase: str) -> None:
+        """A phase of the step begins; the one before ends."""
+        self.phase = phase
+        self._stamps.append((phase, self.clock.stamp()))
+
+    def end_step(
+        self,
+        step: int,
+        loss: Tensor,
+        grad_norm: Tensor,
+        learning_rate: float,
+        num_samples: int,
+        num_tokens: int,
+    ) -> None:
+        """The step is over (on the host; the device may lag behind)."""
+        self._stamps.append(("end", self.clock.stamp()))
+        note = StepNote(
+            step, self._stamps, loss, grad_norm, learning_rate, num_samples, num_tokens
+        )
+        self.notes.append(note)
+        self._stamps = []
+
+    def flush(self) -> list[metrics.Row]:
+        """Rows of the steps noted since the last call: the one place that waits for the device."""
+        if not self.notes:
+            return []
+        tensors = [t for note in self.notes for t in (note.loss, note.grad_norm)]
+        values = torch.stack([t.detach().float().reshape(()) for t in tensors]).tolist()
+        rows = [
+            self._row(note, values[2 * number], values[2 * number + 1])
+            for number, note in enumerate(self.notes)
+        ]
+        self.notes = []
+        return rows
+
+    def _row(self, note: StepNote, loss: float, grad_norm: float) -> metrics.Row:
+        seconds = dict.fromkeys(metrics.PHASES, 0.0)
+        for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
+            seconds[phase] += self.clock.seconds(start, end)
+        row: metrics.Row = {
+            metrics.STEP: note.step + 1,
+            metrics.ATTEMPT: self.attempt,
+            metrics.LOSS: loss,
+            "train/grad_norm": grad_norm,
+            "train/learning_rate": note.learning_rate,
+            metrics.STEP_TIME: sum(seconds.values()),
+            **{metrics.phase_key(phase): value for phase, value in seconds.items()},
+            metrics.SAMPLES: note.num_samples,
+            metrics.TOKENS: note.num_tokens,
+        }
+        if note.step < self.timed_from:
+            row[metrics.WARMUP] = 1
+        return row

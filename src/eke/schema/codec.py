@@ -1,0 +1,54 @@
+"""Dataclasses to plain JSON values and back; groups with variants find their class by its fields."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import cattrs
+
+from eke.schema.config import VARIANTS, Config
+
+
+def make_converter() -> cattrs.Converter:
+    """A strict converter: unknown keys are errors, enums are written by value."""
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    hints = {f.name: f.type for f in dataclasses.fields(Config)}
+    for group, variants in VARIANTS.items():
+        base = hints[group]
+        classes = [base, *variants.values()]
+        converter.register_structure_hook_func(
+            lambda cls, base=base: cls is base, _variant_hook(converter, group, classes)
+        )
+        converter.register_unstructure_hook(base, dataclasses_to_plain(converter))
+    return converter
+
+
+def dataclasses_to_plain(converter: cattrs.Converter) -> Callable[[Any], dict[str, Any]]:
+    """Unstructure by the value's own class, not by the class the field is annotated with."""
+
+    def unstructure(value: Any) -> dict[str, Any]:
+        return {
+            field.name: converter.unstructure(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+
+    return unstructure
+
+
+def _variant_hook(
+    converter: cattrs.Converter, group: str, classes: list[Any]
+) -> Callable[[Any, Any], Any]:
+    by_fields = {frozenset(f.name for f in dataclasses.fields(cls)): cls for cls in classes}
+
+    def structure(value: Any, _: Any) -> Any:
+        cls = by_fields.get(frozenset(value))
+        if cls is None:
+            raise ValueError(f"no variant of {group} has exactly the keys {sorted(value)}")
+        return cls(
+            **{
+                field.name: converter.structure(value[field.name], field.type)  # type: ignore[arg-type]
+                for field in dataclasses.fields(cls)
+            }
+        )
+
+    return structure

@@ -1,0 +1,83 @@
+"""Model FLOPs of one training step: what the mathematics needs, whatever the implementation does.
+
+6 per matrix-multiplied parameter and token (2 forward, 4 backward) and 12 L S h per token for the
+two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention
+counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1
+(PaLM counts it in full; implementations that compute the masked half do more work than this).
+Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
+arithmetic, and recomputation, which is overhead and no model FLOPs.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import cast
+
+from eke.schema import Config, Seq2SeqLM
+from eke.sizes.structure import Attention, Structure, Tokens
+
+PER_PARAMETER = 6
+"""Forward multiply and add, and twice that backward: arXiv:2204.02311, appendix B."""
+PER_SCORE = 12
+"""Two products of attention, 2 FLOPs each, three times (forward, two gradients): same source."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one training step, per sample."""
+
+    matmul: float
+    """Of weights with activations."""
+    attention: float
+    """Of queries with keys, and of scores with values."""
+    formula: str
+
+    @property
+    def total(self) -> float:
+        """Both parts."""
+        return self.matmul + self.attention
+
+
+def tokens_per_sample(config: Config) -> dict[Tokens, int]:
+    """How many vectors of one sample each kind of weight is multiplied with."""
+    source = config.data.seq_len
+    target = source  # T5 classification feeds the input, shifted right, to its decoder
+    if config.task.option == "seq2seq_lm":
+        target = cast(Seq2SeqLM, config.task).target_len or source
+    return {Tokens.none: 0, Tokens.source: source, Tokens.target: target, Tokens.sample: 1}
+
+
+def training_flops(config: Config, structure: Structure) -> Flops:
+    """Model FLOPs of one forward and backward pass over one sample of `data.seq_len` tokens.
+
+    Source: the two papers named at the top of this file.
+    """
+    tokens = tokens_per_sample(config)
+    matmul = sum(PER_PARAMETER * prod(w.shape) * tokens[w.tokens] for w in structure.weights)
+    attention = sum(attention_flops(a, tokens) for a in structure.attention)
+    return Flops(float(matmul), float(attention), _formula(structure, tokens))
+
+
+def attention_flops(attention: Attention, tokens: dict[Tokens, int]) -> float:
+    """Training FLOPs per sample of one stack's attention."""
+    scores = tokens[attention.queries] * tokens[attention.keys] * (0.5 if attention.causal else 1)
+    return PER_SCORE * attention.num_layers * attention.width * scores
+
+
+def _formula(structure: Structure, tokens: dict[Tokens, int]) -> str:
+    """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
+    sizes = dict.fromkeys((Tokens.source, Tokens.target, Tokens.sample), 0)
+    for weight in structure.weights:
+        if weight.tokens in sizes:
+            sizes[weight.tokens] += prod(weight.shape)
+    units = {Tokens.source: "tokens", Tokens.target: "decoder tokens", Tokens.sample: "per sample"}
+    parts = [
+        f"{PER_PARAMETER} x {size} x {tokens[kind]} {units[kind]}"
+        for kind, size in sizes.items()
+        if size
+    ]
+    parts += [
+        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {tokens[a.queries]} x "
+        f"{tokens[a.keys]}{' / 2 (causal)' if a.causal else ''}"
+        for a in structure.attention
+    ]
+    return " + ".join(parts)

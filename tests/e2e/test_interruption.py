@@ -1,0 +1,153 @@
+"""Nothing is lost: kills, signals, damaged files; the same command continues to the very same curve."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from e2e.conftest import SHORT, record_of, rows_of, run_folders
+
+LONG = (
+    *SHORT,
+    "train.steps=120",
+    "train.checkpoint_every=20",
+    "train.log_every=5",
+    "data.num_samples=50",
+    "model.dropout=0.1",
+    "model=tiny_bert",
+    "task=masked_lm",
+    "schedule=linear",
+    "batch.per_device=8",
+    "dataloader.workers=0",
+)
+"""Dropout, masking and uneven last batches: every random state and the data position matter."""
+
+
+def curve(folder) -> list[tuple[float, float]]:
+    best: dict[int, dict] = {}
+    for row in rows_of(folder):
+        if "train/loss" in row:
+            best[row["train/global_step"]] = row
+    return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The curve of the same configuration, never interrupted."""
+    import subprocess
+    import sys
+
+    from conftest import REPO, environment
+
+    tmp = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run(
+        [sys.executable, str(REPO / "train.py"), *LONG],
+        cwd=tmp, env=environment(tmp), check=True, capture_output=True,
+    )
+    (folder,) = run_folders(tmp)
+    assert len(curve(folder)) == 120
+    return curve(folder)
+
+
+def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
+    live = start(*LONG)
+    live.wait_for_step(50)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 1, out
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert record["outcome"] == "crashed"
+    assert "SIGKILL" in record["failure"]["message"]
+    seen = [r for r in rows_of(folder) if "train/loss" in r]
+    assert record["steps_done"] == len(seen) >= 50, "a logged row was lost"
+    done = train_py(*LONG)
+    assert done.code == 0, done.text
+    assert curve(folder) == undisturbed
+    assert record_of(folder)["attempt"] == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [(signal.SIGINT, "cancelled"), (signal.SIGTERM, "preempted")],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) -> None:
+    live = start(*LONG)
+    live.wait_for_step(30)
+    live.signal(number)
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert record["outcome"] == outcome
+    assert "the same command continues" in out
+    steps = record["steps_done"]
+    assert (folder / "checkpoints" / f"step-{steps:08d}").is_dir(), "stopped without a checkpoint"
+    assert train_py(*LONG).code == 0
+    assert curve(folder) == undisturbed
+
+
+def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_path, undisturbed):
+    live = start(*LONG)
+    live.wait_for_step(30)
+    worker = live.worker_pid()
+    live.signal(signal.SIGKILL)
+    live.finish()
+    (folder,) = run_folders(tmp_path)
+    deadline = __import__("time").monotonic() + 60
+    while os.path.exists(f"/proc/{worker}") and __import__("time").monotonic() < deadline:
+        __import__("time").sleep(0.05)
+    assert record_of(folder)["outcome"] == "preempted", "the orphan left no record"
+    assert train_py(*LONG).code == 0
+    assert curve(folder) == undisturbed
+
+
+def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed) -> None:
+    live = start(*LONG)
+    live.wait_for_step(70)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    live.finish()
+    (folder,) = run_folders(tmp_path)
+    newest, older = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    done = train_py(*LONG)
+    assert done.code == 0, done.text
+    assert f"skipping checkpoint {newest.name}" in done.text
+    assert f"({older.name})" in done.text
+    assert curve(folder) == undisturbed
+
+
+def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undisturbed) -> None:
+    live = start(*LONG)
+    live.wait_for_step(30)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    live.finish()
+    (folder,) = run_folders(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    assert train_py(*LONG).code == 0
+    assert curve(folder) == undisturbed
+
+
+def test_two_at_once_on_one_run(start, train_py) -> None:
+    live = start(*LONG)
+    live.wait_for_step(5)
+    second = train_py(*LONG)
+    assert second.code == 2
+    assert "is being worked on" in second.text
+    live.signal(signal.SIGINT)
+    live.finish()
+
+
+def test_a_torn_record_is_reported_and_kept(train_py, tmp_path) -> None:
+    assert train_py(*SHORT).code == 0
+    (folder,) = run_folders(tmp_path)
+    torn = (folder / "record.json").read_text()[:100]
+    (folder / "record.json").write_text(torn)
+    again = train_py(*SHORT)
+    assert again.code == 1
+    assert "not a readable record" in again.text
+    assert "Traceback" not in again.text
+    assert (folder / "record.json").read_text() == torn

@@ -1,0 +1,108 @@
+"""One command trains, records and tells."""
+
+import pytest
+
+from e2e.conftest import SHORT, record_of, rows_of, run_folders
+
+
+def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
+    done = train_py(*SHORT, "seed=3")
+    assert done.code == 0, done.text
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert record["outcome"] == "ok"
+    assert record["exit_code"] == 0
+    assert record["steps_done"] == 20
+    assert record["run_id"] == folder.name
+    rows = [r for r in rows_of(folder) if "train/loss" in r]
+    assert [r["train/global_step"] for r in rows] == list(range(1, 21))
+    warm = [r for r in rows if "train/warmup" in r]
+    assert len(warm) == 2, "experiment=smoke leaves out two steps"
+    assert record["timing"]["steady_step_s"]["n"] == 18
+    assert len(record["timing"]["warmup_steps_s"]) == 2
+    assert record["throughput"]["samples_per_s"] == pytest.approx(
+        4 * 18 / sum(r["train/step_time_s"] for r in rows[2:])
+    )
+    assert record["loss"]["train_final"] == rows[-1]["train/loss"]
+    assert record["throughput"]["mfu_frac"] is None, "a CPU has no datasheet peak here"
+    assert record["memory"]["predicted"] is None, "there is no forecast yet"
+    parameters = record["plan"]["size"]["num_parameters"]
+    assert record["memory"]["measured"]["peak_allocated_bytes"] > 4 * 4 * parameters
+    stages = record["memory"]["measured"]["stages"]
+    assert list(stages) == ["empty", "kernels_loaded", "weights", "training"]
+    assert record["effective"]["matmul_dtypes"] == ["float32"]
+    assert record["effective"]["optimizer_bytes_per_parameter"] == pytest.approx(8)
+    for said in ("samples/second", "peak memory", "train loss", "eval loss", "step"):
+        assert said in done.out
+
+
+def test_the_same_command_is_answered_from_the_record(train_py, tmp_path) -> None:
+    first = train_py(*SHORT)
+    again = train_py(*SHORT)
+    assert (first.code, again.code) == (0, 0)
+    (folder,) = run_folders(tmp_path)
+    assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1
+    assert "rerun=true" in again.out
+    beside = train_py(*SHORT, "rerun=true")
+    assert beside.code == 0, beside.text
+    assert {f.name for f in run_folders(tmp_path)} == {folder.name, f"{folder.name}-2"}
+
+
+def test_presentation_is_no_part_of_the_identity(train_py, tmp_path) -> None:
+    train_py(*SHORT)
+    other = train_py(*SHORT, "train.log_every=1", "tracker=wandb")
+    assert "rerun=true" in other.out
+    assert len(run_folders(tmp_path)) == 1
+
+
+def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
+    """Accelerate and HF Trainer run fp16 on a CPU as float32 without a word."""
+    for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
+        assert train_py(*SHORT, f"precision={precision}").code == 0
+        record = record_of(run_folders(tmp_path)[-1])
+        assert dtype in record["effective"]["matmul_dtypes"]
+        assert record["effective"]["weight_dtypes"] == ["float32"]
+    assert "loss_scale" not in record["effective"]
+
+
+def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
+    done = train_py(
+        *SHORT, "optimizer=sgd", "optimizer.lr=1e30", "train.max_grad_norm=null", "train.log_every=1"
+    )
+    assert done.code == 1, done.text
+    record = record_of(run_folders(tmp_path)[0])
+    assert record["outcome"] == "diverged"
+    assert "Traceback" not in done.text
+    again = train_py(
+        *SHORT, "optimizer=sgd", "optimizer.lr=1e30", "train.max_grad_norm=null", "train.log_every=1"
+    )
+    assert again.code == 1
+    assert "rerun=true" in again.out, "diverged is final"
+
+
+def test_checkpointing_repeats_the_forward_pass_and_saves_memory(train_py, tmp_path) -> None:
+    kept = (*SHORT, "model.num_hidden_layers=6", "batch.per_device=16")
+    train_py(*kept)
+    train_py(*kept, "memory=checkpointing")
+    plain, recomputed = (record_of(f) for f in run_folders(tmp_path))
+    assert plain["effective"]["layer_calls_per_micro_batch"] == 1
+    assert recomputed["effective"]["layer_calls_per_micro_batch"] == 2
+    peak = [r["memory"]["measured"]["peak_allocated_bytes"] for r in (plain, recomputed)]
+    assert peak[1] < 0.7 * peak[0]
+
+
+def test_plan_only_runs_nothing(train_py, tmp_path) -> None:
+    done = train_py("plan_only=true", "batch.target=64", "precision=fp16")
+    assert done.code == 0, done.text
+    assert "batch.accumulation" in done.out
+    assert "loss scaling" in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_declared_gpu_can_be_planned_for(train_py) -> None:
+    planned = train_py("plan_only=true", "hardware=h200", "model=llama_1b", "precision=tf32")
+    assert planned.code == 0, planned.text
+    assert "H200" in planned.out
+    refused = train_py("hardware=h200")
+    assert refused.code == 2
+    assert "hardware=auto" in refused.text

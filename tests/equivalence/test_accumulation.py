@@ -1,0 +1,99 @@
+"""However a global batch is cut, each step computes the same loss and the same gradient.
+
+Ragged lengths, padding, ignored labels and an uneven last batch; dropout 0; float32. The bound is the
+contract's 1e-5 relative over 20 steps and more: what remains is the order of additions.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import TINY
+
+import eke.run.loop as loop
+from equivalence.conftest import largest_difference
+
+CASES = {
+    "causal_lm-llama": ("model=tiny", "task=causal_lm"),
+    "causal_lm-gpt2": ("model=tiny_gpt2", "task=causal_lm"),
+    "masked_lm-bert": ("model=tiny_bert", "task=masked_lm"),
+    "classification-bert": ("model=tiny_bert", "task=sequence_classification", "task.num_labels=3"),
+    "classification-llama": ("model=tiny", "task=sequence_classification"),
+    "seq2seq-t5": ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=12"),
+}
+
+RAGGED = (
+    "data=synthetic",
+    "data.lengths=uniform",
+    "data.min_len=5",
+    "data.seq_len=24",
+    "data.num_samples=31",  # 12 + 12 + 7: the last step of each epoch is uneven
+    "data.num_eval_samples=4",
+    "train.steps=24",
+    "train.log_every=24",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+    "optimizer.lr=3e-3",
+)
+
+CUTS = {
+    "12x1": ("batch.per_device=12", "batch.accumulation=1"),
+    "3x4": ("batch.per_device=3", "batch.accumulation=4"),
+    "1x12": ("batch.per_device=1", "batch.target=12"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_every_cut_of_the_batch_is_the_same_step(case, curve_of) -> None:
+    curves = {name: curve_of(*case, *TINY, *RAGGED, *cut) for name, cut in CUTS.items()}
+    assert largest_difference(curves["12x1"], curves["3x4"]) < 1e-5
+    assert largest_difference(curves["12x1"], curves["1x12"]) < 1e-5
+    assert curves["12x1"][0][0] != curves["12x1"][-1][0], "the loss never moved"
+
+
+def test_a_loss_that_is_not_divided_is_found(curve_of, monkeypatch) -> None:
+    """The planted error of HF Trainer: each micro-batch contributes its own mean, not its share."""
+    case = (*CASES["classification-bert"], *TINY, *RAGGED)
+    whole = curve_of(*case, *CUTS["12x1"])
+
+    def mean_of_micro_batch(logits, labels):
+        mean = F.cross_entropy(logits.float(), labels)
+        return mean * 12  # undone by the division by the 12 targets of the step
+
+    monkeypatch.setattr(loop, "loss_sum", mean_of_micro_batch)
+    cut = curve_of(*case, *CUTS["3x4"])
+    assert cut[0][0] == pytest.approx(4 * whole[0][0], rel=0.2)
+    assert largest_difference(whole, cut) > 1e-2
+
+
+def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, monkeypatch) -> None:
+    """The subtler error: means of micro-batches averaged, though they hold unequal token counts."""
+    case = (*CASES["causal_lm-llama"], *TINY, *RAGGED)
+    whole = curve_of(*case, *CUTS["12x1"])
+    true_sum = loop.loss_sum
+
+    def averaged(logits, labels):
+        count = (labels != -100).sum()
+        return true_sum(logits, labels) / count * (12 * 13.5 / 4)  # the expected tokens of a cut
+
+    monkeypatch.setattr(loop, "loss_sum", averaged)
+    assert largest_difference(whole, curve_of(*case, *CUTS["3x4"])) > 1e-3
+
+
+@pytest.mark.parametrize("option", ["adafactor", "sgd", "adamw_forloop"])
+def test_cuts_agree_under_other_optimizers(option, curve_of) -> None:
+    case = (*CASES["masked_lm-bert"], *TINY, *RAGGED, f"optimizer={option}")
+    case = tuple(o for o in case if not o.startswith("optimizer.lr"))
+    first = curve_of(*case, *CUTS["12x1"])
+    assert largest_difference(first, curve_of(*case, *CUTS["3x4"])) < 1e-5
+
+
+def test_loss_is_the_mean_over_all_targets() -> None:
+    """Against torch's own mean over the concatenated batch."""
+    from eke.build.loss import loss_sum
+
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 7, 11), torch.randint(0, 11, (4, 7))
+    labels[0, 3:] = -100
+    parts = [loss_sum(logits[i : i + 1], labels[i : i + 1]) for i in range(4)]
+    mean = sum(parts) / int((labels != -100).sum())
+    torch.testing.assert_close(mean, F.cross_entropy(logits.view(-1, 11), labels.view(-1)))

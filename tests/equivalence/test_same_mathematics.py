@@ -1,0 +1,58 @@
+"""Techniques that promise the same mathematics give the same loss and gradient norm at every step."""
+
+import pytest
+from conftest import TINY
+
+from equivalence.conftest import largest_difference
+from equivalence.test_accumulation import CASES, RAGGED
+
+STEP = (*RAGGED, "batch.per_device=6")
+
+PAIRS = {
+    "checkpointing": ("memory=none", "memory=checkpointing", 0.0),
+    "attention": ("attention=eager", "attention=sdpa", 1e-5),
+    "workers": ("dataloader=none", "dataloader=workers", 0.0),
+    "aot_eager": ("compile=none", "compile=aot_eager", 1e-5),
+    "eager": ("compile=none", "compile=eager", 1e-5),
+}
+"""Group options that promise the same, and the bound: 0 where not even the order of additions differs."""
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
+def test_options_agree(pair, case, curve_of) -> None:
+    one, other, bound = pair
+    curves = [curve_of(*case, *TINY, *STEP, option) for option in (one, other)]
+    assert largest_difference(*curves) <= bound
+
+
+@pytest.mark.parametrize("other", ["adamw_forloop", "adamw_foreach"])
+def test_adamw_implementations_agree(other, curve_of) -> None:
+    case = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    fused, same = (curve_of(*case, f"optimizer={name}") for name in ("adamw_fused", other))
+    assert largest_difference(fused, same) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["causal_lm-llama", "masked_lm-bert"])
+def test_inductor_agrees(case, curve_of) -> None:
+    overrides = (*CASES[case], *TINY, *STEP, "data.lengths=fixed", "data.min_len=null")
+    eager, compiled = (curve_of(*overrides, o) for o in ("compile=none", "compile=inductor"))
+    assert largest_difference(eager, compiled) < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bits_stay_near_float32(precision, curve_of) -> None:
+    """bfloat16 keeps 8 bits of mantissa, so one product is off by up to 2^-9; the loss of a small model
+    over a few steps stays within ten times that. Equal to the last digit would mean that nothing ran
+    in 16 bits."""
+    case = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    exact, rounded = (curve_of(*case, f"precision={p}") for p in ("fp32", precision))
+    losses = [(a[0], b[0]) for a, b in zip(exact, rounded, strict=True)]
+    difference = max(abs(a - b) / a for a, b in losses)
+    assert 1e-7 < difference < 10 * 2**-9
+
+
+def test_another_seed_is_another_run(curve_of) -> None:
+    case = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    assert largest_difference(curve_of(*case), curve_of(*case, "seed=1")) > 1e-3

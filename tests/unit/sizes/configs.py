@@ -1,0 +1,27 @@
+"""Configurations for the tests of this folder, through Hydra's compose API."""
+
+from functools import lru_cache
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from eke.paths import conf_folder
+from eke.schema import Config, register
+from eke.sizes import VALID_TASKS
+
+
+@lru_cache(maxsize=None)
+def make_config(*overrides: str) -> Config:
+    """The configuration of these overrides; shared, so do not change it."""
+    register()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = OmegaConf.to_object(compose("config", overrides=list(overrides)))
+    assert isinstance(config, Config)
+    return config
+
+
+TINY = {"llama": "tiny", "bert": "tiny_bert", "gpt2": "tiny_gpt2", "t5": "tiny_t5"}
+"""Family -> its smallest option."""
+
+TINY_CASES = [(TINY[family], task) for family, tasks in VALID_TASKS.items() for task in tasks]
+"""Every family with every task it has a head for."""
