@@ -4,22 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from equivalence_compare import Curve
+from support import REPO, TINY, Finished, environment
 
-REPO = Path(__file__).resolve().parents[1]
-
-TINY = (
-    "model.hidden_size=32",
-    "model.num_hidden_layers=2",
-    "model.num_attention_heads=2",
-    "model.intermediate_size=64",
-    "model.dropout=0.0",
-    "tracker=none",
-)
-"""A model that trains a step in milliseconds, whatever its family."""
+# One thread: these models are too small for two, and tests run beside each other. torch reads it once.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +32,6 @@ def make_plan() -> Callable[..., object]:
         return plan_for(compose([*overrides, "hardware=cpu"]), planning)
 
     return make
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A command that ran to its end."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def text(self) -> str:
-        """Everything it printed."""
-        return self.out + self.err
-
-
-def environment(tmp: Path) -> dict[str, str]:
-    """Environment of a fresh user: no configuration, no credentials."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "EKE", "COV_"))}
-    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPO / "src"), "COLUMNS": "120"}
 
 
 @pytest.fixture
@@ -85,3 +57,33 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
 def tiny() -> tuple[str, ...]:
     """Overrides that make any model small."""
     return TINY
+
+
+@pytest.fixture
+def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
+    """Overrides -> what the run logs at each step."""
+    from eke.paths import RunPaths
+    from eke.record import metrics
+    from eke.run.job import build_job
+    from eke.run.loop import train
+    from eke.run.meter import HostClock, Meter
+    from eke.run.stop import StopFlag
+    from eke.track import TrackedRun, build_tracker
+
+    def run(*overrides: str) -> Curve:
+        plan = make_plan(*overrides)
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}-{plan.run_id}"
+        folder.mkdir()
+        paths = RunPaths(folder)
+        tracker = build_tracker(
+            TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
+        )
+        meter = Meter(HostClock(), 0, 0)
+        train(build_job(plan, paths, 0, StopFlag(), tracker, meter, {}))
+        rows, unreadable = metrics.read_rows(paths.metrics)
+        assert unreadable == 0
+        steps = metrics.latest(rows, metrics.LOSS)
+        assert len(steps) == plan.steps.total
+        return [(row[metrics.LOSS], row["train/grad_norm"]) for row in steps]
+
+    return run

@@ -1,86 +1,10 @@
 """Runs in fresh processes."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import REPO, TINY, environment
-
-SHORT = (
-    *TINY,
-    "experiment=smoke",
-    "data=synthetic",
-    "data.num_samples=64",
-    "batch.per_device=4",
-)
-"""A whole run in a few seconds."""
-
-
-def run_folders(tmp: Path) -> list[Path]:
-    """The run folders below `runs`, oldest first."""
-    folders = [p for p in (tmp / "runs").iterdir() if p.is_dir()]
-    return sorted(folders, key=lambda p: p.stat().st_ctime)
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    """record.json of a run folder."""
-    content: dict[str, Any] = json.loads((folder / "record.json").read_text())
-    return content
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """All complete rows of metrics.jsonl."""
-    text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-
-
-class Live:
-    """A `python train.py` that is still running."""
-
-    def __init__(self, tmp: Path, arguments: tuple[str, ...]) -> None:
-        self.tmp = tmp
-        self.process = subprocess.Popen(
-            [sys.executable, str(REPO / "train.py"), *arguments],
-            cwd=tmp,
-            env=environment(tmp),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def wait_for_step(self, step: int, timeout: float = 120) -> None:
-        """Until metrics.jsonl has the row of this step."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            files = list(self.tmp.glob("runs/*/metrics.jsonl"))
-            steps = [r["train/global_step"] for f in files for r in rows_of(f.parent)]
-            if max(steps, default=0) >= step:
-                return
-            assert self.process.poll() is None, self.finish()
-            time.sleep(0.02)
-        raise TimeoutError(f"step {step} never came")
-
-    def worker_pid(self) -> int:
-        """The process that trains."""
-        attempts = next(self.tmp.glob("runs/*/attempts.jsonl")).read_text().splitlines()
-        return int(json.loads(attempts[-1])["pid"])
-
-    def signal(self, number: signal.Signals) -> None:
-        """To the supervisor."""
-        os.kill(self.process.pid, number)
-
-    def finish(self, timeout: float = 120) -> str:
-        """Wait for the end; everything it printed."""
-        out, _ = self.process.communicate(timeout=timeout)
-        return out.decode()
+from live import Live
 
 
 @pytest.fixture

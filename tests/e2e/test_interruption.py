@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from e2e.conftest import SHORT, record_of, rows_of, run_folders
+from live import SHORT, record_of, rows_of, run_folders
 
 LONG = (
     *SHORT,
@@ -38,12 +38,15 @@ def undisturbed(tmp_path_factory):
     import subprocess
     import sys
 
-    from conftest import REPO, environment
+    from support import REPO, environment
 
     tmp = tmp_path_factory.mktemp("undisturbed")
     subprocess.run(
         [sys.executable, str(REPO / "train.py"), *LONG],
-        cwd=tmp, env=environment(tmp), check=True, capture_output=True,
+        cwd=tmp,
+        env=environment(tmp),
+        check=True,
+        capture_output=True,
     )
     (folder,) = run_folders(tmp)
     assert len(curve(folder)) == 120

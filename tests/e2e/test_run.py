@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.conftest import SHORT, record_of, rows_of, run_folders
+from live import SHORT, record_of, rows_of, run_folders
 
 
 def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
@@ -67,14 +67,22 @@ def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
 
 def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     done = train_py(
-        *SHORT, "optimizer=sgd", "optimizer.lr=1e30", "train.max_grad_norm=null", "train.log_every=1"
+        *SHORT,
+        "optimizer=sgd",
+        "optimizer.lr=1e30",
+        "train.max_grad_norm=null",
+        "train.log_every=1",
     )
     assert done.code == 1, done.text
     record = record_of(run_folders(tmp_path)[0])
     assert record["outcome"] == "diverged"
     assert "Traceback" not in done.text
     again = train_py(
-        *SHORT, "optimizer=sgd", "optimizer.lr=1e30", "train.max_grad_norm=null", "train.log_every=1"
+        *SHORT,
+        "optimizer=sgd",
+        "optimizer.lr=1e30",
+        "train.max_grad_norm=null",
+        "train.log_every=1",
     )
     assert again.code == 1
     assert "rerun=true" in again.out, "diverged is final"

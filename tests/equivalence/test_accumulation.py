@@ -7,33 +7,11 @@ contract's 1e-5 relative over 20 steps and more: what remains is the order of ad
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY
+from equivalence_cases import CASES, RAGGED
+from equivalence_compare import largest_difference
+from support import TINY
 
 import eke.run.loop as loop
-from equivalence.conftest import largest_difference
-
-CASES = {
-    "causal_lm-llama": ("model=tiny", "task=causal_lm"),
-    "causal_lm-gpt2": ("model=tiny_gpt2", "task=causal_lm"),
-    "masked_lm-bert": ("model=tiny_bert", "task=masked_lm"),
-    "classification-bert": ("model=tiny_bert", "task=sequence_classification", "task.num_labels=3"),
-    "classification-llama": ("model=tiny", "task=sequence_classification"),
-    "seq2seq-t5": ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=12"),
-}
-
-RAGGED = (
-    "data=synthetic",
-    "data.lengths=uniform",
-    "data.min_len=5",
-    "data.seq_len=24",
-    "data.num_samples=31",  # 12 + 12 + 7: the last step of each epoch is uneven
-    "data.num_eval_samples=4",
-    "train.steps=24",
-    "train.log_every=24",
-    "train.checkpoint_every=null",
-    "train.save_final=false",
-    "optimizer.lr=3e-3",
-)
 
 CUTS = {
     "12x1": ("batch.per_device=12", "batch.accumulation=1"),

@@ -1,10 +1,10 @@
 """Techniques that promise the same mathematics give the same loss and gradient norm at every step."""
 
 import pytest
-from conftest import TINY
+from equivalence_compare import largest_difference
+from support import TINY
 
-from equivalence.conftest import largest_difference
-from equivalence.test_accumulation import CASES, RAGGED
+from equivalence_cases import CASES, RAGGED
 
 STEP = (*RAGGED, "batch.per_device=6")
 

@@ -116,7 +116,7 @@ class RandomTokens:
         generator = self._generator(index, 0)
         length = self.length
         if self.data.lengths is Lengths.uniform:
-            shortest = min(self.data.min_len or max(2, self.data.seq_len // 2), self.length)
+            shortest = self.data.min_len or max(2, self.data.seq_len // 2)
             length = int(torch.randint(shortest, self.length + 1, (1,), generator=generator))
         high = min(self.data.max_token, self.vocab_size)
         return torch.randint(self.data.min_token, high, (length,), generator=generator)

@@ -86,7 +86,7 @@ RULES = (
         ),
         value=lambda f: f.config.data.option,
         why=lambda f: "plain text has no labels to classify",
-        fix=lambda f: "data=python_source",
+        fix=lambda f: "task=" + VALID_TASKS[f.config.model.family][0],
         source="eke's table of tasks and data",
     ),
     Rule(

@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
 
 from eke.paths import conf_folder
-from eke.schema import VARIANTS, Config
+from eke.schema import VARIANTS, Config, Limit
 
 GROUPS: dict[str, str] = {
     "model": "architecture and size",
@@ -49,6 +49,8 @@ class Field:
     """The type as declared: `int | None`, an Enum class, ..."""
     default: Any
     """The schema's default; `None` where it has none."""
+    limit: Limit | None = None
+    """The numbers that make sense."""
 
     @property
     def optional(self) -> bool:
@@ -150,7 +152,10 @@ def class_fields(cls: type) -> Iterator[tuple[str, Field]]:
     hints = get_type_hints(cls)
     for item in fields(cls):
         default = None if item.default is MISSING else item.default
-        yield item.name, Field(annotation=hints[item.name], default=default)
+        yield (
+            item.name,
+            Field(annotation=hints[item.name], default=default, limit=item.metadata.get("limit")),
+        )
 
 
 def make_catalogue(config_dir: Path | None = None) -> Catalogue:

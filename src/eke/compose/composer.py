@@ -10,6 +10,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -143,8 +144,13 @@ def _hydra() -> Iterator[None]:
     """Hydra's global state set up, and put back as it was."""
     if "schema.yaml" not in ConfigStore.instance().repo:
         register()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
-        yield
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
 
 
 def _run_hydra(overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
@@ -159,7 +165,10 @@ def _composed(
         try:
             tree = _run_hydra(good, config_dir)
         except Exception as error:
-            raise ConfigError(_explain(good, error, catalogue, config_dir)) from error
+            problems = _explain(good, error, catalogue, config_dir)
+            if all(problem.path in catalogue.keys for problem in problems):
+                problems += _deeper(good, problems, catalogue, config_dir)
+            raise ConfigError(problems) from error
         chosen = tree.hydra.runtime.choices
         choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
         with read_write(tree), open_dict(tree):
@@ -264,8 +273,8 @@ def _deeper(
     if blocked.intersection(_PRESETS):
         return []
     rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
-    contradicting = {problem.path for problem in problems}
-    rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in contradicting]
+    wrong = {problem.path for problem in problems}
+    rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
     try:
         _composed(rest, (), catalogue, config_dir)
     except ConfigError as error:

@@ -62,10 +62,29 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     text = str(error)
     key = _full_key(error)
     match = re.search(r"In '([^']+)'", text)
-    file = _find_file(match[1] if match else "", folders)
     name = key.rpartition(".")[2]
+    absent = re.search(r"Could not find '(\w+)/(\w+)'", text)
+    if absent:
+        return _absent_option(absent[1], absent[2], folders, catalogue)
+    file = _find_file(match[1] if match else "", folders)
     where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
     return Problem(where, key, *_explain_key(key, error, catalogue))
+
+
+def _absent_option(
+    group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
+) -> Problem:
+    """A defaults list names an option that does not exist."""
+    options = catalogue.options.get(group, {})
+    why = f"{option} is not an option of {group}: {', '.join(options)}"
+    near = closest(option, options)
+    fix = f"write {group}: {near}" if near else "mend this file"
+    for folder in reversed(folders):
+        for file in sorted(folder.rglob("*.yaml")):
+            for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
+                if re.search(rf"{group}\s*:\s*{option}\b", line):
+                    return Problem(f"{file}:{number}", "", why, fix)
+    return Problem("the composed configuration", "", why, fix)
 
 
 def _find_marked(error: BaseException | None) -> yaml.MarkedYAMLError | None:

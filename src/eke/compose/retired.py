@@ -240,7 +240,8 @@ _ROWS: tuple[tuple[str, str, str] | tuple[str, str, str, dict[str, str]], ...] =
      "optimizer=adafactor"),
     ("optimizer=galore optimizer=galore_adamw optimizer=apollo optimizer=lomo",
      f"{_LATER}; adafactor is what saves optimizer memory today", "optimizer=adafactor"),
-    ("optimizer=lion optimizer=lion_8bit optimizer=muon optimizer=schedule_free optimizer=lamb "
+    ("optimizer=rmsprop optimizer=adagrad optimizer=ademamix optimizer=lion_32bit "
+     "optimizer=lion optimizer=lion_8bit optimizer=muon optimizer=schedule_free optimizer=lamb "
      "optimizer=sophia",
      f"{_LATER}; adamw is the closest that is", "optimizer=adamw"),
     # options: memory, attention, compile
@@ -259,13 +260,14 @@ _ROWS: tuple[tuple[str, str, str] | tuple[str, str, str, dict[str, str]], ...] =
     ("attention=flex attention=flex_attention",
      f"{_LATER}; sdpa is the closest that is", "attention=sdpa"),
     ("compile=nvfuser compile=aot_nvfuser compile=aot_ts_nvfuser compile=nvprims_nvfuser",
-     "was removed from PyTorch 2.1 with nvFuser; inductor took its place", "compile=inductor"),
+     "was removed from PyTorch; inductor took its place", "compile=inductor"),
     ("compile=aot_cudagraphs compile=cudagraphs",
      f"{_LATER}; inductor is the closest that is", "compile=inductor"),
     ("compile=ofi compile=ipex compile=onnxrt compile=tvm compile=openvino",
      _INFERENCE, "compile=inductor"),
     ("compile=fx2trt compile=tensorrt compile=torch_tensorrt compile=fx2trt_fp16",
      _INFERENCE, "compile=inductor"),
+    ("compile=true compile=on", "does not say which backend", "compile=inductor"),
     ("compile=default compile=max-autotune compile=reduce-overhead",
      f"is a mode of inductor; another mode than the default {_LATER}", "compile=inductor"),
     # options: processes, trackers, engines, schedules, data, models

@@ -62,7 +62,9 @@ def _nearest(field: Field, value: Any) -> str | None:
         near = closest(str(value), words)
         return words[near] if near else None
     if field.kind in (int, float) and not isinstance(value, bool):
-        return _leading_number(field.kind, str(value))
+        number = _leading_number(field.kind, str(value))
+        sensible = number and (field.limit is None or field.limit.admits(float(number)))
+        return number if sensible else None
     return None
 
 

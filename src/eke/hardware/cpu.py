@@ -74,7 +74,7 @@ def _limits(root: Path, path: str, file: str) -> list[int]:
     """Limits in `file` from the cgroup at `path` up to `root`.
 
     Inside a container `path` may be the host's and not exist here; the root is then the
-    container's. Version 1 writes about 2**63 for "no limit", which the machine's own memory undercuts.
+    container's. Version 1 writes about 2**63 for "no limit", which is more than any machine has.
     """
     folder = root / path.strip().lstrip("/")
     limits = []

@@ -9,7 +9,7 @@ import torch
 from eke.hardware import foreign_processes
 from eke.paths import RunPaths
 from eke.plan import Plan
-from eke.record import Failure, Outcome, Record, metrics, write_record
+from eke.record import Failure, Outcome, metrics, write_record
 from eke.run.failure import classify
 from eke.run.job import Job, build_job, choose_device
 from eke.run.loop import train
@@ -62,10 +62,13 @@ def work(attempt: Attempt) -> int:
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
     record.shared_device = None if foreign is None else bool(foreign)
+    write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)
-    note_tracker_problem(record, tracker.problem)
-    write_record(attempt.paths, record)
+    if tracker.problem:
+        record.warnings.append(f"tracker: {tracker.problem}")
+        log.warning("tracker: %s", tracker.problem)
+        write_record(attempt.paths, record)
     return outcome.exit_code
 
 
@@ -99,12 +102,6 @@ def say_failure(outcome: Outcome, failure: Failure) -> None:
     log.error("%s: %s", outcome.value, failure.message)
     if failure.traceback:
         log.error(failure.traceback)
-
-
-def note_tracker_problem(record: Record, problem: str) -> None:
-    """Trouble that showed only when the tracker was closed."""
-    if problem and f"tracker: {problem}" not in record.warnings:
-        record.warnings.append(f"tracker: {problem}")
 
 
 def quiet_libraries() -> None:

@@ -138,7 +138,7 @@ class Guard:
         with self._changed:
             lost = f"{self._lost} rows not mirrored" if self._lost else ""
             cause = "; ".join(text for text in (self._reason, lost) if text)
-            return f"tracker: {cause} (metrics.jsonl has every row)" if cause else ""
+            return f"{cause} (metrics.jsonl has every row)" if cause else ""
 
     def _is_idle(self) -> bool:
         return self._pending == 0 or bool(self._reason)
@@ -167,7 +167,7 @@ class Guard:
                 self._done(num_rows)
         except BaseException as error:  # a library's sys.exit would end the thread without a word
             self._stop(describe(error))
-            with suppress(Exception):
+            with suppress(BaseException):  # `wandb.teardown` leaves by sys.exit if wandb-core died
                 self._mirror.abandon()
         finally:
             self._ended.set()
@@ -189,7 +189,7 @@ class Guard:
             self._lost += self._pending
             self._pending = 0
             self._changed.notify_all()
-        _log.warning("%s; training goes on", self.problem)
+        _log.warning("tracker: %s; training goes on", self.problem)
 
 
 def describe(error: BaseException) -> str:
@@ -201,7 +201,7 @@ def describe(error: BaseException) -> str:
             text = text.replace(secret, "***")
     if isinstance(error, MirrorError):
         return text
-    return f"{name}: {text}" if text else name
+    return f"stopped by {name}: {text}" if text else f"stopped by {name}"
 
 
 class MirrorError(Exception):

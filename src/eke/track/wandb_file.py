@@ -29,6 +29,8 @@ class WandbFile:
     tags: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    step_metric: str = ""
+    """The metric that is every chart's x axis."""
     summary: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
     """None for a run that was killed."""
@@ -99,7 +101,7 @@ def _add(result: WandbFile, record: Any) -> None:
     if kind == "run":
         result.run_id, result.group = record.run.run_id, record.run.run_group
         result.tags = list(record.run.tags)
-        result.resumed = result.resumed or record.run.resumed
+        result.resumed = result.resumed or record.run.resume
         _update(result.config, record.run.config.update)
     elif kind == "config":
         _update(result.config, record.config.update)
@@ -109,6 +111,8 @@ def _add(result: WandbFile, record: Any) -> None:
         result.rows.append(row)
     elif kind == "summary":
         _update(result.summary, record.summary.update)
+    elif kind == "metric" and record.metric.glob_name == "*":
+        result.step_metric = record.metric.step_metric
     elif kind == "exit":
         result.exit_code = record.exit.exit_code
 

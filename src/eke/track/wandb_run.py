@@ -1,6 +1,7 @@
 """The Weights & Biases mirror, offline unless asked. Tested with wandb 0.31."""
 
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,9 +57,9 @@ class WandbRun:
         except ModuleNotFoundError as error:
             if error.name != "wandb":
                 raise
-            raise MirrorError(
-                "tracker = wandb: the package wandb is not installed -> pip install wandb"
-            ) from None
+            raise MirrorError("the package wandb is not installed -> pip install wandb") from None
+        # W&B tells its own log of every step it takes; the run's log is for the user.
+        logging.getLogger("wandb").propagate = False
         with _environment(folder):
             wandb.setup(self._make_settings())
 
@@ -136,7 +137,6 @@ class WandbRun:
         """End wandb-core; a later `init` in this process would fail otherwise."""
         import wandb
 
-        self.kill()
         wandb.teardown()
 
     def kill(self) -> None:

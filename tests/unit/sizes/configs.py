@@ -1,6 +1,6 @@
 """Configurations for the tests of this folder, through Hydra's compose API."""
 
-from functools import lru_cache
+from functools import cache
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -10,7 +10,7 @@ from eke.schema import Config, register
 from eke.sizes import VALID_TASKS
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_config(*overrides: str) -> Config:
     """The configuration of these overrides; shared, so do not change it."""
     register()

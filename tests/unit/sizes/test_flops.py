@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from configs import TINY_CASES, make_config
 from torch.utils.flop_counter import FlopCounterMode
+from unit.sizes.configs import TINY_CASES, make_config
 
 from eke.build.model import BUILDERS, HEADS
 from eke.sizes import model_size, structure, training_flops

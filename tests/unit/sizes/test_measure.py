@@ -1,4 +1,4 @@
-"""Parameter counts: every option of conf/model against the real classes and the published numbers."""
+"""Parameter counts: every option of conf/model, against real classes and published numbers."""
 
 import subprocess
 import sys
@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 import transformers
-from configs import TINY, make_config
+from support import environment
+from unit.sizes.configs import TINY, make_config
 
 from eke.build.model import BUILDERS, HEADS
 from eke.errors import ConfigError
@@ -115,7 +116,13 @@ def test_families_tasks_and_options_agree():
     assert {task for valid in VALID_TASKS.values() for task in valid} == tasks == set(HEADS)
 
 
-def test_importing_sizes_imports_neither_torch_nor_transformers():
+def test_importing_sizes_imports_neither_torch_nor_transformers(tmp_path):
     code = "import eke.sizes, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(tmp_path),
+    )
     assert done.stdout.strip() == "[]"

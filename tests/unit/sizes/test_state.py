@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from configs import TINY_CASES, make_config
+from unit.sizes.configs import TINY_CASES, make_config
 
 from eke.build.model import BUILDERS, HEADS
 from eke.paths import conf_folder

@@ -1,17 +1,21 @@
-"""A training process in small: `python child.py FOLDER`, then one number of rows a line on stdin.
+"""A training process in small: `python child.py FOLDER [MODE FINISH_S]`.
 
-Answers each line with `logged` once the tracker took the rows; end of input finishes the run.
+Each line on stdin is a number of rows to log, answered with `logged` once `log` returned; the end
+of input finishes the run.
 """
 
+import logging
 import sys
 from pathlib import Path
 
 from eke import schema
-from eke.track import TrackedRun, build_tracker
+from eke.track import TrackedRun, Tracker, build_tracker
+from eke.track.guard import Guard, Limits
+from eke.track.wandb_run import WandbRun
 
 
-def main() -> None:
-    run = TrackedRun(
+def make_run(mode: str) -> TrackedRun:
+    return TrackedRun(
         run_id="0123456789abcdef",
         name="optimizer=adafactor",
         group="sweep-1",
@@ -21,9 +25,20 @@ def main() -> None:
         config={"optim": {"lr": 1e-3}, "deepspeed": {"stage": 2}, "seed": 7, "path": None},
         directory=Path(sys.argv[1]),
         attempt=0,
-        settings=schema.Tracker(),
+        settings=schema.Tracker(mode=schema.TrackerMode(mode)),
     )
-    tracker = build_tracker(run)
+
+
+def make_tracker() -> Tracker:
+    if len(sys.argv) == 2:
+        return build_tracker(make_run("offline"))
+    finish_s = float(sys.argv[3])
+    return Guard(WandbRun(make_run(sys.argv[2]), upload_s=finish_s), Limits(finish_s))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO)  # as the worker does
+    tracker = make_tracker()
     step = 0
     for line in sys.stdin:
         for _ in range(int(line)):

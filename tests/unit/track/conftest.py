@@ -1,7 +1,8 @@
 """What the tracker's tests share: a run to track, a server to talk to, a clean environment."""
 
-import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from eke.track import TrackedRun
 
 from .stub import Server
 
+CHILD = Path(__file__).with_name("child.py")
 RUN_ID = "0123456789abcdef"
 
 
@@ -23,21 +25,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")  # recorded, so that it is restored
-
-
-@pytest.fixture
-def killed_core() -> Iterator[None]:
-    """For tests in which wandb-core is killed: wandb 0.31 then never waits for its process.
-
-    Needs `ignore_unwaited_core` too; collected here, the warning cannot reach a later test.
-    """
-    yield
-    gc.collect()
-
-
-ignore_unwaited_core = pytest.mark.filterwarnings(
-    "ignore:subprocess .* is still running:ResourceWarning"
-)
 
 
 @pytest.fixture
@@ -80,6 +67,27 @@ def make_run(tmp_path: Path) -> Callable[..., TrackedRun]:
         return TrackedRun(**{**fields, **changes})
 
     return make
+
+
+def start_child(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """Starts child.py; in a process of its own wandb-core may be killed and the exit be watched."""
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), str(folder), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def ask(child: "subprocess.Popen[str]", num_rows: int) -> None:
+    """Have the child log rows, and wait until `log` returned."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(f"{num_rows}\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "logged\n"
 
 
 def rows(*steps: int) -> list[dict[str, float | int | str]]:

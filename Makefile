@@ -1,0 +1,86 @@
+# make run      train the default model here (first: a virtual environment with everything in it)
+# make test     what changed code must pass: under ten minutes, two processes, no GPU
+# make test-all all of it but what needs a GPU      make test-gpu   only that
+# make check    style, types, layers, spelling      make format     mend the style
+# make clean    remove the environment and caches; runs/ is kept
+#
+# PYTHON=python3.12 make run       another interpreter
+# ARGS="optimizer=adafactor" make run
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu make run
+#                                  PyTorch's CPU build: a tenth of the download, no GPU. It counts at
+#                                  the first installation; `make clean` before changing one's mind.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+TEST_PROCESSES ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help run setup test test-all test-gpu check format clean
+.PHONY: check-style check-format check-types check-layers check-spelling check-yaml
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+run: $(STAMP)
+	$(BIN)/python train.py $(ARGS)
+
+setup: $(STAMP)
+
+# The stamp is written last: what was interrupted is done again. Only torch comes from TORCH_INDEX,
+# and without its dependencies: such an index holds few versions of them, not the ones pinned here.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "eke needs Python 3.11 or newer and '$(PYTHON)' is not: PYTHON=python3.12 make $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: sudo apt install python3-venv (or name another: PYTHON=python3.12 make $(MAKECMDGOALS))" >&2; exit 1; }
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(PIP) install -c constraints.txt -e ".[test,check]"
+	@touch $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not slow and not gpu"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not gpu"
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu
+
+# All of them, also after one has failed: one look shows everything.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory --keep-going \
+	  check-style check-format check-types check-layers check-spelling check-yaml
+
+check-style: $(STAMP)
+	$(BIN)/ruff check
+
+check-format: $(STAMP)
+	$(BIN)/ruff format --check
+
+check-types: $(STAMP)
+	$(BIN)/mypy
+
+check-layers: $(STAMP)
+	$(BIN)/lint-imports
+
+check-spelling: $(STAMP)
+	$(BIN)/codespell
+
+check-yaml: $(STAMP)
+	$(BIN)/yamllint --strict .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""Options of different groups compose with each other: every pair, in few compositions."""
+
+from itertools import combinations, product
+
+import pytest
+
+from eke.compose import compose
+from eke.compose.catalogue import make_catalogue
+
+Row = dict[str, str]
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+def pairs_of(row: Row, groups: list[str]) -> set[Pair]:
+    """The pairs of (group, option) in one row, groups in their order."""
+    return {((a, row[a]), (b, row[b])) for a, b in combinations(groups, 2) if a in row and b in row}
+
+
+def all_pairs(options: dict[str, list[str]]) -> set[Pair]:
+    """Every pair of options of two different groups."""
+    return {
+        ((a, one), (b, other))
+        for a, b in combinations(options, 2)
+        for one, other in product(options[a], options[b])
+    }
+
+
+def make_covering_array(options: dict[str, list[str]]) -> list[Row]:
+    """Greedy (AETG, Cohen et al. 1997, doi:10.1109/32.605761), without chance: same in, same out.
+
+    Each row starts from an uncovered pair; every other group then takes the option that covers
+    most uncovered pairs with what the row has. So each row covers at least one new pair, and the
+    loop ends.
+    """
+    groups = list(options)
+    open_pairs = all_pairs(options)
+    rows = []
+    while open_pairs:
+        row: Row = dict(min(open_pairs))
+        for group in sorted(options, key=lambda g: -len(options[g])):
+            if group not in row:
+                row[group] = _best(group, options[group], row, groups, open_pairs)
+        open_pairs -= pairs_of(row, groups)
+        rows.append(row)
+    return rows
+
+
+def _best(
+    group: str, candidates: list[str], row: Row, groups: list[str], open_pairs: set[Pair]
+) -> str:
+    def gain(option: str) -> int:
+        return len(pairs_of({**row, group: option}, groups) & open_pairs)
+
+    return max(candidates, key=gain)
+
+
+OPTIONS = {group: list(options) for group, options in make_catalogue().options.items()}
+
+
+def test_array_of_small_groups_is_minimal() -> None:
+    # Two groups of two and three options have 6 pairs; 6 rows cover them and fewer cannot.
+    assert len(make_covering_array({"a": ["1", "2"], "b": ["x", "y", "z"]})) == 6
+
+
+def test_array_covers_every_pair_with_few_rows() -> None:
+    rows = make_covering_array(OPTIONS)
+    covered = set().union(*(pairs_of(row, list(OPTIONS)) for row in rows))
+    assert covered == all_pairs(OPTIONS)
+    sizes = sorted((len(options) for options in OPTIONS.values()), reverse=True)
+    # At least the product of the two largest groups; greedy stays below twice that.
+    assert sizes[0] * sizes[1] <= len(rows) < 2 * sizes[0] * sizes[1]
+
+
+@pytest.mark.slow
+def test_every_pair_of_options_composes() -> None:
+    rows = make_covering_array(OPTIONS)
+    for row in rows:
+        overrides = [f"{group}={option}" for group, option in row.items()]
+        if row["data"] == "text":
+            overrides.append("data.path=FOLDER")
+        assert compose(overrides, in_sweep=True).choices == row
+
+
+# Twelve rows of the array, spread over it: what `make test` sees of the pairs.
+@pytest.mark.parametrize("part", range(12))
+def test_sample_of_pairs_composes(part: int) -> None:
+    rows = make_covering_array(OPTIONS)
+    row = rows[part * len(rows) // 12]
+    typed = [f"{group}={option}" for group, option in row.items()]
+    typed += ["data.path=FOLDER"] if row["data"] == "text" else []
+    assert compose(typed, in_sweep=True).choices == row

@@ -1,0 +1,98 @@
+"""The files of conf/: each option composes, names itself, and technique options carry a card."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from eke.compose import compose
+from eke.compose.catalogue import GROUPS, headline, make_catalogue
+from eke.paths import conf_folder
+
+CATALOGUE = make_catalogue()
+PRESETS = ("recipe", "experiment", "sweep")
+TECHNIQUES = (
+    "precision",
+    "optimizer",
+    "memory",
+    "attention",
+    "compile",
+    "distributed",
+    "dataloader",
+)
+CARD = ("Does", "Costs", "Saves", "Needs", "Source")
+
+ALL = [(g, o, file) for g, options in CATALOGUE.options.items() for o, file in options.items()]
+IDS = [f"{group}={option}" for group, option, _ in ALL]
+CARDS = [(g, o, file) for g, o, file in ALL if g in TECHNIQUES]
+CARD_IDS = [f"{group}={option}" for group, option, _ in CARDS]
+
+
+def needed(group: str, option: str) -> list[str]:
+    return ["data.path=FOLDER"] if (group, option) == ("data", "text") else []
+
+
+@pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
+def test_every_option_composes_alone(group: str, option: str, file: Path) -> None:
+    composed = compose([f"{group}={option}", *needed(group, option)], in_sweep=True)
+    assert composed.choices[group] == option
+    if group not in PRESETS:
+        assert getattr(composed.config, group).option == option
+
+
+@pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
+def test_option_names_itself(group: str, option: str, file: Path) -> None:
+    text = file.read_text()
+    assert headline(file), "the first comment line says what the option is"
+    if group in PRESETS:
+        assert text.startswith("# @package _global_\n")
+        assert f"{group}={option}" in headline(file)
+    else:
+        assert re.findall(r"^option: (.+)$", text, flags=re.MULTILINE) == [option]
+        assert headline(file).startswith(f"{group}={option} ")
+
+
+@pytest.mark.parametrize(("group", "option", "file"), CARDS, ids=CARD_IDS)
+def test_technique_has_its_card(group: str, option: str, file: Path) -> None:
+    head, *lines = card(file)
+    assert re.fullmatch(rf"{group}={option} -- .+\.", head)
+    assert [line.split()[0] for line in lines] == list(CARD)
+    assert all(len(line.split()) > 1 for line in lines), "a line of the card is empty"
+
+
+@pytest.mark.parametrize(("group", "option", "file"), CARDS, ids=CARD_IDS)
+def test_measured_numbers_in_a_card_have_a_source_that_can_be_opened(
+    group: str, option: str, file: Path
+) -> None:
+    claims = " ".join(line for line in card(file) if line.split()[0] in ("Costs", "Saves"))
+    measured = re.search(r"\d\s*(%|x\b|times\b|GB|GiB|MB|MiB)", claims)
+    if measured:
+        text = " ".join(card(file))
+        assert re.search(r"https?://\S+|arXiv:\d{4}\.\d{4,5}|record [0-9a-f]{16}", text)
+
+
+def card(file: Path) -> list[str]:
+    """The comment lines at the top, without their hash."""
+    lines = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return lines
+
+
+def test_every_group_has_its_line_of_help_and_every_line_a_group() -> None:
+    folders = {p.name for p in conf_folder().iterdir() if p.is_dir()} - {"hydra"}
+    assert folders == set(GROUPS)
+
+
+def test_every_group_starts_from_an_option_that_exists() -> None:
+    assert set(CATALOGUE.defaults) == set(CATALOGUE.options)
+    for group, option in CATALOGUE.defaults.items():
+        assert option in CATALOGUE.options[group]
+
+
+def test_option_files_are_no_links_and_end_in_yaml() -> None:
+    for _, _, file in ALL:
+        assert file.is_file()
+        assert file.suffix == ".yaml"

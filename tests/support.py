@@ -1,0 +1,44 @@
+"""What tests share that is no fixture."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+
+TINY = (
+    "model.hidden_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=2",
+    "model.intermediate_size=64",
+    "model.dropout=0.0",
+    "tracker=none",
+)
+"""A model that trains a step in milliseconds, whatever its family."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ran to its end."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Everything it printed."""
+        return self.out + self.err
+
+
+def environment(tmp: Path) -> dict[str, str]:
+    """Environment of a fresh user: no configuration, no credentials."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "EKE", "COV_"))}
+    # One thread: these models are too small for two, and tests run beside each other.
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(REPO / "src"),
+        "COLUMNS": "120",
+    }

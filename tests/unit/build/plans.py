@@ -1,0 +1,43 @@
+"""Plans for the tests of this folder: a composed configuration, and the rest filled in by hand."""
+
+from functools import cache
+
+from unit.sizes.configs import make_config
+
+from eke.hardware import Device
+from eke.paths import conf_folder
+from eke.plan import BatchPlan, ComputePlan, Plan, StepPlan
+from eke.sizes import model_size
+
+
+def options_of(group: str) -> set[str]:
+    """The options of one group, by their files."""
+    return {path.stem for path in (conf_folder() / group).glob("*.yaml")}
+
+
+@cache
+def hand_plan(*overrides: str) -> Plan:
+    """A plan for a CPU; shared, so do not change what it holds."""
+    config = make_config(*overrides)
+    return Plan(
+        run_id="0" * 16,
+        name="test",
+        config=config,
+        choices={},
+        overrides=overrides,
+        device=Device(kind="cpu", name="cpu"),
+        batch=BatchPlan(per_device=2, accumulation=1, world_size=1, eval_per_device=2),
+        steps=StepPlan(total=1, per_epoch=1, warmup=0, num_train_samples=2, num_eval_samples=2),
+        compute=ComputePlan(
+            autocast=None,
+            loss_scaling=False,
+            tf32=False,
+            optimizer_implementation="",
+            pin_memory=False,
+        ),
+        size=model_size(config),
+        decisions=(),
+        warnings=(),
+        machine={},
+        data_fingerprint="",
+    )

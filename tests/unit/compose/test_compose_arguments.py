@@ -1,0 +1,51 @@
+"""Overrides and flags of a command line."""
+
+from pathlib import Path
+
+import pytest
+
+from eke.compose import Arguments, split_arguments
+from eke.errors import ConfigError
+
+CASES = [
+    pytest.param([], Arguments(), id="nothing"),
+    pytest.param(["-h"], Arguments(help=True), id="help, short"),
+    pytest.param(["--help", "a=1"], Arguments(("a=1",), help=True), id="help"),
+    pytest.param(["a=1", "-m", "b=2"], Arguments(("a=1", "b=2"), multirun=True), id="multirun"),
+    pytest.param(["--multirun"], Arguments(multirun=True), id="multirun, long"),
+    pytest.param(["--version"], Arguments(version=True), id="version"),
+    pytest.param(["-cd", "x", "a=1"], Arguments(("a=1",), config_dir=Path("x")), id="folder"),
+    pytest.param(["--config-dir=x"], Arguments(config_dir=Path("x")), id="folder with equals"),
+    pytest.param(["--cfg", "job"], Arguments(hydra_flags=("--cfg", "job")), id="cfg"),
+    pytest.param(["--cfg=job"], Arguments(hydra_flags=("--cfg", "job")), id="cfg with equals"),
+    pytest.param(
+        ["-p", "a.b", "--resolve"], Arguments(hydra_flags=("-p", "a.b", "--resolve")), id="package"
+    ),
+    pytest.param(["--info", "a=1"], Arguments(("a=1",), hydra_flags=("--info",)), id="info alone"),
+    pytest.param(
+        ["--info", "defaults"], Arguments(hydra_flags=("--info", "defaults")), id="info with value"
+    ),
+    pytest.param(
+        ["-sc", "install=bash"], Arguments(("install=bash",), hydra_flags=("-sc",)), id="completion"
+    ),
+    pytest.param(["--", "a=1"], Arguments(("a=1",)), id="separator"),
+    pytest.param(["~a", "+b=1"], Arguments(("~a", "+b=1")), id="not a flag"),
+]
+
+
+@pytest.mark.parametrize(("argv", "expected"), CASES)
+def test_arguments_are_sorted(argv: list[str], expected: Arguments) -> None:
+    assert split_arguments(argv) == expected
+
+
+def test_all_unknown_flags_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_arguments(["--precision", "bf16", "--lr=0.1", "seed=1", "--bf16"])
+    fixes = [problem.fix for problem in caught.value.problems]
+    assert fixes == ["precision=bf16", "optimizer.lr=0.1", "precision=bf16"]
+
+
+@pytest.mark.parametrize("flag", ["--config-dir", "--cfg", "-p"])
+def test_flag_without_its_value(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} needs a value"):
+        split_arguments([flag])

@@ -1,0 +1,104 @@
+"""The user's own options: they compose, and mistakes in them are told with file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from eke.compose import compose
+from eke.errors import ConfigError, Problem
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def problem_of(overrides: list[str], folder: Path) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides, folder)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.fixture(params=["plain", "with space", "quo'te\"s", "\u00fcn\u00ef"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / request.param
+    path.mkdir()
+    return path
+
+
+def test_own_experiment_composes(folder: Path) -> None:
+    write(folder, "experiment/mine.yaml", "# @package _global_\ntrain:\n  steps: 7\n")
+    composed = compose(["experiment=mine"], folder)
+    assert composed.config.train.steps == 7
+    assert composed.choices["experiment"] == "mine"
+
+
+def test_own_option_of_a_group_composes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "optimizer/mine.yaml",
+        "defaults:\n  - /schema/optimizer/sgd@_here_\n  - _self_\noption: mine\nmomentum: 0.25\n",
+    )
+    assert compose(["optimizer=mine"], tmp_path).config.optimizer.momentum == 0.25  # type: ignore[attr-defined]
+
+
+EXPERIMENT = "# @package _global_\n"
+BROKEN = [
+    pytest.param("train: [1\nseed: 2\n", 3, "not YAML", "", id="bracket"),
+    pytest.param("train:\n  steps: 1\n  steps: 2\n", 4, "duplicate key steps", "", id="twice"),
+    pytest.param("train:\n  stepz: 1\n", 3, "stepz", "write train.steps", id="unknown key"),
+    pytest.param("train:\n  steps: abc\n", 3, "a whole number", "write steps: null", id="type"),
+    pytest.param(
+        "precision:\n  tf32: off\n", 3, "one of auto, on, off", 'write tf32: "off"', id="bare off"
+    ),
+    pytest.param("seed: 1\nnope: 2\n", 3, "nope", "", id="unknown at the root"),
+    pytest.param(
+        "defaults:\n  - override /precision: bf17\n",
+        3,
+        "bf17",
+        "write precision: bf16",
+        id="option",
+    ),
+    pytest.param("- a\n", 1, "ListConfig", "", id="a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "why", "fix"), BROKEN)
+def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: str) -> None:
+    path = write(tmp_path, "experiment/mine.yaml", EXPERIMENT + text)
+    problem = problem_of(["experiment=mine", "seed=1"], tmp_path)
+    assert problem.path == f"{path}:{line}"
+    assert why in problem.why
+    assert fix in problem.fix
+
+
+def test_folder_does_not_exist(tmp_path: Path) -> None:
+    assert "no such folder" in problem_of([], tmp_path / "x").why
+
+
+def test_folder_is_a_file(tmp_path: Path) -> None:
+    assert "not a folder" in problem_of([], write(tmp_path, "x", "")).why
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "fix"),
+    [
+        pytest.param("experimnt/a.yaml", "not a group", "mv experimnt experiment", id="group"),
+        pytest.param(
+            "experiment/smoke.yaml",
+            "eke has an option of this name",
+            "mv experiment/smoke.yaml experiment/my_smoke.yaml",
+            id="shadowed",
+        ),
+        pytest.param("a.yaml", "has no effect", "mv a.yaml experiment/a.yaml", id="no group"),
+        pytest.param("experiment/a.yml", "*.yaml only", "mv a.yml a.yaml", id="yml"),
+    ],
+)
+def test_file_without_effect(tmp_path: Path, name: str, why: str, fix: str) -> None:
+    write(tmp_path, name, EXPERIMENT)
+    problem = problem_of([], tmp_path)
+    assert why in problem.why
+    assert problem.fix == fix

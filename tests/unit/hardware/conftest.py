@@ -1,0 +1,111 @@
+"""A machine with the GPUs a test asks for: NVML replaced by what the driver would answer."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eke.hardware.torch_build import TorchBuild
+
+MIB = 2**20
+
+detect_module = importlib.import_module("eke.hardware.detect")  # its function has the same name
+
+
+class NVMLError(Exception):
+    """What pynvml raises for every failure."""
+
+
+@dataclass
+class FakeGpu:
+    """One GPU as the driver describes it; None stands for a question it does not answer."""
+
+    name: str
+    uuid: str
+    memory_mib: int | None = 81920
+    capability: tuple[int, int] | None = (8, 0)
+    processes: list[tuple[int, int | None]] = field(default_factory=list)
+
+
+class FakeNvml:
+    """The part of `pynvml` that eke uses."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, gpus: list[FakeGpu], broken: str, slices: list[FakeGpu]) -> None:
+        self.gpus, self.broken, self.slices = gpus, broken, slices
+        self.open_sessions = 0
+
+    def nvmlInit(self) -> None:
+        if self.broken == "init":
+            raise NVMLError("Driver/library version mismatch")
+        self.open_sessions += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open_sessions -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        if self.broken == "count":
+            raise NVMLError("Unknown Error")
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        for piece in self.slices:
+            if piece.uuid == uuid:
+                return piece
+        raise NVMLError("Not Found")
+
+    def nvmlDeviceIsMigDeviceHandle(self, gpu: FakeGpu) -> int:
+        return int(gpu in self.slices)
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
+        return gpu.name
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
+        if gpu.memory_mib is None:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(total=gpu.memory_mib * MIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
+        if gpu.capability is None:
+            raise NVMLError("Not Supported")
+        return gpu.capability
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13010
+
+
+Machine = Callable[..., FakeNvml]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """`machine("NVIDIA H200", ...)`: a machine with these GPUs and a CUDA build of torch."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(detect_module, "torch_build", lambda: TorchBuild("2.13.0", "13.0"))
+
+    def make(*names: str, broken: str = "", slices: Any = (), **facts: Any) -> FakeNvml:
+        gpus = [
+            FakeGpu(name, f"GPU-{index}a7f-{index}", **facts) for index, name in enumerate(names)
+        ]
+        fake = FakeNvml(gpus, broken, [FakeGpu(*piece) for piece in slices])
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        return fake
+
+    return make

@@ -1,0 +1,107 @@
+"""Memory limits and names as Linux writes them, from files made up for the test."""
+
+from pathlib import Path
+
+import pytest
+
+from eke.hardware.cpu import cpu_device, cpu_name, memory_limit
+
+GIB = 2**30
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def limit(tmp_path, monkeypatch):
+    """`limit(cgroup_lines, {file: text})` on a machine with 64 GiB."""
+    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: 64 * GIB)
+
+    def measure(lines: str, files: dict[str, str]) -> int | None:
+        write(tmp_path / "proc/self/cgroup", lines)
+        for name, text in files.items():
+            write(tmp_path / "cgroup" / name, text)
+        return memory_limit(tmp_path / "proc", tmp_path / "cgroup")
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "gib"),
+    [
+        pytest.param("0::/job\n", {"job/memory.max": "max\n"}, 64, id="v2-unlimited"),
+        pytest.param("0::/job\n", {"job/memory.max": f"{8 * GIB}\n"}, 8, id="v2"),
+        pytest.param(
+            "0::/slurm/job/step\n",
+            {"slurm/job/memory.max": f"{4 * GIB}\n", "slurm/job/step/memory.max": "max\n"},
+            4,
+            id="v2-ancestor-is-tighter",
+        ),
+        pytest.param("0::/\n", {"memory.max": f"{2 * GIB}\n"}, 2, id="v2-container-root"),
+        pytest.param("0::/gone\n", {"memory.max": f"{2 * GIB}\n"}, 2, id="v2-host-path"),
+        pytest.param(
+            "4:memory:/docker/x\n",
+            {"memory/docker/x/memory.limit_in_bytes": f"{16 * GIB}\n"},
+            16,
+            id="v1",
+        ),
+        pytest.param(
+            "5:cpu,memory:/\n",
+            {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
+            64,
+            id="v1-unlimited",
+        ),
+        pytest.param(
+            "4:memory:/a\n0::/b\n",
+            {
+                "memory/a/memory.limit_in_bytes": f"{6 * GIB}\n",
+                "unified/b/memory.max": f"{5 * GIB}\n",
+            },
+            5,
+            id="hybrid",
+        ),
+        pytest.param("0::/job\n", {"job/memory.max": f"{128 * GIB}\n"}, 64, id="above-physical"),
+        pytest.param("nonsense\n", {}, 64, id="unreadable"),
+    ],
+)
+def test_memory_is_the_tightest_limit(limit, lines, files, gib):
+    assert limit(lines, files) == gib * GIB
+
+
+def test_without_proc_it_is_the_machines_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: 3 * GIB)
+    assert memory_limit(tmp_path, tmp_path) == 3 * GIB
+
+
+def test_unknown_stays_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr("eke.hardware.cpu._physical", lambda: None)
+    assert memory_limit(tmp_path, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param(
+            "processor\t: 0\nmodel name\t: AMD  EPYC 9555\nflags\t: fpu\n",
+            "AMD EPYC 9555",
+            id="x86",
+        ),
+        pytest.param("processor\t: 0\nBogoMIPS\t: 50.00\n", "aarch64", id="arm-has-no-name"),
+        pytest.param(None, "aarch64", id="no-proc"),
+    ],
+)
+def test_name(tmp_path, monkeypatch, text, name):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    if text is not None:
+        write(tmp_path / "cpuinfo", text)
+    assert cpu_name(tmp_path) == name
+
+
+def test_the_cpu_is_one_device_without_a_capability_or_invented_peaks():
+    device = cpu_device("why")
+    assert (device.kind, device.count, device.note) == ("cpu", 1, "why")
+    assert device.capability is None
+    assert device.peak_flops == ()
+    assert device.memory_bytes is None or device.memory_bytes > 2**20

@@ -1,0 +1,183 @@
+"""The device a run gets, on machines of every kind."""
+
+import importlib
+import sys
+
+import pytest
+
+from eke.errors import ConfigError
+from eke.hardware import DEVICES, choose, detect
+from eke.hardware.torch_build import TorchBuild, parse_version_file, torch_build
+
+detect_module = importlib.import_module("eke.hardware.detect")  # its function has the same name
+H200 = "NVIDIA H200"
+
+
+def test_gpus_are_counted_and_described(machine):
+    fake = machine(H200, H200, memory_mib=143771, capability=(9, 0))
+    device = detect()
+    assert (device.kind, device.name, device.count) == ("cuda", H200, 2)
+    assert device.memory_bytes == 143771 * 2**20
+    assert device.capability == (9, 0)
+    assert device.peak("bfloat16") == DEVICES["h200"].peak("bfloat16")
+    assert device.source == DEVICES["h200"].source
+    assert device.present
+    assert fake.open_sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        pytest.param(None, ["a", "b", "c"], id="unset"),
+        pytest.param("1", ["b"], id="index"),
+        pytest.param("2,0", ["c", "a"], id="order"),
+        pytest.param(" 1 , 2 ", ["b", "c"], id="blanks"),
+        pytest.param("", [], id="empty"),
+        pytest.param("-1", [], id="minus-one"),
+        pytest.param("0,-1,1", ["a"], id="minus-one-ends"),
+        pytest.param("0,7,1", ["a"], id="unknown-index-ends"),
+        pytest.param("1,1", [], id="repeated"),
+        pytest.param("GPU-1a7f-1", ["b"], id="uuid"),
+        pytest.param("GPU-2a", ["c"], id="uuid-start"),
+        pytest.param("GPU-", [], id="ambiguous-uuid"),
+        pytest.param("GPU-ffff", [], id="unknown-uuid"),
+        pytest.param("MIG-7", ["a MIG"], id="slice"),
+        pytest.param("MIG-8", [], id="unknown-slice"),
+        pytest.param("NoDevFiles", [], id="word"),
+    ],
+)
+def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible, names):
+    machine("a", "b", "c", slices=[("a", "MIG-7", 4864)])
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    device = detect()
+    if not names:
+        assert device.kind == "cpu"
+        assert device.note == f"CPU: CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+    else:
+        assert (device.name, device.count) == (names[0], len(names))
+
+
+def test_mixed_models_are_said_so(machine):
+    machine("NVIDIA A100-SXM4-80GB", H200)
+    device = detect()
+    assert (device.name, device.count) == ("NVIDIA A100-SXM4-80GB", 2)
+    assert "2 GPUs of different models (NVIDIA A100-SXM4-80GB, NVIDIA H200)" in device.note
+    assert "CUDA_VISIBLE_DEVICES" in device.note
+
+
+def test_an_unknown_model_has_no_peaks_and_the_note_says_so(machine):
+    machine("NVIDIA RTX 9090")
+    device = detect()
+    assert device.kind == "cuda"
+    assert device.peak_flops == ()
+    assert device.source == ""
+    assert "no MFU" in device.note
+
+
+def test_what_the_driver_does_not_answer_is_absent(machine):
+    machine("NVIDIA GB10", memory_mib=None, capability=None)
+    device = detect()
+    assert device.memory_bytes is None
+    assert device.capability is None
+
+
+@pytest.mark.parametrize(
+    ("broken", "names", "reason"),
+    [
+        pytest.param("init", [H200], "Driver/library version mismatch", id="driver-mismatch"),
+        pytest.param("count", [H200], "the NVIDIA driver does not answer", id="driver-fails"),
+        pytest.param("", [], "the NVIDIA driver lists no GPU", id="no-gpu"),
+    ],
+)
+def test_without_a_usable_gpu_it_is_the_cpu_and_the_note_says_why(machine, broken, names, reason):
+    fake = machine(*names, broken=broken)
+    device = detect()
+    assert device.kind == "cpu"
+    assert device.note.startswith("CPU: ")
+    assert reason in device.note
+    assert fake.open_sessions == 0
+
+
+def test_without_pynvml_it_is_the_cpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert detect().note == "CPU: nvidia-ml-py is not installed"
+
+
+def test_a_cpu_build_of_torch_means_cpu_whatever_the_driver_lists(machine, monkeypatch):
+    machine(H200)
+    monkeypatch.setattr(detect_module, "torch_build", lambda: TorchBuild("2.13.0+cpu", None))
+    device = detect()
+    assert device.kind == "cpu"
+    assert (
+        "torch 2.13.0+cpu is built without CUDA, so 1 x NVIDIA H200 cannot be used" in device.note
+    )
+
+
+def test_without_torch_the_gpus_are_still_shown(machine, monkeypatch):
+    machine(H200)
+    monkeypatch.setattr(detect_module, "torch_build", lambda: None)
+    assert detect().kind == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n",
+            TorchBuild("2.13.0+cpu", None),
+            id="cpu",
+        ),
+        pytest.param(
+            "__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = '13.0'\n",
+            TorchBuild("2.13.0", "13.0"),
+            id="cuda",
+        ),
+        pytest.param(
+            '__version__ = "2.1"\ncuda = "12.1"\n', TorchBuild("2.1", "12.1"), id="unannotated"
+        ),
+        pytest.param("__version__ = '3.0'\n", None, id="no-cuda-line"),
+        pytest.param("cuda: Optional[str] = _probe()\n__version__ = '3.0'\n", None, id="computed"),
+    ],
+)
+def test_version_file_of_torch(text, expected):
+    assert parse_version_file(text) == expected
+
+
+def test_the_installed_torch_agrees_with_its_files():
+    import torch
+
+    assert torch_build() == TorchBuild(torch.version.__version__, torch.version.cuda)
+
+
+def test_auto_is_what_was_detected(machine):
+    machine(H200)
+    device, reason = choose("auto")
+    assert device == detect()
+    assert reason == "1 x NVIDIA H200, found through the NVIDIA driver"
+
+
+def test_cpu_is_the_cpu_on_a_machine_with_gpus(machine):
+    machine(H200)
+    device, reason = choose("cpu")
+    assert (device.kind, device.count, device.present) == ("cpu", 1, True)
+    assert reason == "CPU: hardware=cpu"
+
+
+def test_a_declared_device_is_present_only_on_a_machine_that_has_that_model(machine):
+    machine(H200, H200, memory_mib=143000)
+    here, _ = choose("h200")
+    assert here.present
+    assert (here.count, here.memory_bytes) == (2, 143000 * 2**20)
+    elsewhere, reason = choose("h100")
+    assert not elsewhere.present
+    assert elsewhere.memory_bytes == DEVICES["h100"].memory_bytes
+    assert reason == ("declared by hardware=h100, for planning only: this machine has NVIDIA H200")
+
+
+def test_an_unknown_option_names_the_nearest(machine):
+    machine()
+    with pytest.raises(ConfigError, match="hardware = h10") as caught:
+        choose("h10")
+    assert caught.value.problems[0].fix == "hardware=h100"
+    assert "12 known devices: auto, cpu, v100_16" in caught.value.problems[0].why

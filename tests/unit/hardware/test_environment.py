@@ -1,0 +1,107 @@
+"""What a record says about where it was made."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from eke.hardware import environment
+from eke.hardware.environment import git_state, slurm_job_id
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A git checkout with `src/eke` committed; returns the package's folder."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    package = tmp_path / "a project" / "src" / "eke"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    git(package.parents[1], "init", "--quiet")
+    git(package.parents[1], "add", ".")
+    git(package.parents[1], "commit", "--quiet", "--message", "first")
+    return package
+
+
+def test_commit_and_dirty_flag(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert git_state(checkout) == {"commit": commit, "dirty": False}
+    (checkout / "new.py").write_text("")
+    assert git_state(checkout) == {"commit": commit, "dirty": True}
+
+
+def test_another_repository_in_the_environment_is_not_believed(checkout, monkeypatch):
+    commit = git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert git_state(checkout) == {"commit": commit, "dirty": False}
+
+
+def test_installed_inside_another_checkout_is_no_checkout(checkout):
+    installed = checkout.parents[1] / ".venv" / "lib" / "site-packages" / "eke"
+    installed.mkdir(parents=True)
+    assert git_state(installed) is None
+
+
+def test_a_checkout_without_a_commit_has_no_state(tmp_path):
+    package = tmp_path / "src" / "eke"
+    package.mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+    assert git_state(package) is None
+
+
+def test_without_git_there_is_no_state(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert git_state(checkout) is None
+
+
+def test_the_environment_is_json_and_its_time_is_utc(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    facts = json.loads(json.dumps(environment()))
+    when = datetime.fromisoformat(facts["time"])
+    assert when.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - when) < timedelta(minutes=5)
+    assert facts["versions"]["torch"]
+    assert facts["host"]
+    assert facts.keys().isdisjoint({"driver", "cuda_driver", "slurm_job_id"})
+
+
+def test_driver_and_cuda_version(machine):
+    machine("NVIDIA H200")
+    facts = environment()
+    assert (facts["driver"], facts["cuda_driver"]) == ("580.65.06", "13.1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        pytest.param({}, None, id="no-slurm"),
+        pytest.param({"SLURM_JOB_ID": "4711"}, "4711", id="job"),
+        pytest.param(
+            {
+                "SLURM_JOB_ID": "4713",
+                "SLURM_ARRAY_JOB_ID": "4711",
+                "SLURM_ARRAY_TASK_ID": "2",
+            },
+            "4711_2",
+            id="array",
+        ),
+    ],
+)
+def test_slurm_job(variables, job):
+    assert slurm_job_id(variables) == job

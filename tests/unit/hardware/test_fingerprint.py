@@ -1,0 +1,82 @@
+"""A fingerprint changes with what it stands for, and with nothing else."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from eke.hardware import DEVICES, machine_fingerprint
+from eke.hardware.fingerprint import installed_versions, source_hash
+
+
+def test_it_holds_the_device_and_the_versions_installed():
+    facts = machine_fingerprint(DEVICES["h200"])
+    assert facts["device"] == "NVIDIA H200"
+    assert facts["device_count"] == "1"
+    assert facts["torch"] == metadata.version("torch")
+    assert facts["transformers"] == metadata.version("transformers")
+    assert len(facts["eke_source"]) == 16
+    int(facts["eke_source"], 16)
+    assert all(isinstance(value, str) for value in facts.values())
+    assert facts == machine_fingerprint(DEVICES["h200"])
+
+
+def test_a_library_that_is_not_installed_is_absent():
+    assert installed_versions(["no-such-distribution", "pytest"]) == {
+        "pytest": metadata.version("pytest")
+    }
+
+
+def test_broken_metadata_is_absent_and_raises_nothing(tmp_path, monkeypatch):
+    (tmp_path / "halfgone-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_versions(["halfgone"]) == {}
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package of two modules and a data file."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "sub" / "b.py").write_text("y = 2\n")
+    (tmp_path / "sub" / "notes.txt").write_text("no code\n")
+    return tmp_path
+
+
+def test_the_source_hash_is_of_names_and_contents(package):
+    before = source_hash(package)
+    (package / "sub" / "notes.txt").write_text("other notes\n")
+    assert source_hash(package) == before
+    (package / "a.py").write_text("x = 2\n")
+    changed = source_hash(package)
+    assert changed != before
+    (package / "a.py").write_text("x = 1\n")
+    assert source_hash(package) == before
+    (package / "a.py").rename(package / "c.py")
+    assert source_hash(package) not in (before, changed)
+
+
+def test_moving_text_between_modules_changes_the_hash(package):
+    before = source_hash(package)
+    (package / "a.py").write_text("x = 1\ny = 2\n")
+    (package / "sub" / "b.py").write_text("")
+    assert source_hash(package) != before
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_a_run(package):
+    before = source_hash(package)
+    (package / "lock.py").symlink_to(package / "nowhere")
+    assert source_hash(package) != before
+
+
+def test_no_torch_is_imported():
+    code = (
+        "import sys; from eke import hardware as h; d = h.detect(); h.machine_fingerprint(d); "
+        "h.environment(); h.foreign_processes(d); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -1,0 +1,96 @@
+"""Who shares the GPU: only processes that are no part of the run."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from eke.hardware import DEVICES, foreign_processes
+from eke.hardware.cpu import cpu_device
+
+GPU = DEVICES["h200"]
+ME, LAUNCHER = os.getpid(), os.getppid()
+SHELL, RANK, CHILD, OTHER = 900001, 900002, 900003, 900004
+MIB = 2**20
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A process table: shell > launcher > (this process > child, rank), and somebody else."""
+    parents = {ME: LAUNCHER, LAUNCHER: SHELL, SHELL: 1, RANK: LAUNCHER, CHILD: ME, OTHER: SHELL}
+    for pid, parent in parents.items():
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (a ) b) S {parent} 1 1\n")
+        (folder / "comm").write_text("python\n")
+    return tmp_path
+
+
+@pytest.fixture
+def gpu(machine, monkeypatch):
+    """`gpu((pid, bytes), ...)`: one GPU with these processes on it."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+    def make(*processes):
+        return machine("NVIDIA H200", processes=list(processes))
+
+    return make
+
+
+def test_the_run_itself_is_not_foreign(gpu, proc):
+    gpu((ME, MIB), (CHILD, MIB), (LAUNCHER, None))
+    assert foreign_processes(GPU, proc) == []
+
+
+def test_somebody_else_is_named_with_what_it_holds(gpu, proc):
+    gpu((ME, MIB), (OTHER, 2048 * MIB))
+    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 2.00 GiB)"]
+
+
+def test_memory_the_driver_does_not_say_is_left_out(gpu, proc):
+    gpu((OTHER, None))
+    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python)"]
+
+
+def test_memory_adds_up_over_gpus(machine, proc, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    machine("NVIDIA H200", "NVIDIA H200", processes=[(OTHER, 512 * MIB)])
+    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 1.00 GiB)"]
+
+
+def test_a_sibling_is_a_rank_under_torchrun_and_foreign_otherwise(gpu, proc, monkeypatch):
+    gpu((RANK, MIB))
+    assert foreign_processes(GPU, proc) == [f"pid {RANK} (python, 1.00 MiB)"]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert foreign_processes(GPU, proc) == []
+
+
+def test_only_visible_gpus_count(machine, proc, monkeypatch):
+    fake = machine("NVIDIA H200", "NVIDIA H200")
+    fake.gpus[1].processes = [(OTHER, MIB)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert foreign_processes(GPU, proc) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert foreign_processes(GPU, proc) == [f"pid {OTHER} (python, 1.00 MiB)"]
+
+
+def test_in_a_container_it_is_measurable_only_before_our_own_context(gpu, proc, monkeypatch):
+    gpu((123456789, MIB))
+    idle = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setitem(sys.modules, "torch", idle)
+    assert foreign_processes(GPU, proc) == ["pid 123456789 (outside this container, 1.00 MiB)"]
+    busy = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", busy)
+    assert foreign_processes(GPU, proc) is None
+
+
+@pytest.mark.parametrize("broken", ["init", "count"], ids=str)
+def test_without_an_answer_it_is_not_measurable(machine, proc, broken):
+    machine("NVIDIA H200", broken=broken)
+    assert foreign_processes(GPU, proc) is None
+
+
+def test_on_a_cpu_it_is_not_measurable(machine, proc):
+    machine("NVIDIA H200", processes=[(OTHER, MIB)])
+    assert foreign_processes(cpu_device(), proc) is None
