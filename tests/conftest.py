@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from equivalence_compare import Curve
-from support import REPO, TINY, Finished, environment
+from support import REPO, TINY, Finished, environment, last_wins
 
 # One thread: these models are too small for two, and tests run beside each other. torch reads it once.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -71,7 +71,7 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     from eke.track import TrackedRun, build_tracker
 
     def run(*overrides: str) -> Curve:
-        plan = make_plan(*overrides)
+        plan = make_plan(*last_wins(*overrides))
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}-{plan.run_id}"
         folder.mkdir()
         paths = RunPaths(folder)

@@ -42,3 +42,8 @@ def environment(tmp: Path) -> dict[str, str]:
         "PYTHONPATH": str(REPO / "src"),
         "COLUMNS": "120",
     }
+
+
+def last_wins(*overrides: str) -> tuple[str, ...]:
+    """Overrides with only the last value of each key: eke refuses contradictions, tests build on bases."""
+    return tuple({o.split("=", 1)[0]: o for o in overrides}.values())

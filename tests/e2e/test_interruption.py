@@ -7,8 +7,9 @@ import signal
 import pytest
 
 from live import SHORT, record_of, rows_of, run_folders
+from support import last_wins
 
-LONG = (
+LONG = last_wins(
     *SHORT,
     "train.steps=120",
     "train.checkpoint_every=20",
@@ -19,7 +20,6 @@ LONG = (
     "task=masked_lm",
     "schedule=linear",
     "batch.per_device=8",
-    "dataloader.workers=0",
 )
 """Dropout, masking and uneven last batches: every random state and the data position matter."""
 

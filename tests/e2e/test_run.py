@@ -3,6 +3,7 @@
 import pytest
 
 from live import SHORT, record_of, rows_of, run_folders
+from support import last_wins
 
 
 def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
@@ -50,7 +51,7 @@ def test_the_same_command_is_answered_from_the_record(train_py, tmp_path) -> Non
 
 def test_presentation_is_no_part_of_the_identity(train_py, tmp_path) -> None:
     train_py(*SHORT)
-    other = train_py(*SHORT, "train.log_every=1", "tracker=wandb")
+    other = train_py(*last_wins(*SHORT, "train.log_every=1", "tracker=wandb"))
     assert "rerun=true" in other.out
     assert len(run_folders(tmp_path)) == 1
 
@@ -89,7 +90,7 @@ def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
 
 
 def test_checkpointing_repeats_the_forward_pass_and_saves_memory(train_py, tmp_path) -> None:
-    kept = (*SHORT, "model.num_hidden_layers=6", "batch.per_device=16")
+    kept = last_wins(*SHORT, "model.num_hidden_layers=6", "batch.per_device=16")
     train_py(*kept)
     train_py(*kept, "memory=checkpointing")
     plain, recomputed = (record_of(f) for f in run_folders(tmp_path))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from eke.build.batches import Collator, MicroBatch, Order, StepSampler
@@ -60,6 +61,9 @@ class Data:
             pin_memory=self.plan.compute.pin_memory,
             prefetch_factor=config.prefetch,
             persistent_workers=persistent,
+            # A loader draws a seed for its workers; from the global generator that would shift dropout
+            # after a resume. Samples never use it: they are functions of their numbers.
+            generator=torch.Generator(),
         )
 
 

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import accelerate.utils
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -103,6 +104,7 @@ def build_job(
     bare = build_model(plan, device)
     apply_checkpointing(plan, bare)
     optimizer = build_optimizer(plan, bare)
+    accelerate.utils.set_seed(plan.config.seed)  # dropout; a checkpoint brings its own states
     start_step = _resume(paths, bare, optimizer, formats)
     model = compile_model(plan, accelerator.prepare_model(bare))
     meter.timed_from = start_step + plan.config.train.timing_warmup_steps

@@ -17,8 +17,8 @@ from eke.sizes import FAMILIES, VALID_TASKS, model_size, parameter_shapes
 OPTIONS = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
 
 PUBLISHED = {
-    # Parameters of the published checkpoints with the head of their own pre-training task (BERT
-    # without pooler and next-sentence head); gpt2 and t5: model cards; llama: safetensors metadata.
+    # The checkpoints' well-known totals with the head of their own pre-training task (BERT without
+    # pooler and next-sentence head), pinned so that a slip in conf/model shows.
     "bert_base": 109_514_298,
     "bert_large": 335_174_458,
     "gpt2": 124_439_808,
