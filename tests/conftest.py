@@ -10,7 +10,7 @@ import pytest
 from equivalence_compare import Curve
 from support import REPO, TINY, Finished, environment, last_wins
 
-# One thread: these models are too small for two, and tests run beside each other. torch reads it once.
+# One thread: these models are too small for two, and tests run beside each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 

@@ -45,5 +45,5 @@ def environment(tmp: Path) -> dict[str, str]:
 
 
 def last_wins(*overrides: str) -> tuple[str, ...]:
-    """Overrides with only the last value of each key: eke refuses contradictions, tests build on bases."""
+    """Only the last value of each key: eke refuses contradictions, tests build on bases."""
     return tuple({o.split("=", 1)[0]: o for o in overrides}.values())

@@ -6,28 +6,57 @@ from collections.abc import Sequence
 
 import eke
 from eke.check import Facts, check
-from eke.compose import Arguments, Composed, compose, help_text, split_arguments
+from eke.compose import (
+    Arguments,
+    Composed,
+    compose,
+    expand,
+    help_text,
+    is_completion,
+    run_hydra_flags,
+    split_arguments,
+)
 from eke.errors import ConfigError, EkeError
 from eke.hardware import choose
-from eke.launch import place_of, run_single
+from eke.launch import (
+    Cell,
+    merge_duplicates,
+    place_of,
+    run_single,
+    sweep_exit_code,
+    sweep_id,
+    sweep_paths,
+    write_sweep,
+)
 from eke.plan import Plan, make_plan, plan_to_plain, render_plan
-from eke.record import EXIT_OK
-from eke.report import render_summary
+from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome, Record
+from eke.report import render_cells, render_summary
 
 
-def main(argv: Sequence[str]) -> int:
-    """Everything behind `python train.py`; returns the exit code and shows no user a traceback."""
+def main(argv: Sequence[str], *, as_json: bool = False) -> int:
+    """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
+
+    Args:
+        argv: the command line without the program.
+        as_json: print the plan for machines, with `plan_only=true`.
+    """
     try:
         arguments = split_arguments(argv)
         if arguments.help:
-            return say(help_text())
+            return say(help_text(arguments.config_dir))
         if arguments.version:
             return say(f"eke {eke.__version__}")
-        composed = compose(arguments.overrides, arguments.config_dir)
-        return run(composed, arguments)
+        if arguments.hydra_flags:
+            return ask_hydra(arguments)
+        if arguments.multirun:
+            return sweep(arguments)
+        return run(compose(arguments.overrides, arguments.config_dir), as_json)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; the same command continues\n")
+        return EXIT_RESUMABLE
 
 
 def plan_for(composed: Composed, planning: bool) -> Plan:
@@ -46,12 +75,11 @@ def plan_for(composed: Composed, planning: bool) -> Plan:
     )
 
 
-def run(composed: Composed, arguments: Arguments) -> int:
+def run(composed: Composed, as_json: bool = False) -> int:
     """Plan, and unless only the plan is wanted, run it or answer from its record."""
-    config = composed.config
-    plan = plan_for(composed, planning=config.plan_only)
-    if config.plan_only:
-        return say(render_plan(plan))
+    plan = plan_for(composed, planning=composed.config.plan_only)
+    if composed.config.plan_only:
+        return say(json.dumps(plan_to_plain(plan), indent=2) if as_json else render_plan(plan))
     place = place_of(plan)
     if place.record is not None:
         say(render_summary(place.record, str(place.paths.folder)))
@@ -61,18 +89,89 @@ def run(composed: Composed, arguments: Arguments) -> int:
     if place.note:
         say(f"  {place.note}")
     say("")
-    sys.stdout.flush()
     record = run_single(plan, place)
     say("\n" + render_summary(record, str(place.paths.folder)))
     return record.exit_code
 
 
-def plan_json(plan: Plan) -> str:
-    """The plan for machines."""
-    return json.dumps(plan_to_plain(plan), indent=2)
+def sweep(arguments: Arguments) -> int:
+    """Plan every cell before the first one runs, then run them one after the other.
+
+    Refused cells are listed and left out, equal ones run once, finished ones are answered from
+    their records: the same command again finishes the sweep.
+    """
+    overrides = expand(arguments.overrides, arguments.config_dir)
+    identity = sweep_id(overrides)
+    cells, plans = [], []
+    for cell_overrides in overrides:
+        composed = compose(cell_overrides, arguments.config_dir, in_sweep=True)
+        composed.config.tracker.group = composed.config.tracker.group or f"sweep-{identity}"
+        cell, plan = Cell(cell_overrides), None
+        try:
+            plan = plan_for(composed, planning=composed.config.plan_only)
+            cell.run_id = plan.run_id
+        except ConfigError as error:
+            cell.outcome, cell.reason = Outcome.refused.name, error.short()
+        cells.append(cell)
+        plans.append(plan)
+        planning = composed.config.plan_only
+        runs = composed.config.paths.runs
+    duplicates = merge_duplicates(plans)
+    say(f"sweep {identity}: {describe(cells, len(duplicates))}")
+    if planning:
+        return say(render_cells([(cell, None) for cell in cells]))
+    paths = sweep_paths(runs, identity)
+    records: list[Record | None] = [None] * len(cells)
+    write_sweep(paths, arguments.overrides, cells)
+    for number, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
+        if plan is None:
+            continue
+        say(f"\n[{number + 1}/{len(cells)}] {' '.join(cell.overrides)}")
+        if number in duplicates:
+            say(f"  the same run as cell {duplicates[number] + 1}")
+        records[number] = run_cell(cell, plan)
+        write_sweep(paths, arguments.overrides, cells)
+        if cell.outcome == Outcome.cancelled.name:
+            break
+    say("\n" + render_cells(list(zip(cells, records, strict=True))))
+    say(f"\n  {paths.sweep}")
+    return sweep_exit_code(cells)
+
+
+def run_cell(cell: Cell, plan: Plan) -> Record | None:
+    """Run one cell, or answer it from its record; its failure is its own and never the sweep's."""
+    try:
+        place = place_of(plan)
+        cell.folder, cell.reused = str(place.paths.folder), place.record is not None
+        record = place.record or run_single(plan, place)
+    except EkeError as error:
+        cell.outcome, cell.reason = Outcome.crashed.name, str(error)
+        return None
+    cell.outcome = record.outcome
+    cell.reason = f"{record.failure.message} ({cell.folder}/train.log)" if record.failure else ""
+    note = "answered from its record" if cell.reused else cell.folder
+    say(f"  {record.outcome}: {note}")
+    return record
+
+
+def describe(cells: Sequence[Cell], num_duplicates: int) -> str:
+    """How many cells there are, and how many of them will not run."""
+    refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
+    parts = [f"{len(cells)} cells"]
+    parts += [f"{refused} refused"] if refused else []
+    parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
+    return ", ".join(parts)
+
+
+def ask_hydra(arguments: Arguments) -> int:
+    """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
+    if not is_completion(arguments) and not arguments.multirun:
+        compose(arguments.overrides, arguments.config_dir)
+    return run_hydra_flags(arguments)
 
 
 def say(text: str) -> int:
     """Print for the user; returns the exit code of having said it."""
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
     return EXIT_OK

@@ -101,7 +101,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
 
 
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
-    """Keep the files whose name hashes lowest for evaluation: stable when other files come or go."""
+    """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
     ranked = sorted(paths, key=lambda path: hashlib.sha256(names[path].encode()).digest())
     kept = set(ranked[: max(1, round(len(paths) * eval_frac))])
@@ -139,7 +139,7 @@ def window_length(config: Config) -> int:
 
 
 def count_windows(pieces: Iterable[Piece], length: int) -> int:
-    """Samples of `length` tokens: each class packed on its own, one separator token after each piece."""
+    """Samples of `length` tokens: each class packed on its own, a separator after each piece."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
         tokens[piece.label] += piece.size + 1

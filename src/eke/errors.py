@@ -51,6 +51,13 @@ class ConfigError(EkeError):
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__(self.render())
 
+    def short(self) -> str:
+        """All problems on one line: for a table of many runs."""
+        return "; ".join(
+            f"{p.path} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
+            for p in self.problems
+        )
+
     def render(self) -> str:
         """All problems, under one heading that counts them."""
         count = len(self.problems)

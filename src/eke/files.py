@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never half of it."""
+"""Writing files so that a crash at any moment leaves the old content or the new, never a mix."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` atomically as indented, strict JSON (not-a-number becomes text, see `plain`)."""
+    """Write `value` atomically as indented, strict JSON (see `plain` for not-a-number)."""
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line with a single `write`, so that a kill can lose at most the line being written."""
+    """Append one line with a single `write`: a kill can lose at most the line being written."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, (line + "\n").encode())
@@ -61,7 +61,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` with non-finite floats spelled out (`"nan"`, `"inf"`), which strict JSON has no way to say."""
+    """`value` with non-finite floats spelled out (`"nan"`, `"inf"`): JSON cannot say them."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

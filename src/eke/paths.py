@@ -1,4 +1,4 @@
-"""Where things are: every file name inside a run folder, and the configuration that ships with eke."""
+"""Where things are: every file name inside a run folder, and the configuration eke ships with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,20 @@ class RunPaths:
         return self.folder / ".lock"
 
 
+@dataclass(frozen=True)
+class SweepPaths:
+    """The files of one sweep."""
+
+    folder: Path
+
+    @property
+    def sweep(self) -> Path:
+        """Every cell: overrides, run, verdict and reason."""
+        return self.folder / "sweep.json"
+
+
 def conf_folder() -> Path:
-    """The folder with `config.yaml`: inside an installed package, else beside `src` in a checkout."""
+    """The folder with `config.yaml`: in an installed package, else beside `src` in a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"

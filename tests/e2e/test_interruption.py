@@ -1,11 +1,10 @@
-"""Nothing is lost: kills, signals, damaged files; the same command continues to the very same curve."""
+"""Nothing is lost: kills, signals, damaged files; the same command gives the very same curve."""
 
 import os
 import shutil
 import signal
 
 import pytest
-
 from live import SHORT, record_of, rows_of, run_folders
 from support import last_wins
 

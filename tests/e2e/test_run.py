@@ -1,7 +1,6 @@
 """One command trains, records and tells."""
 
 import pytest
-
 from live import SHORT, record_of, rows_of, run_folders
 from support import last_wins
 

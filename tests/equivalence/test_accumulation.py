@@ -1,7 +1,7 @@
 """However a global batch is cut, each step computes the same loss and the same gradient.
 
-Ragged lengths, padding, ignored labels and an uneven last batch; dropout 0; float32. The bound is the
-contract's 1e-5 relative over 20 steps and more: what remains is the order of additions.
+Ragged lengths, padding, ignored labels and an uneven last batch; dropout 0; float32. The bound is
+the contract's 1e-5 relative over 20 steps and more: what remains is the order of additions.
 """
 
 import pytest

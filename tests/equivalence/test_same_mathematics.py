@@ -1,10 +1,9 @@
-"""Techniques that promise the same mathematics give the same loss and gradient norm at every step."""
+"""What promises the same mathematics gives the same loss and gradient norm at every step."""
 
 import pytest
+from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
-
-from equivalence_cases import CASES, RAGGED
 
 STEP = (*RAGGED, "batch.per_device=6")
 
@@ -15,7 +14,7 @@ PAIRS = {
     "aot_eager": ("compile=none", "compile=aot_eager", 1e-5),
     "eager": ("compile=none", "compile=eager", 1e-5),
 }
-"""Group options that promise the same, and the bound: 0 where not even the order of additions differs."""
+"""Options that promise the same, and the bound: 0 where not even the order of additions differs."""
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -43,9 +42,9 @@ def test_inductor_agrees(case, curve_of) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_stay_near_float32(precision, curve_of) -> None:
-    """bfloat16 keeps 8 bits of mantissa, so one product is off by up to 2^-9; the loss of a small model
-    over a few steps stays within ten times that. Equal to the last digit would mean that nothing ran
-    in 16 bits."""
+    """bfloat16 keeps 8 bits of mantissa, so one product is off by up to 2^-9; the loss of a small
+    model over a few steps stays within ten times that. Equal to the last digit would mean that
+    nothing ran in 16 bits."""
     case = (*CASES["causal_lm-llama"], *TINY, *STEP)
     exact, rounded = (curve_of(*case, f"precision={p}") for p in ("fp32", precision))
     losses = [(a[0], b[0]) for a, b in zip(exact, rounded, strict=True)]

@@ -71,9 +71,9 @@ def _pad(rows: list[Tensor], value: int) -> Tensor:
 class Order:
     """Which samples optimizer step k sees: a function of the seed and k alone.
 
-    Micro-batch size, accumulation and ranks only cut a step's samples, so that any split of the same
-    global batch trains on the same samples. Each epoch is a new permutation; its last step may hold
-    fewer samples.
+    Micro-batch size, accumulation and ranks only cut a step's samples, so that any split of the
+    same global batch trains on the same samples. Each epoch is a new permutation; its last step may
+    hold fewer samples.
     """
 
     num_samples: int
@@ -102,7 +102,9 @@ class Order:
             yield [(epoch, index) for index in permutation[at : at + self.samples_per_step]]
 
 
-def cut_step(keys: list[Key], per_device: int, rank: int = 0, world_size: int = 1) -> list[list[Key]]:
+def cut_step(
+    keys: list[Key], per_device: int, rank: int = 0, world_size: int = 1
+) -> list[list[Key]]:
     """The micro-batches of one rank: every `world_size`-th group of `per_device` samples."""
     groups = [keys[at : at + per_device] for at in range(0, len(keys), per_device)]
     return groups[rank::world_size]

@@ -33,9 +33,7 @@ class Data:
         """
         batch, steps = self.plan.batch, self.plan.steps
         order = Order(len(self.train), batch.samples_per_step, self.plan.config.seed)
-        sampler = StepSampler(
-            order, start, steps.total, batch.per_device, rank, batch.world_size
-        )
+        sampler = StepSampler(order, start, steps.total, batch.per_device, rank, batch.world_size)
         loader = iter(self._loader(self.train, sampler))
         for cut in sampler.cuts():
             yield [next(loader) for _ in cut]
@@ -61,8 +59,8 @@ class Data:
             pin_memory=self.plan.compute.pin_memory,
             prefetch_factor=config.prefetch,
             persistent_workers=persistent,
-            # A loader draws a seed for its workers; from the global generator that would shift dropout
-            # after a resume. Samples never use it: they are functions of their numbers.
+            # A loader draws a seed for its workers; from the global generator that would shift
+            # dropout after a resume. Samples never use it: they are functions of their numbers.
             generator=torch.Generator(),
         )
 

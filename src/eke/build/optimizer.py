@@ -62,9 +62,7 @@ def _adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 def _sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     config = plan.config.optimizer
     assert isinstance(config, SGD)
-    return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov
-    )
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
 
 
 BUILDERS: dict[str, Callable[[Plan, Groups], torch.optim.Optimizer]] = {

@@ -20,7 +20,7 @@ class Formats:
 
 
 def build_formats(plan: Plan, device: torch.device) -> Formats:
-    """torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
+    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
     return BUILDERS[plan.config.precision.option](plan, device)
 
 

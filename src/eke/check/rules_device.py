@@ -114,9 +114,7 @@ RULES = (
             f.config.compile.option == "inductor" and _older_than(f, INDUCTOR_CAPABILITY)
         ),
         value=lambda f: f.config.compile.option,
-        why=lambda f: (
-            f"Triton kernels need CUDA compute capability 7.0 or newer; {_capability(f)}"
-        ),
+        why=lambda f: f"Triton kernels need CUDA compute capability 7.0 or newer; {_capability(f)}",
         fix=lambda f: "compile=none",
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     ),
@@ -134,9 +132,7 @@ RULES = (
         id="pinning_needs_cuda",
         verdict=Verdict.no_effect,
         path="dataloader.pin_memory",
-        when=lambda f: (
-            f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu"
-        ),
+        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
         value=lambda f: f.config.dataloader.pin_memory.value,
         why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
         fix=lambda f: "dataloader.pin_memory=auto",

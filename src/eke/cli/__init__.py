@@ -9,6 +9,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
 
   eke train [overrides]    the same as python train.py
   eke plan [overrides]     every derived decision with its reason; nothing is run
+                           (--json: for machines)
   eke --version
 
 Overrides and options: eke train --help
@@ -22,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "train":
         return app.main(rest)
     if command == "plan":
-        return app.main([*rest, "plan_only=true"])
+        as_json = "--json" in rest
+        overrides = [argument for argument in rest if argument != "--json"]
+        return app.main([*overrides, "plan_only=true"], as_json=as_json)
     if command in ("--version", "--help", "-h"):
         return app.main(["--version"]) if command == "--version" else _usage(0)
     sys.stderr.write(f"eke: no command {command!r}\n\n")

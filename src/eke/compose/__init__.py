@@ -1,7 +1,19 @@
 """From the command line to a typed configuration, with every mistake explained at once."""
 
 from eke.compose.arguments import Arguments, split_arguments
+from eke.compose.ask import is_completion, run_hydra_flags
 from eke.compose.composer import Composed, compose
+from eke.compose.expand import Cell, expand
 from eke.compose.help import help_text
 
-__all__ = ["Arguments", "Composed", "compose", "help_text", "split_arguments"]
+__all__ = [
+    "Arguments",
+    "Cell",
+    "Composed",
+    "compose",
+    "expand",
+    "help_text",
+    "is_completion",
+    "run_hydra_flags",
+    "split_arguments",
+]

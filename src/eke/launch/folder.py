@@ -59,7 +59,7 @@ def _readable(paths: RunPaths) -> Record | None:
         return read_record(paths)
     except UnreadableRecord as error:
         raise EkeError(
-            f"{error}\nNothing was changed. Move the folder away, or delete the file to run it again."
+            f"{error}\nNothing was changed. Move the folder away, or delete the file, to run again."
         ) from error
 
 
@@ -81,7 +81,9 @@ def claim(paths: RunPaths) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+            owner = (
+                os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
+            )
             raise BusyError(f"run {paths.folder.name} is being worked on by {owner}") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""Showing a running worker: its log as it grows, and on a terminal a progress bar from its metrics."""
+"""Showing a running worker: its log as it grows, and on a terminal a bar from its metrics."""
 
 import sys
 from collections.abc import Iterator

@@ -77,13 +77,13 @@ def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
         worker.send_signal(number)
 
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, forward)
+    for listened in (signal.SIGINT, signal.SIGTERM):
+        before[listened] = signal.signal(listened, forward)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for restored, handler in before.items():
+            signal.signal(restored, handler)
 
 
 def kill_group(group: int) -> None:

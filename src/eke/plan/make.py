@@ -13,8 +13,8 @@ from eke.schema.codec import make_converter
 from eke.sizes import model_size
 
 DEFAULT_STEPS = 300
-"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly in
-loss within about a minute on two cores."""
+"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
+in loss within about a minute on two cores."""
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""

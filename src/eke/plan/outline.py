@@ -1,4 +1,4 @@
-"""The parts of a record that follow from the plan: the same whether the worker or its supervisor writes."""
+"""What of a record follows from the plan: the same whether the worker or its supervisor writes."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def outline_record(
     outcome: Outcome,
     failure: Failure | None,
 ) -> Record:
-    """A record of the plan and of what metrics.jsonl holds; memory and the like are still absent."""
+    """A record of the plan and of what metrics.jsonl holds; memory and the like are absent yet."""
     content = plan_to_plain(plan)
     config = content.pop("config")
     steps = metrics.latest(rows, metrics.LOSS)

@@ -1,4 +1,4 @@
-"""The plan: every derived decision of one run with its reason; frozen, printable, sent to the worker."""
+"""The plan: every derived decision of a run with its reason; frozen, printable, for the worker."""
 
 from dataclasses import dataclass
 

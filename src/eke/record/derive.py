@@ -1,4 +1,4 @@
-"""What follows from the rows of metrics.jsonl alone: timing, rates, losses. Absent where not measured."""
+"""What follows from the rows of metrics.jsonl: timing, rates, losses. Absent if not measured."""
 
 import math
 import statistics

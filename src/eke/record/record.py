@@ -19,7 +19,7 @@ class Spread:
 
 @dataclass
 class Timing:
-    """Seconds. Steps of the warm-up and steps that compiled are in `warmup_steps_s`, never in `steady`."""
+    """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
 
     startup_s: float | None = None
     """From the start of the worker to the first training step: imports, model, data."""
@@ -134,5 +134,5 @@ class Record:
     warnings: list[str] = field(default_factory=list)
     failure: Failure | None = None
     shared_device: bool | None = None
-    """Another process used the device: no speed claim can be made. None when it was not looked at."""
+    """Another process used the device: no speed claim can be made. None: not looked at."""
     schema_version: int = RECORD_VERSION

@@ -86,7 +86,7 @@ def note_first_stages(attempt: Attempt) -> None:
 
 
 def write_last_rows(attempt: Attempt) -> None:
-    """Write the steps since the last write, if the device still answers and the disk still takes them."""
+    """Write the steps since the last write, if the device still answers and the disk takes them."""
     if attempt.job is None:
         return
     try:

@@ -24,7 +24,8 @@ from eke.files import fsync_directory, read_json, write_json
 
 log = logging.getLogger(__name__)
 
-MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
+STATE, MANIFEST = "state.json", "manifest.json"
 
 
 def checkpoint_name(step: int) -> str:
@@ -77,7 +78,7 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
 ) -> int:
-    """Restore everything a complete checkpoint holds; returns the number of steps it was taken after."""
+    """Restore everything a complete checkpoint holds; returns the steps it was taken after."""
     load_model(model, path / MODEL, strict=True)
     tensors = torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu")
     optimizer.load_state_dict(tensors["optimizer"])
@@ -90,7 +91,7 @@ def load_checkpoint(
     version, internal, gauss = state["python_rng"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["numpy_rng"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
     return int(state["step"])
 
 
@@ -146,7 +147,8 @@ def _prune(folder: Path, keep: int) -> None:
 
 
 def _python_random_states() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002
-    state = {"python_rng": random.getstate(), "numpy_rng": [name, keys.tolist(), *rest]}
+    name, keys, *rest = np.random.get_state(legacy=True)
+    numbers = np.asarray(keys).tolist()
+    state = {"python_rng": random.getstate(), "numpy_rng": [name, numbers, *rest]}
     plain: dict[str, Any] = json.loads(json.dumps(state))
     return plain

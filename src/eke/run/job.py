@@ -73,7 +73,7 @@ class Job:
 
 
 def choose_device(plan: Plan) -> torch.device:
-    """torch's device for the plan.
+    """Torch's device for the plan.
 
     Raises:
         RuntimeError: a GPU was planned and torch does not see one.

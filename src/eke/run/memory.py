@@ -44,8 +44,8 @@ def live_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 class AllocationProfile:
     """Context around one CPU step: the highest sum of tensor memory while it ran.
 
-    PyTorch counts no peak on a CPU; the profiler reports each allocation and release. Peak = what was
-    alive before + the highest running sum. Costs that one step about 28 % (docs/lab.md).
+    PyTorch counts no peak on a CPU; the profiler reports each allocation and release. Peak = what
+    was alive before + the highest running sum. What that costs the one step: docs/lab.md.
     """
 
     def __init__(self, alive_before: int) -> None:

@@ -16,6 +16,9 @@ from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
 from eke.run.process import resident_bytes
 from eke.run.stop import StopFlag, stop_with_supervisor
 
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch's native code, its profiler above all, writes notes that mean nothing to users."""
+
 
 def main(arguments: list[str]) -> int:
     """Run the plan of one folder; returns the exit code that stands in the record."""
@@ -25,7 +28,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()

@@ -1,6 +1,8 @@
-"""Dataclasses to plain JSON values and back; groups with variants find their class by its fields."""
+"""Dataclasses to plain JSON values and back; a group with variants finds its class by fields."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ def make_converter() -> cattrs.Converter:
         base = hints[group]
         classes = [base, *variants.values()]
         converter.register_structure_hook_func(
-            lambda cls, base=base: cls is base, _variant_hook(converter, group, classes)
+            functools.partial(operator.is_, base), _variant_hook(converter, group, classes)
         )
         converter.register_unstructure_hook(base, dataclasses_to_plain(converter))
     return converter

@@ -31,7 +31,7 @@ class Model:
 
 @dataclass
 class LlamaModel(Model):
-    """Llama-style decoder: RMSNorm, rotary positions, gated feed-forward, grouped-query attention."""
+    """Llama-style decoder: RMSNorm, rotary positions, gated feed-forward, grouped queries."""
 
     num_key_value_heads: int | None = field(default=None, metadata=at_least(1))
     """Key and value heads; null is as many as query heads."""

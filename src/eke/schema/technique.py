@@ -38,7 +38,7 @@ class Precision:
     compute: Compute = Compute.float32
     """Autocast format of the forward pass; weights, optimizer state and reductions stay float32."""
     tf32: Switch = Switch.auto
-    """TF32 for the float32 matrix multiplications that remain; auto keeps PyTorch's default, off."""
+    """TF32 for the float32 matrix multiplications that remain; auto is PyTorch's default, off."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ class DataLoader:
     prefetch: int | None = field(default=None, metadata=at_least(1))
     """Batches each loader process prepares ahead; null is PyTorch's 2."""
     persistent: bool = False
-    """Keep the evaluation's loader processes for the next evaluation (training's live for the whole run)."""
+    """Keep evaluation's loader processes between evaluations (training's live all the run)."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ class PythonSource(Data):
 
 @dataclass
 class Synthetic(Data):
-    """Random token ids and labels, as in the guides: speed and memory of any shape, nothing to learn."""
+    """Random token ids and labels, as in the guides: any shape, nothing to learn."""
 
     lengths: Lengths = Lengths.fixed
     """fixed: every sample has `seq_len` tokens; uniform: between `min_len` and `seq_len`."""
@@ -103,7 +103,7 @@ class Batch:
     accumulation: int | None = field(default=None, metadata=at_least(1))
     """Forward passes per optimizer step; null is derived from `target`, else 1."""
     target: int | None = field(default=None, metadata=at_least(1))
-    """Samples per optimizer step over all devices; null is per_device x accumulation x processes."""
+    """Samples per optimizer step on all devices; null: per_device x accumulation x processes."""
     eval_per_device: int | None = field(default=None, metadata=at_least(1))
     """Samples per device in evaluation; null is per_device."""
 
@@ -129,7 +129,7 @@ class Train:
     save_final: bool = True
     """Keep a checkpoint of the finished run."""
     timing_warmup_steps: int = field(default=5, metadata=at_least(2))
-    """First steps of each attempt, shown on their own and left out of every timing; what is looked at
-    closely (kernels in the first step, memory in the second) is looked at here."""
+    """First steps of each attempt, shown on their own and left out of every timing; what is looked
+    at closely (kernels in the first step, memory in the second) is looked at here."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss is not finite."""

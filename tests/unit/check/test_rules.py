@@ -117,7 +117,7 @@ FIX_IS_WORDS = {
 
 @pytest.mark.parametrize("rule", sorted(set(CASES) - FIX_IS_WORDS))
 def test_fix_mends_it(rule, world) -> None:
-    overrides, device = CASES[rule]
+    overrides, _ = CASES[rule]
     facts = facts_of(CASES[rule], world)
     refused, warned = check(facts)
     problem = next(p for p in refused + warned if p.rule == rule)

@@ -48,7 +48,13 @@ def limit(tmp_path, monkeypatch):
             id="v1",
         ),
         pytest.param(
-            "5:cpu,memory:/\n",
+            "5:cpu,memory:/x\n",
+            {"memory/x/memory.limit_in_bytes": f"{7 * GIB}\n"},
+            7,
+            id="v1-controllers-together",
+        ),
+        pytest.param(
+            "4:memory:/\n",
             {"memory/memory.limit_in_bytes": "9223372036854771712\n"},
             64,
             id="v1-unlimited",

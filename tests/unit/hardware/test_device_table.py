@@ -33,9 +33,9 @@ def test_a_format_has_a_peak_exactly_where_the_matrix_units_have_it(option: str)
 
 
 # Tensor cores and multiply-adds per core and clock (float16 operands, float32 accumulation, dense)
-# of NVIDIA's architecture whitepapers; boost clocks in GHz. A headline number, sparse or with float16
-# accumulation, would be off by two. V100: 640 x 64. TU102: 576 x 64, T4: 320 x 64. GA102: 328 x 64
-# (half of its 128). AD102: 512 x 64 (half of 128). A100: 432 x 256. H100: 528 x 512.
+# of the architecture whitepapers; boost clocks in GHz. A headline number, sparse or accumulated in
+# float16, would be off by two. V100: 640 x 64. TU102: 576 x 64, T4: 320 x 64. GA102: 328 x 64 (half
+# of its 128). AD102: 512 x 64 (half of 128). A100: 432 x 256. H100: 528 x 512.
 SHAPES = {
     "v100_16": (640 * 64, 1.530),
     "titan_rtx": (576 * 64, 1.770),

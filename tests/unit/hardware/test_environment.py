@@ -50,8 +50,9 @@ def test_another_repository_in_the_environment_is_not_believed(checkout, monkeyp
     assert git_state(checkout) == {"commit": commit, "dirty": False}
 
 
-def test_installed_inside_another_checkout_is_no_checkout(checkout):
-    installed = checkout.parents[1] / ".venv" / "lib" / "site-packages" / "eke"
+@pytest.mark.parametrize("place", [".venv/lib/site-packages/eke", "vendored/eke"], ids=str)
+def test_installed_inside_another_checkout_is_no_checkout(checkout, place):
+    installed = checkout.parents[1] / place
     installed.mkdir(parents=True)
     assert git_state(installed) is None
 

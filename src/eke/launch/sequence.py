@@ -1,0 +1,67 @@
+"""A sweep as a list of cells, and its file; cells run one after the other on this machine."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from eke.files import write_json
+from eke.paths import SweepPaths
+from eke.plan import Plan
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
+
+
+@dataclass
+class Cell:
+    """One point of a sweep, before and after it ran."""
+
+    overrides: tuple[str, ...]
+    run_id: str = ""
+    """Empty when it was refused before it had one."""
+    folder: str = ""
+    outcome: str = ""
+    """A member name of Outcome; empty while it has not run."""
+    reason: str = ""
+    """Why it was refused, or how it failed."""
+    reused: bool = False
+    """Answered from the record of an earlier run."""
+
+
+def sweep_id(cells: Sequence[tuple[str, ...]]) -> str:
+    """12 hex digits: the same command is the same sweep."""
+    content = json.dumps([list(cell) for cell in cells])
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def sweep_paths(runs: str, identity: str) -> SweepPaths:
+    """Where the sweep's own file is; the runs themselves lie beside it."""
+    return SweepPaths(Path(runs) / f"sweep-{identity}")
+
+
+def write_sweep(paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Write sweep.json atomically: after every cell, so that a kill loses nothing."""
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    content = {"schema_version": 1, "command": list(command), "cells": [asdict(c) for c in cells]}
+    write_json(paths.sweep, content)
+
+
+def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
+    """Number of a cell -> number of an earlier cell that is the very same run."""
+    first: dict[str, int] = {}
+    same: dict[int, int] = {}
+    for number, plan in enumerate(plans):
+        if plan is not None and first.setdefault(plan.run_id, number) != number:
+            same[number] = first[plan.run_id]
+    return same
+
+
+def sweep_exit_code(cells: Sequence[Cell]) -> int:
+    """0 when every cell that could run is ok; refused cells do not fail a sweep."""
+    outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
+    ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
+    if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
+        return EXIT_RESUMABLE
+    if all(o is Outcome.ok for o in ran) and ran:
+        return EXIT_OK
+    return EXIT_FAILED

@@ -1,0 +1,144 @@
+"""Random configurations: each is refused with a fix, or really trains; what a fix mends trains, too.
+
+`EKE_RANDOM=2000 EKE_RANDOM_SEED=7 pytest tests/e2e/test_random_configurations.py -rP` draws more and
+shows the counts.
+"""
+
+import math
+import os
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from equivalence_compare import Curve
+from random_configurations import draw_command, undrawn_keys
+from support import last_wins
+
+from eke.errors import ConfigError, Problem
+
+COUNT = int(os.environ.get("EKE_RANDOM", "100"))
+SEED = int(os.environ.get("EKE_RANDOM_SEED", "0"))
+
+MAX_MENDINGS = 6
+"""Rounds of typing all fixes; one mended value may break the next rule."""
+
+TASK_RULE = "task_needs_other_model"
+
+
+@dataclass
+class Tally:
+    """What became of the commands."""
+
+    trained: int = 0
+    mended: int = 0
+    """Refused commands that trained once their fixes were typed."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """By rule; a command may break several."""
+    mismatched: int = 0
+    """Refused because the model has no head for the task, among other reasons perhaps."""
+    failures: list[str] = field(default_factory=list)
+
+    def render(self, count: int) -> str:
+        """The counts as a table."""
+        lines = [f"{count} random configurations, seed {SEED}"]
+        lines += [f"{self.trained:6} trained", f"{self.mended:6} trained after their fixes"]
+        lines += [f"{n / count:6.1%} refused by {rule}" for rule, n in self.refused.most_common()]
+        return "\n".join(lines)
+
+
+def attempt(command: tuple[str, ...], curve_of: Callable[..., Curve]) -> Curve | list[Problem]:
+    """The curve, or why there is none."""
+    try:
+        return curve_of(*command)
+    except ConfigError as error:
+        return error.problems
+
+
+def complaint(command: tuple[str, ...], curve: Curve) -> str:
+    """What is wrong with a curve; empty when nothing is."""
+    # A loss scale that is still too high shows as an infinite norm, and its step is skipped.
+    scaled = any(o in ("precision=fp16", "precision.compute=float16") for o in command)
+    scaled = scaled or "recipe=guide_best" in command
+    for loss, norm in curve:
+        if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
+            return f"loss {loss}, gradient norm {norm}"
+    return ""
+
+
+def typed_fixes(command: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
+    """The command with every fix typed over what it corrects."""
+    fixes = [word for p in problems for word in shlex.split(p.fix.split("   (")[0])]
+    return last_wins(*command, *fixes)
+
+
+def mend(command: tuple[str, ...], problems: list[Problem], curve_of: Callable[..., Curve]) -> str:
+    """Type the fixes until the command trains; what is wrong when it never does, else nothing."""
+    for _ in range(MAX_MENDINGS):
+        if missing := [p.path for p in problems if not p.fix]:
+            return f"no fix for {missing}"
+        command = typed_fixes(command, problems)
+        result = attempt(command, curve_of)
+        if not result or not isinstance(result[0], Problem):
+            return complaint(command, result)
+        problems = result
+    return f"its fixes never mend it: {[p.render() for p in problems]}"
+
+
+def try_command(command: tuple[str, ...], curve_of: Callable[..., Curve], tally: Tally) -> None:
+    """One command, into the tally."""
+    result = attempt(command, curve_of)
+    if result and isinstance(result[0], Problem):
+        rules = {p.rule or p.path for p in result}
+        tally.refused.update(rules)
+        tally.mismatched += TASK_RULE in rules
+        wrong = mend(command, result, curve_of)
+        tally.mended += not wrong
+    else:
+        wrong = complaint(command, result)
+        tally.trained += not wrong
+    if wrong:
+        tally.failures.append(f"{wrong}\n  python train.py {shlex.join(command)}")
+
+
+def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(f"the {number} quick brown foxes jump. " * 60)
+    rng, tally = Random(SEED), Tally()
+    for _ in range(COUNT):
+        command = last_wins(*draw_command(rng, str(text)))
+        try:
+            try_command(command, curve_of, tally)
+        except Exception as error:  # whatever a library raises at what no rule refused
+            crash = f"{type(error).__name__}: {str(error)[:300]}"
+            tally.failures.append(f"{crash}\n  python train.py {shlex.join(command)}")
+        for folder in tmp_path.iterdir():
+            if folder != text:
+                shutil.rmtree(folder)
+    print(tally.render(COUNT))
+    assert not tally.failures, f"{len(tally.failures)} failed:\n" + "\n".join(tally.failures)
+    assert tally.trained >= 0.6 * (COUNT - tally.mismatched), tally.render(COUNT)
+
+
+def test_no_key_is_forgotten_by_the_generator() -> None:
+    assert undrawn_keys() == set(), "add them to tests/random_configurations.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "trains"),
+    [
+        pytest.param(("model=tiny",), True, id="runs"),
+        pytest.param(("model=tiny", "model.num_attention_heads=3"), False, id="refused"),
+    ],
+)
+def test_the_tally_tells_one_from_the_other(command, trains, curve_of) -> None:
+    tally = Tally()
+    short = ("data.num_samples=8", "data.num_eval_samples=2", "data.seq_len=8", "tracker=none")
+    try_command((*short, "train.steps=2", *command), curve_of, tally)
+    assert (tally.trained, tally.mended, tally.failures) == (int(trains), int(not trains), [])
+    assert set(tally.refused) == (set() if trains else {"heads_divide_width"})

@@ -1,0 +1,85 @@
+"""A sweep on one machine: planned whole, run cell by cell, finished by typing it again."""
+
+import json
+import os
+import signal
+
+from live import SHORT, record_of, run_folders
+from support import last_wins
+
+SWEEP = last_wins(*SHORT, "precision=fp32,tf32", "optimizer=sgd,adamw,adamw_fused")
+
+
+def sweep_of(tmp_path):
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    return json.loads(file.read_text())
+
+
+def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
+    done = train_py("-m", *SWEEP)
+    assert done.code == 0, done.text
+    cells = sweep_of(tmp_path)["cells"]
+    assert len(cells) == 6
+    assert [c["outcome"] for c in cells] == ["ok"] * 3 + ["refused"] * 3
+    assert all("precision=fp32" in c["reason"] for c in cells[3:]), "the fix is named"
+    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    # adamw resolves to the fused implementation but is another option: three runs
+    assert len(runs) == 3
+    attempts = [len((f / "attempts.jsonl").read_text().splitlines()) for f in runs]
+    again = train_py("-m", *SWEEP)
+    assert again.code == 0
+    assert again.out.count("answered from its record") == 3
+    assert attempts == [len((f / "attempts.jsonl").read_text().splitlines()) for f in runs]
+
+
+def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
+    done = train_py(
+        "-m",
+        *last_wins(*SHORT, "optimizer=sgd", "optimizer.lr=1e30,0.1", "train.max_grad_norm=null"),
+    )
+    assert done.code == 1
+    assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["diverged", "ok"]
+    assert "the loss is" in done.out
+    assert "train.log" in done.out
+
+
+def test_interrupted_and_finished_by_typing_it_again(start, train_py, tmp_path) -> None:
+    sweep = last_wins(*SHORT, "seed=0,1", "train.steps=200", "train.log_every=5")
+    live = start("-m", *sweep)
+    live.wait_for_step(30)
+    live.signal(signal.SIGINT)
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    done = train_py("-m", *sweep)
+    assert done.code == 0, done.text
+    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    assert {record_of(f)["outcome"] for f in runs} == {"ok"}
+    assert [record_of(f)["attempt"] for f in runs] == [1, 0]
+
+
+def test_a_killed_worker_does_not_end_the_sweep(start, tmp_path) -> None:
+    live = start("-m", *last_wins(*SHORT, "seed=0,1", "train.steps=100", "train.log_every=5"))
+    live.wait_for_step(20)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    live.finish()
+    assert live.process.returncode == 1
+    assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["crashed", "ok"]
+
+
+def test_a_named_sweep(train_py) -> None:
+    done = train_py("-m", "sweep=precision_ladder", "plan_only=true")
+    assert done.code == 0, done.text
+    for precision in ("fp32", "bf16", "fp16"):
+        assert f"precision={precision}" in done.out
+
+
+def test_another_launcher_is_not_silently_ignored(train_py) -> None:
+    done = train_py("-m", "seed=1,2", "hydra/launcher=joblib")
+    assert done.code == 2
+    assert "hydra/launcher" in done.text
+
+
+def test_glob_and_range(train_py) -> None:
+    done = train_py("-m", "schedule=glob(*)", "seed=range(0,2)", "plan_only=true")
+    assert done.code == 0, done.text
+    assert "8 cells" in done.out

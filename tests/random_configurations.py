@@ -1,0 +1,212 @@
+"""Random command lines over every group and key there is: mostly runnable, now and then impossible.
+
+Sizes are always typed and tiny; every other key is typed with some chance. Values lie at the edges of
+their limits (a dropout of 1, a warm-up over the whole run) as often as in the middle.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from random import Random
+from typing import Any
+
+from eke.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
+from eke.sizes import VALID_TASKS
+
+Draw = Callable[[Random], Any]
+
+
+def one_of(*values: Any) -> Draw:
+    """Each value as likely as its share of the list."""
+    return lambda rng: rng.choice(values)
+
+
+def log_uniform(low: float, high: float) -> Draw:
+    """A positive number whose order of magnitude is uniform."""
+    return lambda rng: f"{low * (high / low) ** rng.random():.3g}"
+
+
+ALWAYS: dict[str, Draw] = {
+    "model.hidden_size": one_of(32, 32, 32, 48, 36),
+    "model.num_hidden_layers": one_of(1, 2, 2),
+    "model.num_attention_heads": one_of(1, 2, 2, 4, 4, 4, 5),
+    "model.intermediate_size": one_of(64, 33, 1),
+    "model.vocab_size": one_of(320, 320, 320, 320, 264, 512, 200),
+    "data.seq_len": one_of(4, 8, 16, 16, 31),
+    "data.num_samples": one_of(5, 12, 16, 31),
+    "data.num_eval_samples": one_of(1, 4, 5),
+}
+"""Keys that are typed in every command: they keep a step in the milliseconds."""
+
+FAMILY_SIZES: dict[str, dict[str, Draw]] = {
+    "llama": {
+        "model.num_key_value_heads": one_of("null", "null", 1, 2, 3),
+        "model.head_dim": one_of("null", "null", "null", 8, 7),
+    },
+    "t5": {
+        "model.head_dim": one_of("null", 8, 7),
+        "model.num_decoder_layers": one_of("null", 1, 3),
+    },
+    "bert": {},
+    "gpt2": {},
+}
+"""Keys that are typed in every command of a family: its large options set them to large values."""
+
+SOMETIMES: dict[str, Draw] = {
+    "model.dropout": one_of(0, 0.1, 0.5, 1),
+    "model.max_position_embeddings": one_of(31, 64, 128, 16),
+    "model.type_vocab_size": one_of(1, 2, 3),
+    "model.rope_theta": one_of(1, 100, 5e5),
+    "model.rms_norm_eps": one_of(0, 1e-6, 1e-3),
+    "task.target_len": one_of("null", 2, 9),
+    "task.num_labels": one_of(2, 3, 7),
+    "task.mask_frac": one_of(0.01, 0.15, 0.99),
+    "data.eval_frac": one_of(0.1, 0.5, 0.9),
+    "data.pattern": one_of("'*.txt'", "'*'"),
+    "data.min_len": one_of("null", 2, 4, 12),
+    "data.min_token": one_of(8, 100, 199, 0),
+    "data.max_token": one_of(30000, 250, 120),
+    "data.data_seed": one_of(0, 1, 2**40),
+    "batch.per_device": one_of(1, 2, 3, 4),
+    "batch.accumulation": one_of("null", 1, 2, 3),
+    "batch.target": one_of("null", "null", 4, 6, 12),
+    "batch.eval_per_device": one_of("null", 1, 3),
+    "optimizer.lr": log_uniform(1e-5, 1e-2),
+    "optimizer.weight_decay": one_of(0, 0.01, 1),
+    "optimizer.momentum": one_of(0, 0.5, 0.9, 1),
+    "optimizer.clip_threshold": log_uniform(0.1, 10),
+    "optimizer.decay_rate": one_of(-0.8, -0.5, -1, 0),
+    "optimizer.eps1": one_of(1e-30, 1e-12),
+    "optimizer.beta1": one_of(0, 0.5, 0.9, 0.9, 1),
+    "optimizer.beta2": one_of(0, 0.9, 0.999, 0.999, 1),
+    "optimizer.eps": one_of(1e-8, 1e-3),
+    "schedule.warmup_steps": one_of("null", 0, 1, 2, 7),
+    "schedule.warmup_frac": one_of(0, 0.05, 0.5, 1),
+    "schedule.final_frac": one_of(0, 0.1, 1),
+    "schedule.decay_frac": one_of(0, 0.2, 1),
+    "distributed.num_processes": one_of(1, 1, 1, 1, 1, 2),
+    "dataloader.workers": one_of(0, 0, 0, 0, 0, 1),
+    "dataloader.prefetch": one_of("null", "null", "null", 1),
+    "train.max_grad_norm": one_of("null", 1.0, 0.01, 100),
+    "train.log_every": one_of(1, 2, 10),
+    "train.eval_every": one_of("null", 1, 2),
+    "train.checkpoint_every": one_of("null", "null", 1, 2),
+    "train.keep_checkpoints": one_of(1, 2),
+    "train.timing_warmup_steps": one_of(2, 3),
+    "repeat": one_of(0, 1),
+    "seed": one_of(0, 1, 2**32 - 1),
+}
+"""Keys that are typed now and then, and never with a value of another type."""
+
+LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_of(0.2, 0.5)}
+"""One of these is typed, now and then both."""
+
+LEFT_OUT = {
+    "data.path": "typed with data=text",
+    "tracker.mode": "the tracker has tests of its own",
+    "tracker.project": "the tracker has tests of its own",
+    "tracker.entity": "the tracker has tests of its own",
+    "tracker.group": "the tracker has tests of its own",
+    "paths.runs": "a path",
+    "rerun": "no part of a training",
+    "plan_only": "no part of a training",
+    **{f"{section}.{name}": "an option's own" for section in ("model",) for name in FIXED_FIELDS},
+}
+"""Keys that are never drawn, and why."""
+
+FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "sweep": "none"}
+
+RARE_OPTIONS = {
+    "inductor": 0.003,  # compiles C++ for half a minute
+    "aot_eager": 0.03,
+    "eager": 0.04,
+    "tf32": 0.05,  # refused on a CPU
+    "workers": 0.04,  # starts processes
+}
+"""Options with a smaller chance than their share, by option (attention=eager is drawn by group)."""
+
+CHANCE = 0.12
+"""Of a key to be typed at all."""
+
+CATALOGUE = make_catalogue()
+
+
+def draw_command(rng: Random, text: str) -> tuple[str, ...]:
+    """Overrides of one command; `text` is a folder with text files."""
+    groups = _groups(rng, CATALOGUE)
+    typed = [f"{group}={option}" for group, option in groups.items()]
+    if groups["data"] == "text":
+        typed.append(f"data.path={text}")
+    family = _family(groups["model"])
+    keys = {**ALWAYS, **FAMILY_SIZES[family], **_length(rng)}
+    typed += [f"{key}={draw(rng)}" for key, draw in keys.items()]
+    for key, draw in _other_keys().items():
+        chance = CHANCE if _has(groups, key) else 0.002
+        if key not in keys and rng.random() < chance:
+            typed.append(f"{key}={draw(rng)}")
+    return tuple(typed)
+
+
+def _has(groups: dict[str, str], key: str) -> bool:
+    """Whether the drawn options have this key."""
+    section, _, name = key.rpartition(".")
+    return section not in groups or groups[section] in CATALOGUE.options_with(section, name)
+
+
+def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
+    """An option for most groups; the task fits the model nine times out of ten."""
+    groups = {}
+    for group, options in catalogue.options.items():
+        if group in FIXED_GROUPS:
+            groups[group] = FIXED_GROUPS[group]
+        elif group in ("model", "task", "data") or rng.random() < 0.7:
+            groups[group] = _option(rng, group, list(options))
+    if rng.random() < 0.9:
+        groups["task"] = rng.choice(VALID_TASKS[_family(groups["model"])])
+    return groups
+
+
+def _option(rng: Random, group: str, options: list[str]) -> str:
+    rare = {o: RARE_OPTIONS[o] for o in options if o in RARE_OPTIONS and group != "attention"}
+    for option, chance in rare.items():
+        if rng.random() < chance:
+            return option
+    return rng.choice([option for option in options if option not in rare])
+
+
+def _family(model: str) -> str:
+    kind = CATALOGUE.schema_class("model", model).__name__
+    return kind.removesuffix("Model").lower()
+
+
+def _length(rng: Random) -> dict[str, Draw]:
+    if rng.random() < 0.03:
+        return LENGTH
+    key = rng.choice(["train.steps", "train.steps", "train.epochs"])
+    # An experiment may set the other one.
+    other = next(name for name in LENGTH if name != key)
+    return {key: LENGTH[key], other: one_of("null")}
+
+
+def _other_keys() -> dict[str, Draw]:
+    """SOMETIMES, and every key whose type says all its values."""
+    found = {}
+    for key, field in CATALOGUE.keys.items():
+        if key in LEFT_OUT or key.rpartition(".")[2] in FIXED_FIELDS:
+            continue
+        if draw := SOMETIMES.get(key) or _by_type(field):
+            found[key] = draw
+    return found
+
+
+def _by_type(field: Field) -> Draw | None:
+    if field.kind is bool:
+        return one_of("true", "false")
+    return one_of(*field.kind.__members__) if issubclass(field.kind, Enum) else None
+
+
+def undrawn_keys() -> set[str]:
+    """Keys that no command would ever have, though nothing says why."""
+    drawn = {*ALWAYS, *LENGTH, *_other_keys()}
+    drawn |= {key for keys in FAMILY_SIZES.values() for key in keys}
+    fixed = {key for key in CATALOGUE.keys if key.rpartition(".")[2] in FIXED_FIELDS}
+    return set(CATALOGUE.keys) - drawn - set(LEFT_OUT) - fixed
