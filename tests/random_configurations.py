@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
+from eke.schema import VARIANTS
 from eke.sizes import VALID_TASKS
 
 Draw = Callable[[Random], Any]
@@ -116,6 +117,7 @@ LEFT_OUT = {
 FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "sweep": "none"}
 
 RARE_OPTIONS = {
+    "python_source": 0.06,  # reads the whole standard library
     "inductor": 0.003,  # compiles C++ for half a minute
     "aot_eager": 0.03,
     "eager": 0.04,
@@ -153,12 +155,15 @@ def _has(groups: dict[str, str], key: str) -> bool:
 
 
 def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
-    """An option for most groups; the task fits the model nine times out of ten."""
+    """An option for most groups, and for all with keys of their own, lest a preset chooses there.
+
+    The task fits the model nine times out of ten.
+    """
     groups = {}
     for group, options in catalogue.options.items():
         if group in FIXED_GROUPS:
             groups[group] = FIXED_GROUPS[group]
-        elif group in ("model", "task", "data") or rng.random() < 0.7:
+        elif group in VARIANTS or rng.random() < 0.7:
             groups[group] = _option(rng, group, list(options))
     if rng.random() < 0.9:
         groups["task"] = rng.choice(VALID_TASKS[_family(groups["model"])])

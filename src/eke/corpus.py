@@ -60,16 +60,30 @@ def open_corpus(config: Config) -> Corpus | None:
     """The text behind `config.data`; None when the data is not text.
 
     Raises:
-        ConfigError: there is no text at `data.path`.
+        ConfigError: there is no text at `data.path`, or it has fewer folders than the task classes.
     """
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
-        if isinstance(config.task, SequenceClassification):
-            return corpus.restricted_to(largest_labels(corpus, config.task.num_labels))
-        return corpus
-    if isinstance(config.data, Text):
-        return text_files(Path(config.data.path), config.data.pattern, config.data.eval_frac)
-    return None
+    elif isinstance(config.data, Text):
+        path = Path(config.data.path).expanduser()
+        corpus = text_files(path, config.data.pattern, config.data.eval_frac)
+    else:
+        return None
+    if isinstance(config.task, SequenceClassification):
+        return _classes(corpus, config.task.num_labels)
+    return corpus
+
+
+def _classes(corpus: Corpus, num_labels: int) -> Corpus:
+    labels = largest_labels(corpus, num_labels)
+    if len(labels) < num_labels:
+        why = (
+            f"the classes of a text are its folders, and {len(labels)} of them have files for both "
+            f"training and evaluation"
+        )
+        fix = f"task.num_labels={len(labels)}" if len(labels) > 1 else "data=synthetic"
+        raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
+    return corpus.restricted_to(labels)
 
 
 def standard_library() -> Corpus:
@@ -104,7 +118,8 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
     """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
     ranked = sorted(paths, key=lambda path: hashlib.sha256(names[path].encode()).digest())
-    kept = set(ranked[: max(1, round(len(paths) * eval_frac))])
+    num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
+    kept = set(ranked[:num_kept])
 
     def pieces(chosen: bool) -> tuple[Piece, ...]:
         return tuple(

@@ -52,10 +52,19 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line with a single `write`: a kill can lose at most the line being written."""
+    """Append one line with a single `write`: a kill can lose at most the line being written.
+
+    Raises:
+        OSError: the disk is full; a part of the line may be there.
+    """
+    data = (line + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, (line + "\n").encode())
+        # A disk that fills up takes a part without a word; writing the rest says why.
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)
 

@@ -46,7 +46,8 @@ def _wsd(plan: Plan) -> Callable[[float], float]:
     schedule, final = plan.config.schedule, _final(plan)
     assert isinstance(schedule, WSDSchedule)
     total, warmup = plan.steps.total, plan.steps.warmup
-    decay = max(1e-9, schedule.decay_frac * total / max(1, total - warmup))
+    # A decay longer than what is left after warm-up starts right there, at the peak.
+    decay = min(1.0, max(1e-9, schedule.decay_frac * total / max(1, total - warmup)))
     return lambda progress: 1.0 + (final - 1.0) * max(0.0, (progress - 1.0 + decay) / decay)
 
 

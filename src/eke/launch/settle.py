@@ -48,7 +48,8 @@ def describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
     return f"the worker ended with exit code {code} and left no record"
 
 

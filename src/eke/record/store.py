@@ -11,6 +11,8 @@ import cattrs
 from eke.errors import EkeError
 from eke.files import append_line, read_json, write_json
 from eke.paths import RunPaths
+from eke.record import metrics
+from eke.record.outcome import Outcome
 from eke.record.record import RECORD_VERSION, Record
 
 
@@ -36,7 +38,9 @@ def read_record(paths: RunPaths) -> Record | None:
             raise UnreadableRecord(
                 f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
             )
-        return cattrs.Converter(forbid_extra_keys=True).structure(content, Record)
+        record = cattrs.Converter(forbid_extra_keys=True).structure(content, Record)
+        Outcome(record.outcome)  # a ValueError for a word that is none
+        return record
     except FileNotFoundError:
         return None
     except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
@@ -53,6 +57,7 @@ def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
         "started": time.time(),
         "machine": machine,
     }
+    metrics.seal(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))
     return attempt
 
@@ -60,7 +65,7 @@ def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
     """All attempts so far, oldest first; a torn line is skipped."""
     try:
-        lines = paths.attempts.read_text().splitlines()
+        lines = paths.attempts.read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     entries = []

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -59,12 +60,16 @@ def save_checkpoint(
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
-        torch.save(tensors, unfinished / OPTIMIZER)
+        with open(unfinished / OPTIMIZER, "wb") as file:  # torch's own files lose the system's error
+            torch.save(tensors, file)
         write_json(unfinished / STATE, {"step": step, **_python_random_states()})
         write_json(unfinished / MANIFEST, _manifest(unfinished))
-    except OSError:
+    except Exception as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+        system = _system_error(error)
+        if system is None or system is error:
+            raise
+        raise OSError(system.errno, system.strerror, str(final)) from error
     shutil.rmtree(final, ignore_errors=True)
     os.replace(unfinished, final)
     fsync_directory(folder)
@@ -118,6 +123,21 @@ def find_damage(path: Path) -> str:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return "" if {MODEL, OPTIMIZER, STATE} <= set(manifest) else "the manifest is incomplete"
+
+
+def _system_error(error: BaseException) -> OSError | None:
+    """The system's error behind one of a library, if there is one.
+
+    torch 2.13 raises a RuntimeError while the OSError is being handled; safetensors 0.8 names the
+    number, as Rust prints it.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link
+        link = link.__context__
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
 
 
 def _manifest(folder: Path) -> dict[str, tuple[int, int]]:

@@ -47,9 +47,11 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     if is_out_of_memory(error):
         return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        message = f"the disk is full ({error.strerror}: {error.filename}); free some and run again"
+        where = f": {error.filename}" if error.filename else ""
+        message = f"the disk is full ({error.strerror}{where}); free some and run again"
         return Outcome.crashed, Failure(phase, message, trace)
-    return Outcome.crashed, Failure(phase, f"{type(error).__name__}: {_first_line(error)}", trace)
+    message = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    return Outcome.crashed, Failure(phase, message, trace)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,155 @@
+"""The loops that are compared: the same model, weights, optimizer, clipping and loss in each.
+
+They differ in where the batch comes from, and in what they do around the kernels:
+
+    bare         batches that lie ready in memory; no metrics: the floor
+    bare_data    the same loop fed by eke's own pipeline: what is left of eke is its loop
+    eke          eke's train_step in a Job built from a plan; metrics written every 10 steps
+    trainer      transformers.Trainer; samples ready in memory, its own collator, logging every 10 steps
+"""
+
+import copy
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from eke.app import plan_for
+from eke.build.batches import MicroBatch
+from eke.build.optimizer import build_optimizer
+from eke.compose import compose
+from eke.paths import RunPaths
+from eke.run.job import Job, build_job
+from eke.run.look import closer_look
+from eke.run.loop import train_step, write_metrics
+from eke.run.meter import HostClock, Meter
+from eke.run.stop import StopFlag
+from eke.track.tracker import Untracked
+
+LOG_EVERY = 10
+"""Steps between two writes of metrics, in eke and in Trainer."""
+IN_MEMORY = 512
+"""Batches that `bare` goes round."""
+
+
+def make_job(folder: Path, num_layers: int, num_steps: int) -> Job:
+    """eke's job: a BERT 64 wide, 4 sequences of 32 tokens per step, one label each."""
+    overrides = (
+        "model=tiny_bert",
+        f"model.num_hidden_layers={num_layers}",
+        "model.hidden_size=64",
+        "model.num_attention_heads=4",
+        "model.intermediate_size=256",
+        "task=sequence_classification",
+        "data=synthetic",
+        "data.seq_len=32",
+        "data.num_samples=8192",
+        "batch.per_device=4",
+        "optimizer=adamw_fused",
+        "schedule=constant",
+        f"train.steps={num_steps}",
+        f"train.log_every={LOG_EVERY}",
+        "tracker=none",
+        "hardware=cpu",
+    )
+    plan = plan_for(compose(overrides), False)
+    meter = Meter(HostClock(), 0, timed_from=0)
+    job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+    job.model.train()
+    return job
+
+
+class Bare:
+    """The loop one writes by hand, over a copy of the job's model."""
+
+    def __init__(self, job: Job, batches: Iterator[MicroBatch]) -> None:
+        self.batches = batches
+        self.model = copy.deepcopy(job.bare_model)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = build_optimizer(job.plan, self.model)
+        max_norm = job.plan.config.train.max_grad_norm
+        assert max_norm is not None
+        self.max_norm = max_norm
+
+    def advance(self, num_steps: int) -> None:
+        """Train."""
+        for _ in range(num_steps):
+            batch = next(self.batches)
+            loss = F.cross_entropy(self.model(**batch.inputs).logits, batch.labels)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def from_memory(job: Job) -> Iterator[MicroBatch]:
+    """The first batches of the job, prepared before, for ever."""
+    return itertools.cycle(list(itertools.islice(from_pipeline(job), IN_MEMORY)))
+
+
+def from_pipeline(job: Job) -> Iterator[MicroBatch]:
+    """The job's batches, each prepared when it is asked for."""
+    for cut in job.data.train_steps(0):
+        yield from cut
+
+
+class Eke:
+    """eke's loop from the job's first step on: what `eke.run.loop.train` does between evaluations."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.batches = job.data.train_steps(0)
+        self.step = 0
+
+    def advance(self, num_steps: int) -> None:
+        """Train."""
+        for self.step in range(self.step, self.step + num_steps):
+            with closer_look(self.job, self.step):
+                train_step(self.job, self.batches, self.step)
+            if (self.step + 1) % LOG_EVERY == 0:
+                write_metrics(self.job)
+        self.step += 1
+
+
+def run_trainer(job: Job, num_steps: int, on_step_end: Callable[[int], None]) -> None:
+    """Train a copy of the job's model with transformers.Trainer.
+
+    Trainer owns its loop; who wants to measure it, or to take turns, does so in `on_step_end`, which is
+    called with the number of steps done.
+    """
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    from transformers.utils import logging
+
+    class Steps(TrainerCallback):  # type: ignore[misc]  # transformers 5.23: no types
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            on_step_end(state.global_step)
+
+    logging.set_verbosity_error()
+    model = copy.deepcopy(job.bare_model)
+    optimizer = build_optimizer(job.plan, model)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    samples = [job.data.train[0, index] for index in range(len(job.data.train))]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=num_steps,
+            per_device_train_batch_size=job.plan.batch.per_device,
+            max_grad_norm=job.plan.config.train.max_grad_norm,
+            logging_steps=LOG_EVERY,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(
+            model, arguments, train_dataset=samples, optimizers=(optimizer, constant)
+        )
+        trainer.remove_callback(PrinterCallback)  # it prints every log line
+        trainer.add_callback(Steps)
+        trainer.train()
