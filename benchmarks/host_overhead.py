@@ -17,6 +17,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: it is read once
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
 
 import torch
 from loops import LOG_EVERY, Bare, Eke, from_memory, from_pipeline, make_job, run_trainer
@@ -121,7 +122,10 @@ def compare(num_layers: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
 
 
 def check_same_work(bare: Bare, eke: Eke) -> None:
-    """Both loops, from the same weights, batches and dropout, must leave the same weights.
+    """Both loops, from the same weights, batches and dropout, must reach the same loss.
+
+    Weights are not compared: those without a gradient but for rounding (BERT's key biases) move by
+    the learning rate in Adam, in a direction that is chance.
 
     Raises:
         SystemExit: they do not, so that comparing their times would mean nothing.
@@ -129,10 +133,9 @@ def check_same_work(bare: Bare, eke: Eke) -> None:
     for loop in (bare, eke):
         torch.manual_seed(0)
         loop.advance(LOG_EVERY)
-    pairs = zip(bare.parameters, eke.job.parameters, strict=True)
-    worst = max((mine - other).abs().max().item() for mine, other in pairs)
-    if worst > 1e-6:  # ten steps of AdamW at a learning rate of 1e-3 move a weight by 1e-2
-        raise SystemExit(f"eke and the bare loop computed different weights: they differ by {worst}")
+    mine, other = eke.last_loss(), bare.loss.item()
+    if abs(mine - other) > 1e-5 * abs(other):
+        raise SystemExit(f"eke and the bare loop computed different losses: {mine} and {other}")
 
 
 def count_operations(advance: Callable[[int], None]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from eke.build.batches import MicroBatch
 from eke.build.optimizer import build_optimizer
 from eke.compose import compose
 from eke.paths import RunPaths
+from eke.record import metrics
 from eke.run.job import Job, build_job
 from eke.run.look import closer_look
 from eke.run.loop import train_step, write_metrics
@@ -52,6 +53,7 @@ def make_job(folder: Path, num_layers: int, num_steps: int) -> Job:
         "batch.per_device=4",
         "optimizer=adamw_fused",
         "schedule=constant",
+        "schedule.warmup_frac=0",
         f"train.steps={num_steps}",
         f"train.log_every={LOG_EVERY}",
         "tracker=none",
@@ -75,6 +77,7 @@ class Bare:
         max_norm = job.plan.config.train.max_grad_norm
         assert max_norm is not None
         self.max_norm = max_norm
+        self.loss = torch.zeros(())
 
     def advance(self, num_steps: int) -> None:
         """Train."""
@@ -85,6 +88,7 @@ class Bare:
             nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.loss = loss.detach()
 
 
 def from_memory(job: Job) -> Iterator[MicroBatch]:
@@ -114,6 +118,11 @@ class Eke:
             if (self.step + 1) % LOG_EVERY == 0:
                 write_metrics(self.job)
         self.step += 1
+
+    def last_loss(self) -> float:
+        """Of the last step written."""
+        rows, _ = metrics.read_rows(self.job.paths.metrics)
+        return float(rows[-1][metrics.LOSS])
 
 
 def run_trainer(job: Job, num_steps: int, on_step_end: Callable[[int], None]) -> None:

@@ -142,8 +142,7 @@ def draw_command(rng: Random, text: str) -> tuple[str, ...]:
     keys = {**ALWAYS, **FAMILY_SIZES[family], **_length(rng)}
     typed += [f"{key}={draw(rng)}" for key, draw in keys.items()]
     for key, draw in _other_keys().items():
-        chance = CHANCE if _has(groups, key) else 0.002
-        if key not in keys and rng.random() < chance:
+        if key not in keys and _has(groups, key) and rng.random() < CHANCE:
             typed.append(f"{key}={draw(rng)}")
     return tuple(typed)
 

@@ -44,7 +44,7 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             yield Problem(
                 path,
                 format_value(value),
-                f"must be {limit.describe()}",
+                f"must be {limit.describe(value)}",
                 f"{path}={default}",
                 "limit",
             )

@@ -7,6 +7,7 @@ from eke.schema import (
     LlamaModel,
     SequenceClassification,
     Synthetic,
+    T5Model,
     Text,
 )
 from eke.sizes import VALID_TASKS
@@ -61,6 +62,7 @@ def _rotary_width(facts: Facts) -> int:
     return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
 
 
+ROTARY = "Su et al. 2021, arXiv:2104.09864"
 HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
 
 RULES = (
@@ -94,7 +96,7 @@ RULES = (
         verdict=Verdict.impossible,
         path="model.num_attention_heads",
         when=lambda f: (
-            _head_dim_is_derived(f)
+            (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
             and f.config.model.num_attention_heads > 0
             and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
         ),
@@ -104,7 +106,9 @@ RULES = (
             "model.num_attention_heads="
             f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
         ),
-        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",
+        # LlamaConfig.validate_architecture refuses it even where head_dim says another width.
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
+        versions="transformers >= 5 (with head_dim set)",
     ),
     Rule(
         id="key_value_heads_divide_heads",
@@ -123,14 +127,32 @@ RULES = (
         id="rotary_width_is_even",
         verdict=Verdict.impossible,
         path="model.hidden_size",
-        when=lambda f: isinstance(f.config.model, LlamaModel) and _rotary_width(f) % 2 != 0,
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and _head_dim_is_derived(f)
+            and _rotary_width(f) % 2 != 0
+        ),
         value=lambda f: f.config.model.hidden_size,
         why=lambda f: (
             f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
             "must be even"
         ),
         fix=lambda f: f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}",
-        source="Su et al. 2021, arXiv:2104.09864",
+        source=ROTARY,
+    ),
+    Rule(
+        id="rotary_head_dim_is_even",
+        verdict=Verdict.impossible,
+        path="model.head_dim",
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and not _head_dim_is_derived(f)
+            and _rotary_width(f) % 2 != 0
+        ),
+        value=_rotary_width,
+        why=lambda f: "rotary positions turn pairs, so the width of a head must be even",
+        fix=lambda f: f"model.head_dim={_rotary_width(f) + 1}",
+        source=ROTARY,
     ),
     Rule(
         id="sequence_fits_positions",
@@ -209,6 +231,22 @@ RULES = (
         why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
         fix=lambda f: "data.lengths=uniform",
         source="eke.build.data",
+    ),
+    Rule(
+        id="t5_is_always_tied",
+        verdict=Verdict.impossible,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: (
+            "transformers ties T5's embeddings whatever is asked for; false would only stop it "
+            "from scaling the logits"
+        ),
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
+        versions="transformers 5",
     ),
     Rule(
         id="tied_embeddings_need_head",

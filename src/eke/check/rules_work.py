@@ -39,26 +39,39 @@ def _nearest_target(facts: Facts) -> int:
 
 def _text_path(facts: Facts) -> Path | None:
     data = facts.config.data
-    return Path(data.path).expanduser() if isinstance(data, Text) else None
+    return user_path(data.path) if isinstance(data, Text) else None
+
+
+def _runs(facts: Facts) -> Path:
+    return user_path(facts.config.paths.runs)
 
 
 def _existing_parent(path: Path) -> Path:
     path = path.absolute()
-    while not path.exists():
+    while not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         path = path.parent
     return path
 
 
+def _name_too_long(path: Path) -> bool:
+    return any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts)
+
+
 def _runs_unwritable(facts: Facts) -> bool:
-    parent = _existing_parent(Path(facts.config.paths.runs))
+    parent = _existing_parent(_runs(facts))
     return not facts.planning and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK))
 
 
 def _runs_reason(facts: Facts) -> str:
-    parent = _existing_parent(Path(facts.config.paths.runs))
+    parent = _existing_parent(_runs(facts))
     if not parent.is_dir():
         return f"{parent} is not a folder"
     return f"{parent} cannot be written"
+
+
+def _cores() -> int:
+    """Cores this process may use (a container or a job scheduler may leave it few)."""
+    return len(os.sched_getaffinity(0))
 
 
 MIN_FREE_BYTES = 64 * 2**20
@@ -66,7 +79,7 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def _free_bytes(facts: Facts) -> int:
-    return shutil.disk_usage(_existing_parent(Path(facts.config.paths.runs))).free
+    return shutil.disk_usage(_existing_parent(_runs(facts))).free
 
 
 BATCH = "DESIGN: per_device x accumulation x processes = target"
@@ -178,10 +191,20 @@ RULES = (
         source=LOADER,
     ),
     Rule(
+        id="more_workers_than_cores",
+        verdict=Verdict.unsafe,
+        path="dataloader.workers",
+        when=lambda f: f.config.dataloader.workers > _cores(),
+        value=lambda f: f.config.dataloader.workers,
+        why=lambda f: f"loader processes would share {_cores()} cores, with the training, too",
+        fix=lambda f: f"dataloader.workers={_cores()}",
+        source=LOADER,
+    ),
+    Rule(
         id="text_exists",
         verdict=Verdict.impossible,
         path="data.path",
-        when=lambda f: (p := _text_path(f)) is not None and not p.exists(),
+        when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
         value=_text_path,
         why=lambda f: "there is no such file or folder",
         fix=lambda f: "data.path=FILE_OR_FOLDER",
@@ -192,7 +215,7 @@ RULES = (
         verdict=Verdict.impossible,
         path="data.path",
         when=lambda f: (
-            (p := _text_path(f)) is not None and p.exists() and not os.access(p, os.R_OK)
+            (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
         ),
         value=_text_path,
         why=lambda f: "it cannot be read",

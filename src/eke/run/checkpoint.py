@@ -60,7 +60,8 @@ def save_checkpoint(
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
-        with open(unfinished / OPTIMIZER, "wb") as file:  # torch's own files lose the system's error
+        # Opened here: a file that torch opens loses the system's error.
+        with open(unfinished / OPTIMIZER, "wb") as file:
             torch.save(tensors, file)
         write_json(unfinished / STATE, {"step": step, **_python_random_states()})
         write_json(unfinished / MANIFEST, _manifest(unfinished))

@@ -6,7 +6,7 @@ from hydra.core.config_store import ConfigStore
 
 from eke.schema import model as models
 from eke.schema import surroundings, technique, work
-from eke.schema.limits import at_least
+from eke.schema.limits import at_least, between
 
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""
@@ -33,7 +33,7 @@ class Config:
     hardware: surroundings.Hardware = field(default_factory=surroundings.Hardware)
     train: work.Train = field(default_factory=work.Train)
     paths: surroundings.Paths = field(default_factory=surroundings.Paths)
-    seed: int = field(default=0, metadata=at_least(0))
+    seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""
     repeat: int = field(default=0, metadata=at_least(0))
     """Number of a repetition: another run of the same configuration, never a factor in reports."""

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 from eke.schema.limits import at_least, between
 
+MAX_LAYERS = 10_000
+"""Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are summed
+layer by layer."""
+
 
 @dataclass
 class Model:
@@ -15,7 +19,7 @@ class Model:
     """Model class: llama, bert, gpt2 or t5; set by the option's file."""
     hidden_size: int = field(default=128, metadata=at_least(1))
     """Width of the residual stream."""
-    num_hidden_layers: int = field(default=4, metadata=at_least(1))
+    num_hidden_layers: int = field(default=4, metadata=between(1, MAX_LAYERS))
     """Transformer blocks (of the encoder, in T5)."""
     num_attention_heads: int = field(default=4, metadata=at_least(1))
     """Query heads."""
@@ -69,7 +73,7 @@ class T5Model(Model):
 
     head_dim: int | None = field(default=None, metadata=at_least(1))
     """Width of one head (transformers' d_kv); null is hidden_size / num_attention_heads."""
-    num_decoder_layers: int | None = field(default=None, metadata=at_least(1))
+    num_decoder_layers: int | None = field(default=None, metadata=between(1, MAX_LAYERS))
     """Decoder blocks; null is as many as encoder blocks."""
     gated: bool = False
     """Gated feed-forward (T5 v1.1) instead of ReLU."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.schema.limits import above, at_least, between
+from eke.schema.limits import above, at_least, below, between
 
 
 class Compute(Enum):
@@ -57,9 +57,9 @@ class Optimizer:
 class AdamW(Optimizer):
     """AdamW and its implementations."""
 
-    beta1: float = field(default=0.9, metadata=between(0, 1))
+    beta1: float = field(default=0.9, metadata=below(0, 1))
     """Decay of the first moment."""
-    beta2: float = field(default=0.999, metadata=between(0, 1))
+    beta2: float = field(default=0.999, metadata=below(0, 1))
     """Decay of the second moment."""
     eps: float = field(default=1e-8, metadata=above(0))
     """Added to the denominator."""
@@ -71,8 +71,8 @@ class Adafactor(Optimizer):
 
     clip_threshold: float = field(default=1.0, metadata=above(0))
     """Limit of the root mean square of an update."""
-    decay_rate: float = -0.8
-    """Exponent of the second moment's decay over steps."""
+    decay_rate: float = field(default=-0.8, metadata=between(-1, 0))
+    """Exponent of the second moment's decay over steps (arXiv:1804.04235, section 7.2)."""
     eps1: float = field(default=1e-30, metadata=above(0))
     """Added to the squared gradient."""
 
@@ -157,7 +157,7 @@ class DataLoader:
 
     option: str = "none"
     """The option chosen; set by the option's file."""
-    workers: int = field(default=0, metadata=at_least(0))
+    workers: int = field(default=0, metadata=between(0, 256))
     """Loader processes; 0 collates in the training process."""
     pin_memory: Switch = Switch.auto
     """Page-locked host memory; auto turns it on for CUDA."""

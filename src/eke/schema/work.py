@@ -5,6 +5,9 @@ from enum import Enum
 
 from eke.schema.limits import above, at_least, between
 
+MAX_STEPS = 10**9
+"""Optimizer steps of a run: at 1 ms each, more than eleven days."""
+
 
 class Lengths(Enum):
     """Distribution of sequence lengths in synthetic data."""
@@ -53,9 +56,9 @@ class Data:
     """The option chosen; set by the option's file."""
     seq_len: int = field(default=256, metadata=at_least(4))
     """Tokens per training sample (of the source, in seq2seq)."""
-    num_samples: int | None = field(default=None, metadata=at_least(1))
+    num_samples: int | None = field(default=None, metadata=between(1, 10**9))
     """Training samples; null takes all there are."""
-    num_eval_samples: int = field(default=64, metadata=at_least(1))
+    num_eval_samples: int = field(default=64, metadata=between(1, 10**7))
     """Evaluation samples, never seen in training."""
 
 
@@ -112,7 +115,7 @@ class Batch:
 class Train:
     """Length of training and what happens along the way."""
 
-    steps: int | None = field(default=None, metadata=at_least(1))
+    steps: int | None = field(default=None, metadata=between(1, MAX_STEPS))
     """Optimizer steps; null derives them from `epochs`, else 300."""
     epochs: float | None = field(default=None, metadata=above(0))
     """Passes over the training samples."""

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from support import TINY
 
 from eke.app import plan_for
@@ -28,6 +29,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "heads_divide_width": (("model.num_attention_heads=3",), CPU),
     "key_value_heads_divide_heads": (("model.num_key_value_heads=3",), CPU),
     "rotary_width_is_even": (("model.hidden_size=36", "model.num_attention_heads=4"), CPU),
+    "rotary_head_dim_is_even": (("model.head_dim=7",), CPU),
     "sequence_fits_positions": (
         ("model=tiny_bert", "task=masked_lm", "data.seq_len=513"),
         CPU,
@@ -42,6 +44,10 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "min_len_needs_ragged": ((*SYNTHETIC, "data.min_len=10"), CPU),
     "tied_embeddings_need_head": (
         ("task=sequence_classification", "model.tie_word_embeddings=false"),
+        CPU,
+    ),
+    "t5_is_always_tied": (
+        ("model=tiny_t5", "task=seq2seq_lm", "model.tie_word_embeddings=false"),
         CPU,
     ),
     "batch_contradiction": (("batch.target=32", "batch.accumulation=2"), CPU),
@@ -64,9 +70,11 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "bf16_needs_ampere": (("precision=bf16",), V100),
     "inductor_needs_volta": (("compile=inductor",), dataclasses.replace(V100, capability=(6, 0))),
     "inductor_needs_compiler": (("compile=inductor",), CPU),
+    "more_workers_than_cores": (("dataloader.workers=256",), CPU),
     "pinning_needs_cuda": (("dataloader.pin_memory=on",), CPU),
     "one_process_without_strategy": (("distributed.num_processes=2",), CPU),
     "states_do_not_fit": (("model=llama3_8b",), CPU),
+    "batch_does_not_fit": (("batch.per_device=1000000",), CPU),
 }
 
 
@@ -85,6 +93,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request):
         )
     if rule == "runs_has_space":
         monkeypatch.setattr("eke.check.rules_work.MIN_FREE_BYTES", 2**62)
+    if rule == "more_workers_than_cores":
+        monkeypatch.setattr("eke.check.rules_work._cores", lambda: 4)
     if rule == "inductor_needs_compiler":
         monkeypatch.setattr("shutil.which", lambda name: None)
     return tmp_path
@@ -140,6 +150,7 @@ def without(rule: str) -> tuple:
 
 BREAKS_THE_BUILD = {
     "heads_divide_width", "key_value_heads_divide_heads", "rotary_width_is_even",
+    "rotary_head_dim_is_even",
     "sequence_fits_positions", "vocabulary_holds_bytes", "synthetic_ids_fit",
     "min_len_within_seq_len", "nesterov_needs_momentum", "persistent_needs_workers",
     "prefetch_needs_workers", "task_needs_other_model", "text_exists",
@@ -157,6 +168,16 @@ def test_without_the_rule_the_run_breaks(rule, world, monkeypatch, curve_of) -> 
         curve_of(*[o.format(tmp=world) for o in overrides], *size, "train.steps=2")
 
 
+def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkeypatch) -> None:
+    from eke.build.model import build_model
+
+    monkeypatch.setattr("eke.app.check", lambda facts: check(facts, without("t5_is_always_tied")))
+    plan = plan_for(compose([*CASES["t5_is_always_tied"][0], "hardware=cpu"]), planning=True)
+    model = build_model(plan, torch.device("meta"))
+    assert model.lm_head.weight is model.shared.weight
+    assert model.config.scale_decoder_outputs is False
+
+
 def test_all_problems_at_once() -> None:
     composed = compose(
         ["optimizer.lr=-1", "model.num_attention_heads=3", "precision=tf32", "batch.target=12"]
@@ -172,13 +193,19 @@ def test_all_problems_at_once() -> None:
     [
         ("optimizer.lr=0", "above 0"),
         ("optimizer.lr=nan", "above 0"),
-        ("optimizer.beta1=1.5", "between 0 and 1"),
-        ("train.steps=0", "at least 1"),
+        ("optimizer.beta1=1.5", "at least 0 and below 1"),
+        ("train.steps=0", "between 1 and 1000000000"),
+        ("train.steps=1000000000000", "between 1 and 1000000000"),
+        ("optimizer.lr=inf", "at most 9007199254740992"),
+        ("optimizer.beta2=1", "at least 0 and below 1"),
+        ("optimizer.lr=1e400", "at most 9007199254740992"),
+        ("batch.per_device=10000000000000000", "at most 9007199254740992"),
+        ("dataloader.workers=100000", "between 0 and 256"),
         ("train.epochs=-2", "above 0"),
         ("batch.per_device=-8", "at least 1"),
         ("model.dropout=2", "between 0 and 1"),
-        ("model.num_hidden_layers=0", "at least 1"),
-        ("seed=-1", "at least 0"),
+        ("model.num_hidden_layers=0", "between 1 and 10000"),
+        ("seed=-1", "between 0 and 4294967295"),
     ],
     ids=lambda value: value,
 )

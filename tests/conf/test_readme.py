@@ -1,0 +1,50 @@
+"""README's generated blocks are what the code says; `EKE_UPDATE=1 pytest ...` rewrites them."""
+
+import os
+import re
+
+from support import REPO
+
+from eke.compose import help_text
+from eke.sizes import VALID_TASKS
+
+README = REPO / "README.md"
+
+
+def tasks_table() -> str:
+    tasks = sorted({task for tasks in VALID_TASKS.values() for task in tasks})
+    lines = ["| family | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
+    for family, valid in VALID_TASKS.items():
+        lines.append(f"| {family} | " + " | ".join("x" if t in valid else "" for t in tasks) + " |")
+    return "\n".join(lines)
+
+
+BLOCKS = {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_table}
+
+
+def test_generated_blocks_are_up_to_date() -> None:
+    text = fresh = README.read_text()
+    for name, make in BLOCKS.items():
+        block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
+        pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
+        fresh = re.sub(pattern, lambda _, block=block: block, fresh, flags=re.DOTALL)
+    if os.environ.get("EKE_UPDATE"):
+        README.write_text(fresh)
+    else:
+        assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_readme.py"
+
+
+def test_the_map_names_what_is_there() -> None:
+    block = README.read_text().split("## Map")[1].split("## ")[0]
+    names = re.findall(r"^ {4}(?: {2})?(\S+?)/? {2,}\S", block, flags=re.MULTILINE)
+    assert len(names) > 20
+    for name in names:
+        places = [REPO / name, REPO / "src" / "eke" / name]
+        assert any(place.exists() for place in places), name
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [README, REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

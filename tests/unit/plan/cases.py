@@ -1,0 +1,54 @@
+"""Plans without Hydra's command line, for the tests of the core."""
+
+import copy
+import dataclasses
+from typing import Any
+
+from unit.sizes.configs import make_config
+
+from eke.hardware import Device
+from eke.plan import Plan, make_plan
+from eke.schema import Config
+from eke.units import GIB
+
+CPU = Device(kind="cpu", name="test cpu", memory_bytes=8 * GIB)
+GPU = Device(
+    kind="cuda",
+    name="test gpu",
+    count=4,
+    memory_bytes=80 * GIB,
+    capability=(9, 0),
+    peak_flops=(("bfloat16", 1e15), ("float32", 6e13)),
+    source="https://example.org/datasheet",
+    present=False,
+)
+
+SYNTHETIC = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
+"""Nothing to read, little to train."""
+
+
+def config_of(*overrides: str) -> Config:
+    """The configuration of these overrides, free to be changed."""
+    return copy.deepcopy(make_config(*overrides))
+
+
+def plan_config(config: Config, device: Device = CPU, **more: Any) -> Plan:
+    """The plan of a configuration."""
+    choices = {
+        f.name: getattr(config, f.name).option
+        for f in dataclasses.fields(config)
+        if hasattr(getattr(config, f.name), "option")
+    }
+    return make_plan(config, choices, more.pop("overrides", ()), device, "given", **more)
+
+
+def plan_of(*overrides: str, device: Device = CPU, **more: Any) -> Plan:
+    """The plan of some overrides."""
+    return plan_config(config_of(*overrides), device, overrides=overrides, **more)
+
+
+def decision(plan: Plan, key: str) -> tuple[str, str] | None:
+    """Value and reason of what was decided about a key; None when nothing had to be."""
+    found = [(d.value, d.reason) for d in plan.decisions if d.key == key]
+    assert len(found) <= 1, f"{key} was decided twice"
+    return found[0] if found else None

@@ -1,0 +1,239 @@
+"""What the plan decides, with the numbers worked out by hand and the reason beside each."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, decision, plan_config, plan_of
+
+from eke.errors import ConfigError
+from eke.plan import Decision
+
+# --- batch --------------------------------------------------------------------------------------
+
+
+def test_target_is_cut_into_micro_batches() -> None:
+    plan = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.target=24")
+    assert plan.batch.accumulation == 6
+    assert plan.batch.samples_per_step == 24
+    assert decision(plan, "batch.accumulation") == ("6", "batch.target 24 / (4 x 1 processes)")
+    assert decision(plan, "samples per step")[0] == "24"
+
+
+def test_processes_share_the_target() -> None:
+    plan = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.target=24", "distributed.num_processes=3")
+    assert (plan.batch.accumulation, plan.batch.world_size) == (2, 3)
+    assert plan.batch.samples_per_step == 24
+    assert "3 processes" in decision(plan, "batch.accumulation")[1]
+
+
+def test_without_a_target_nothing_is_derived() -> None:
+    plan = plan_of(*SYNTHETIC, "batch.per_device=4", "batch.accumulation=3")
+    assert (plan.batch.accumulation, plan.batch.samples_per_step) == (3, 12)
+    assert decision(plan, "batch.accumulation") is None
+    assert decision(plan, "samples per step")[1] == "4 per device x 3 accumulated x 1 processes"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"), [((), 4), (("batch.eval_per_device=16",), 16)], ids=["open", "typed"]
+)
+def test_evaluation_batch(typed, expected) -> None:
+    assert plan_of(*SYNTHETIC, "batch.per_device=4", *typed).batch.eval_per_device == expected
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "per_device", "epochs", "per_epoch", "total"),
+    [(64, 8, 2, 8, 16), (65, 8, 2, 9, 18), (64, 8, 0.5, 8, 4), (3, 8, 1, 1, 1), (64, 8, 1e-4, 8, 1)],
+    ids=["even", "uneven last step", "half", "less than one step", "never none at all"],
+)
+def test_epochs_become_steps(samples, per_device, epochs, per_epoch, total) -> None:
+    plan = plan_of(
+        "data=synthetic",
+        f"data.num_samples={samples}",
+        f"batch.per_device={per_device}",
+        f"train.epochs={epochs}",
+    )
+    assert (plan.steps.per_epoch, plan.steps.total) == (per_epoch, total)
+    assert decision(plan, "train.steps") == (str(total), f"{epochs:g} epochs of {per_epoch} steps")
+
+
+def test_typed_steps_need_no_decision() -> None:
+    plan = plan_of(*SYNTHETIC)
+    assert plan.steps.total == 20
+    assert decision(plan, "train.steps") is None
+    assert decision(plan, "data.num_samples") is None
+
+
+def test_open_length_is_the_default_and_says_so() -> None:
+    plan = plan_of("data=synthetic")
+    assert plan.steps.total == 300
+    assert decision(plan, "train.steps") == (
+        "300",
+        "neither train.steps nor train.epochs was given",
+    )
+    assert plan.steps.num_train_samples == 512, "the guides' data set size"
+    assert decision(plan, "data.num_samples") == ("512", "the guides' data set size")
+
+
+@pytest.mark.parametrize(
+    ("typed", "warmup", "decided"),
+    [
+        (("schedule.warmup_frac=0.1",), 2, True),
+        (("schedule.warmup_frac=0",), 0, True),
+        (("schedule.warmup_steps=7",), 7, False),
+        (("schedule.warmup_steps=0",), 0, False),
+        (("schedule.warmup_steps=50",), 20, False),
+    ],
+    ids=["share", "no share", "steps", "none", "longer than the run"],
+)
+def test_warm_up(typed, warmup, decided) -> None:
+    plan = plan_of(*SYNTHETIC, *typed)
+    assert plan.steps.warmup == warmup
+    assert (decision(plan, "schedule.warmup_steps") is not None) == decided
+
+
+@given(
+    samples=st.integers(1, 500),
+    per_device=st.integers(1, 32),
+    accumulation=st.integers(1, 8),
+    epochs=st.floats(0.01, 5),
+)
+def test_steps_cover_the_samples(samples, per_device, accumulation, epochs) -> None:
+    config = config_of("data=synthetic")
+    config.data.num_samples, config.train.epochs = samples, epochs
+    config.batch.per_device, config.batch.accumulation = per_device, accumulation
+    plan = plan_config(config)
+    per_step = per_device * accumulation
+    assert (plan.steps.per_epoch - 1) * per_step < samples <= plan.steps.per_epoch * per_step
+    assert plan.steps.total >= plan.steps.per_epoch * epochs
+    assert plan.steps.total < plan.steps.per_epoch * epochs + 1
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path):
+    """1000 bytes, of which the last 100 are kept for evaluation."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(32, 132)) * 10)
+    return f"data.path={path}"
+
+
+def test_samples_of_a_text_are_counted(text) -> None:
+    plan = plan_of("data=text", text, "data.seq_len=50")
+    assert plan.steps.num_train_samples == 901 // 50, "900 bytes and a separator"
+    assert plan.steps.num_eval_samples == 101 // 50, "less than the 64 that were asked for"
+    value, reason = decision(plan, "data.num_samples")
+    assert value == "18"
+    assert "50 tokens" in reason
+
+
+def test_more_samples_than_there_are_is_said(text) -> None:
+    plan = plan_of("data=text", text, "data.seq_len=50", "data.num_samples=1000")
+    assert plan.steps.num_train_samples == 18
+    assert "1000 were asked for" in decision(plan, "data.num_samples")[1]
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "part"), [(102, "evaluation"), (2000, "training")], ids=["tail", "all"]
+)
+def test_a_text_shorter_than_a_sample_is_refused(seq_len, part, text) -> None:
+    with pytest.raises(ConfigError, match=f"the {part} part of the text is shorter") as caught:
+        plan_of("data=text", text, f"data.seq_len={seq_len}")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.value) == ("data.seq_len", str(seq_len))
+    assert problem.fix == "data.seq_len=16"
+    assert plan_of("data=text", text, problem.fix).steps.num_eval_samples == 6
+
+
+# --- compute ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "autocast", "scaling"),
+    [("fp32", None, False), ("bf16", "bfloat16", False), ("fp16", "float16", True)],
+)
+def test_formats(typed, autocast, scaling) -> None:
+    plan = plan_of(*SYNTHETIC, f"precision={typed}")
+    assert (plan.compute.autocast, plan.compute.loss_scaling) == (autocast, scaling)
+    assert (decision(plan, "loss scaling") is not None) == scaling
+
+
+@pytest.mark.parametrize(
+    ("typed", "on", "decided"), [("auto", False, True), ("on", True, False), ("off", False, False)]
+)
+def test_tf32(typed, on, decided) -> None:
+    plan = plan_of(*SYNTHETIC, f"precision.tf32={typed}", device=GPU)
+    assert plan.compute.tf32 is on
+    assert (decision(plan, "precision.tf32") is not None) == decided
+
+
+@pytest.mark.parametrize(
+    ("typed", "device", "pinned"),
+    [
+        ("auto", GPU, True),
+        ("auto", CPU, False),
+        ("on", GPU, True),
+        ("off", GPU, False),
+        ("on", CPU, False),
+    ],
+    ids=["auto-gpu", "auto-cpu", "on-gpu", "off-gpu", "on-cpu"],
+)
+def test_pinned_memory(typed, device, pinned) -> None:
+    plan = plan_of(*SYNTHETIC, f"dataloader.pin_memory={typed}", device=device)
+    assert plan.compute.pin_memory is pinned
+
+
+@pytest.mark.parametrize(
+    ("option", "implementation", "decided"),
+    [
+        ("adamw", "fused", True),
+        ("adamw_forloop", "forloop", False),
+        ("adamw_foreach", "foreach", False),
+        ("adamw_fused", "fused", False),
+        ("adafactor", "", False),
+        ("sgd", "", False),
+    ],
+)
+def test_optimizer_implementation(option, implementation, decided) -> None:
+    plan = plan_of(*SYNTHETIC, f"optimizer={option}")
+    assert plan.compute.optimizer_implementation == implementation
+    assert (decision(plan, "optimizer implementation") is not None) == decided
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def test_every_decision_has_a_value_and_a_reason() -> None:
+    plan = plan_of("data=synthetic", "batch.target=16", "precision=fp16", "precision.tf32=auto")
+    keys = [d.key for d in plan.decisions]
+    assert keys == [
+        "hardware",
+        "batch.accumulation",
+        "samples per step",
+        "data.num_samples",
+        "train.steps",
+        "schedule.warmup_steps",
+        "loss scaling",
+        "precision.tf32",
+        "optimizer implementation",
+    ]
+    assert all(d.value and d.reason for d in plan.decisions)
+
+
+def test_the_plan_says_what_was_typed() -> None:
+    assert plan_of(*SYNTHETIC).name == " ".join(SYNTHETIC)
+    assert plan_of().name == "defaults"
+    plan = plan_of(*SYNTHETIC, warnings=["no effect"])
+    assert plan.warnings == ("no effect",)
+    assert plan.decisions[0] == Decision("hardware", "test cpu", "given")
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan_of(*SYNTHETIC).run_id = "0"  # type: ignore[misc]  # that is what is tested
