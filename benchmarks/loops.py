@@ -5,7 +5,7 @@ They differ in where the batch comes from, and in what they do around the kernel
     bare         batches that lie ready in memory; no metrics: the floor
     bare_data    the same loop fed by eke's own pipeline: what is left of eke is its loop
     eke          eke's train_step in a Job built from a plan; metrics written every 10 steps
-    trainer      transformers.Trainer; samples ready in memory, its own collator, logging every 10 steps
+    trainer      transformers.Trainer; samples ready in memory, its own collator, logs likewise
 """
 
 import copy
@@ -38,9 +38,9 @@ IN_MEMORY = 512
 """Batches that `bare` goes round."""
 
 
-def make_job(folder: Path, num_layers: int, num_steps: int) -> Job:
-    """eke's job: a BERT 64 wide, 4 sequences of 32 tokens per step, one label each."""
-    overrides = (
+def bert(num_layers: int, num_steps: int) -> tuple[str, ...]:
+    """Overrides: a BERT 64 wide, 4 sequences of 32 tokens per step, a label each; dropout is 0."""
+    return (
         "model=tiny_bert",
         f"model.num_hidden_layers={num_layers}",
         "model.hidden_size=64",
@@ -55,11 +55,13 @@ def make_job(folder: Path, num_layers: int, num_steps: int) -> Job:
         "schedule=constant",
         "schedule.warmup_frac=0",
         f"train.steps={num_steps}",
-        f"train.log_every={LOG_EVERY}",
-        "tracker=none",
-        "hardware=cpu",
     )
-    plan = plan_for(compose(overrides), False)
+
+
+def make_job(folder: Path, *overrides: str) -> Job:
+    """A job of eke on the CPU, ready to train."""
+    log_every = f"train.log_every={LOG_EVERY}"
+    plan = plan_for(compose([*overrides, log_every, "tracker=none", "hardware=cpu"]), False)
     meter = Meter(HostClock(), 0, timed_from=0)
     job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
     job.model.train()
@@ -70,7 +72,7 @@ class Bare:
     """The loop one writes by hand, over a copy of the job's model."""
 
     def __init__(self, job: Job, batches: Iterator[MicroBatch]) -> None:
-        self.batches = batches
+        self.batches: Iterator[Any] = batches
         self.model = copy.deepcopy(job.bare_model)
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(job.plan, self.model)
@@ -84,7 +86,7 @@ class Bare:
         for _ in range(num_steps):
             batch = next(self.batches)
             loss = F.cross_entropy(self.model(**batch.inputs).logits, batch.labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch 2.13
             nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -103,21 +105,21 @@ def from_pipeline(job: Job) -> Iterator[MicroBatch]:
 
 
 class Eke:
-    """eke's loop from the job's first step on: what `eke.run.loop.train` does between evaluations."""
+    """The loop of eke from the first step on: `eke.run.loop.train` between two evaluations."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.batches = job.data.train_steps(0)
-        self.step = 0
+        self.batches: Iterator[Any] = job.data.train_steps(0)
+        self.done = 0
 
     def advance(self, num_steps: int) -> None:
         """Train."""
-        for self.step in range(self.step, self.step + num_steps):
-            with closer_look(self.job, self.step):
-                train_step(self.job, self.batches, self.step)
-            if (self.step + 1) % LOG_EVERY == 0:
+        for step in range(self.done, self.done + num_steps):
+            with closer_look(self.job, step):
+                train_step(self.job, self.batches, step)
+            if (step + 1) % LOG_EVERY == 0:
                 write_metrics(self.job)
-        self.step += 1
+        self.done += num_steps
 
     def last_loss(self) -> float:
         """Of the last step written."""
@@ -128,8 +130,8 @@ class Eke:
 def run_trainer(job: Job, num_steps: int, on_step_end: Callable[[int], None]) -> None:
     """Train a copy of the job's model with transformers.Trainer.
 
-    Trainer owns its loop; who wants to measure it, or to take turns, does so in `on_step_end`, which is
-    called with the number of steps done.
+    Trainer owns its loop; who wants to measure it, or to take turns, does so in `on_step_end`. It
+    is called with the number of steps done.
     """
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     from transformers.utils import logging
@@ -156,9 +158,7 @@ def run_trainer(job: Job, num_steps: int, on_step_end: Callable[[int], None]) ->
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        trainer = Trainer(
-            model, arguments, train_dataset=samples, optimizers=(optimizer, constant)
-        )
+        trainer = Trainer(model, arguments, train_dataset=samples, optimizers=(optimizer, constant))
         trainer.remove_callback(PrinterCallback)  # it prints every log line
         trainer.add_callback(Steps)
         trainer.train()

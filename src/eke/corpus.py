@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eke.errors import ConfigError, Problem
 from eke.files import write_atomic
+from eke.paths import user_path
 from eke.schema import Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
 
 EVAL_FRAC = 0.1
@@ -65,7 +66,7 @@ def open_corpus(config: Config) -> Corpus | None:
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
     elif isinstance(config.data, Text):
-        path = Path(config.data.path).expanduser()
+        path = user_path(config.data.path)
         corpus = text_files(path, config.data.pattern, config.data.eval_frac)
     else:
         return None
@@ -102,7 +103,11 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     Raises:
         ConfigError: nothing is there, or it is empty.
     """
-    paths = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]
+    try:
+        paths = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]
+    except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
+        why = f"is no pattern of file names: {error}"
+        raise ConfigError(Problem("data.pattern", pattern, why, "data.pattern='*.txt'")) from error
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
         why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
@@ -166,6 +171,9 @@ def fingerprint(corpus: Corpus) -> str:
 
     Cached by path, size and modification time, since hashing the standard library takes about a
     second; a cache that cannot be written is done without.
+
+    Raises:
+        ConfigError: a file cannot be read.
     """
     stats = [(piece, piece.path.stat()) for piece in corpus.pieces()]
     listing = json.dumps(
@@ -179,7 +187,12 @@ def fingerprint(corpus: Corpus) -> str:
     digest = hashlib.sha256()
     for piece in corpus.pieces():
         digest.update(f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0".encode())
-        digest.update(read_piece(piece))
+        try:
+            digest.update(read_piece(piece))
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+            fix = "data.path=FILE_OR_FOLDER"
+            raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
     result = digest.hexdigest()[:16]
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """Where things are: every file name inside a run folder, and the configuration eke ships with."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,11 @@ class SweepPaths:
     def sweep(self) -> Path:
         """Every cell: overrides, run, verdict and reason."""
         return self.folder / "sweep.json"
+
+
+def user_path(text: str) -> Path:
+    """A path as a user types it: `~` is a home folder, where there is such a one."""
+    return Path(os.path.expanduser(text))
 
 
 def conf_folder() -> Path:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eke.units import format_bytes, format_count, format_seconds, format_value
@@ -69,11 +69,13 @@ def test_seconds(value, text) -> None:
     assert format_seconds(value) == text
 
 
+@settings(deadline=None)
 @given(st.floats(1e-3, 1e20))
 def test_a_count_never_needs_an_exponent(value) -> None:
     assert re.fullmatch(r"\d{1,3}(\.\d+)?( [kMBTPE])?", format_count(min(value, 9.99e20)))
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e7))
 def test_a_duration_never_needs_an_exponent(value) -> None:
     text = format_seconds(value)

@@ -4,7 +4,7 @@ import shutil
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import Compute, Switch
-from eke.sizes import model_size, state_bytes
+from eke.sizes import FLOAT32_BYTES, model_size, state_bytes
 from eke.units import format_bytes, format_count
 
 TF32_CAPABILITY = (8, 0)
@@ -58,6 +58,24 @@ def _state_fix(facts: Facts) -> str:
     ):
         return "optimizer=adafactor"
     return f"model={'tiny' if facts.config.model.family == 'llama' else _small(facts)}"
+
+
+def _embedded(facts: Facts) -> int:
+    """Bytes of the first layer's input in one forward pass; autocast leaves it in float32."""
+    config = facts.config
+    tokens = config.batch.per_device * config.data.seq_len
+    return tokens * config.model.hidden_size * FLOAT32_BYTES
+
+
+def _batch_fix(facts: Facts) -> str:
+    """The same samples in smaller pieces; where one sample is too long, a shorter one."""
+    config = facts.config
+    free = (facts.device.memory_bytes or 0) - _state(facts)
+    samples = free * config.batch.per_device // _embedded(facts)
+    if samples:
+        return f"batch.per_device={1 << (samples.bit_length() - 1)}"
+    tokens = free // (config.model.hidden_size * FLOAT32_BYTES)
+    return f"batch.per_device=1 data.seq_len={max(4, tokens // 2)}"
 
 
 def _small(facts: Facts) -> str:
@@ -173,6 +191,24 @@ RULES = (
         why=_state_reason,
         fix=_state_fix,
         source="a lower bound: activations come on top",
+        sized=True,
+    ),
+    Rule(
+        id="batch_does_not_fit",
+        verdict=Verdict.impossible,
+        path="batch.per_device",
+        when=lambda f: (
+            f.device.memory_bytes is not None
+            and _state(f) <= f.device.memory_bytes < _state(f) + _embedded(f)
+        ),
+        value=lambda f: f.config.batch.per_device,
+        why=lambda f: (
+            f"samples of {f.config.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
+            f"their embeddings alone, on top of {format_bytes(_state(f))} for weights, gradients "
+            f"and optimizer state; {f.device.name} has {format_bytes(f.device.memory_bytes or 0)}"
+        ),
+        fix=_batch_fix,
+        source="a lower bound: one float32 vector per token, kept for the backward pass",
         sized=True,
     ),
 )

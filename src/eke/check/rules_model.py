@@ -2,13 +2,14 @@
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import (
+    BertModel,
     GPT2Model,
     Lengths,
     LlamaModel,
+    MaskedLM,
     SequenceClassification,
     Synthetic,
     T5Model,
-    Text,
 )
 from eke.sizes import VALID_TASKS
 from eke.tokens import BYTE_VOCABULARY, NUM_SPECIAL_TOKENS
@@ -51,6 +52,11 @@ def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
 
 
+def _typed(facts: Facts, key: str) -> object:
+    """A key of the data's own, whatever option it is of."""
+    return getattr(facts.config.data, key)
+
+
 def _length_fix(facts: Facts) -> str:
     limit = _max_positions(facts)
     return f"data.seq_len={limit}" if limit and limit >= 4 else "model.max_position_embeddings=512"
@@ -78,18 +84,6 @@ RULES = (
         ),
         fix=_task_fix,
         source=HF_MODELS,
-    ),
-    Rule(
-        id="text_has_no_labels",
-        verdict=Verdict.impossible,
-        path="data",
-        when=lambda f: (
-            isinstance(f.config.data, Text) and isinstance(f.config.task, SequenceClassification)
-        ),
-        value=lambda f: f.config.data.option,
-        why=lambda f: "plain text has no labels to classify",
-        fix=lambda f: "task=" + VALID_TASKS[f.config.model.family][0],
-        source="eke's table of tasks and data",
     ),
     Rule(
         id="heads_divide_width",
@@ -185,7 +179,7 @@ RULES = (
             (d := _synthetic(f)) is not None
             and d.min_token >= min(d.max_token, f.config.model.vocab_size)
         ),
-        value=lambda f: _synthetic(f).min_token,  # type: ignore[union-attr]
+        value=lambda f: _typed(f, "min_token"),
         why=lambda f: (
             "leaves no token below the smaller of data.max_token and model.vocab_size = "
             f"{f.config.model.vocab_size}"
@@ -198,7 +192,7 @@ RULES = (
         verdict=Verdict.impossible,
         path="data.min_token",
         when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
-        value=lambda f: _synthetic(f).min_token,  # type: ignore[union-attr]
+        value=lambda f: _typed(f, "min_token"),
         why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
         fix=lambda f: "data.min_token=100",
         source="eke.tokens",
@@ -213,7 +207,7 @@ RULES = (
             and d.lengths is Lengths.uniform
             and d.min_len > d.seq_len
         ),
-        value=lambda f: _synthetic(f).min_len,  # type: ignore[union-attr]
+        value=lambda f: _typed(f, "min_len"),
         why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
         fix=lambda f: f"data.min_len={f.config.data.seq_len}",
         source="eke.build.data",
@@ -227,7 +221,7 @@ RULES = (
             and d.min_len is not None
             and d.lengths is Lengths.fixed
         ),
-        value=lambda f: _synthetic(f).min_len,  # type: ignore[union-attr]
+        value=lambda f: _typed(f, "min_len"),
         why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
         fix=lambda f: "data.lengths=uniform",
         source="eke.build.data",
@@ -246,6 +240,24 @@ RULES = (
         ),
         fix=lambda f: "model.tie_word_embeddings=true",
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
+        versions="transformers 5",
+    ),
+    Rule(
+        id="untied_bert_has_dead_bias",
+        verdict=Verdict.unsafe,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.model, BertModel)
+            and isinstance(f.config.task, MaskedLM)
+            and not f.config.model.tie_word_embeddings
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: (
+            "transformers then keeps a second output bias that nothing reads or trains: "
+            f"{f.config.model.vocab_size} numbers in the model's size and its checkpoints"
+        ),
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
     Rule(

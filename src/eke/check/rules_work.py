@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from eke.check.rule import Facts, Rule, Verdict
+from eke.paths import user_path
 from eke.schema import SGD, Text
 
 
@@ -53,20 +54,28 @@ def _existing_parent(path: Path) -> Path:
     return path
 
 
-def _name_too_long(path: Path) -> bool:
-    return any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.parts)
-
-
 def _runs_unwritable(facts: Facts) -> bool:
     parent = _existing_parent(_runs(facts))
-    return not facts.planning and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK))
+    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    return not facts.planning and not (writable and not _overlong_name(facts))
+
+
+def _overlong_name(facts: Facts) -> str:
+    """A folder's name that no file system takes; empty where there is none."""
+    return next((p for p in _runs(facts).parts if len(os.fsencode(p)) > MAX_NAME_BYTES), "")
 
 
 def _runs_reason(facts: Facts) -> str:
     parent = _existing_parent(_runs(facts))
     if not parent.is_dir():
         return f"{parent} is not a folder"
+    if overlong := _overlong_name(facts):
+        return f"{overlong[:20]}... is longer than the {MAX_NAME_BYTES} bytes a name may have"
     return f"{parent} cannot be written"
+
+
+MAX_NAME_BYTES = 255
+"""NAME_MAX of Linux (limits.h) and of every file system in use."""
 
 
 def _cores() -> int:

@@ -10,6 +10,7 @@ from eke.compose.overrides import mend
 from eke.compose.retired import find_retired
 from eke.compose.suggest import completed
 from eke.errors import ConfigError, Problem
+from eke.paths import user_path
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
 _HYDRA_FLAGS = {
@@ -115,7 +116,7 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue) -> None:
     if flag in _SWITCHES and inline is None:
         reader.switches.add(_SWITCHES[flag])
     elif flag in _CONFIG_DIR:
-        reader.config_dir = Path(reader.value(flag, inline)).expanduser()
+        reader.config_dir = user_path(reader.value(flag, inline))
     elif flag in _HYDRA_FLAGS:
         needed = _HYDRA_FLAGS[flag]
         reader.hydra_flags += [flag] + [reader.value(flag, inline) for _ in range(needed)]

@@ -1,4 +1,4 @@
-"""From the overrides of `-m` to the cells of a sweep: the product of all that has several values."""
+"""From the overrides of `-m` to the cells of a sweep: the product of all keys with many values."""
 
 import itertools
 from collections.abc import Sequence

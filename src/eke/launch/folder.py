@@ -64,8 +64,12 @@ def _readable(paths: RunPaths) -> Record | None:
 
 
 @contextmanager
-def claim(paths: RunPaths) -> Iterator[None]:
+def claim(paths: RunPaths) -> Iterator[int]:
     """Hold the run folder, made if need be, against other processes.
+
+    Yields:
+        The lock's file descriptor. Handed to the worker, it keeps the folder held until the worker
+        is gone as well, even when this process is killed.
 
     Raises:
         BusyError: somebody works on this run.
@@ -87,6 +91,6 @@ def claim(paths: RunPaths) -> Iterator[None]:
             raise BusyError(f"run {paths.folder.name} is being worked on by {owner}") from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

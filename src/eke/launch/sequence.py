@@ -4,10 +4,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from eke.files import write_json
-from eke.paths import SweepPaths
+from eke.paths import SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 
@@ -36,7 +35,7 @@ def sweep_id(cells: Sequence[tuple[str, ...]]) -> str:
 
 def sweep_paths(runs: str, identity: str) -> SweepPaths:
     """Where the sweep's own file is; the runs themselves lie beside it."""
-    return SweepPaths(Path(runs) / f"sweep-{identity}")
+    return SweepPaths(user_path(runs) / f"sweep-{identity}")
 
 
 def write_sweep(paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:

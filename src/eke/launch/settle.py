@@ -1,5 +1,6 @@
 """How a run ended, once its process is gone: the written outcome, or why there is none."""
 
+import re
 import signal
 
 from eke.hardware import environment
@@ -36,21 +37,24 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
     if record is not None and record.attempt == attempt:
         return record
     rows, _ = metrics.read_rows(paths.metrics)
-    failure = Failure("worker", describe_exit(exit_code), log_tail(paths))
+    tail = log_tail(paths)
+    failure = Failure("worker", describe_exit(exit_code, tail), tail)
     record = outline_record(plan, rows, attempt, Outcome.crashed, failure)
     record.environment = environment()
     write_record(paths, record)
     return record
 
 
-def describe_exit(code: int) -> str:
-    """What an exit without a record means."""
+def describe_exit(code: int, tail: str = "") -> str:
+    """What an exit without a record means, with the exception that ended it, if the log has one."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
-    return f"the worker ended with exit code {code} and left no record"
+    raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
+    told = f" ({raised[-1]})" if raised else ""
+    return f"the worker ended with exit code {code} and left no record{told}"
 
 
 def log_tail(paths: RunPaths) -> str:

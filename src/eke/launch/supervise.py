@@ -36,10 +36,15 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
 
-def supervise(paths: RunPaths, view: View) -> int:
+def supervise(paths: RunPaths, view: View, lock: int | None = None) -> int:
     """Start the worker and watch it to its end; returns subprocess's code (negative: a signal).
 
     The first Ctrl-C or SIGTERM asks it to save and stop, the second kills its process group.
+
+    Args:
+        paths: the run folder.
+        view: shows what the worker writes.
+        lock: descriptor that holds the run folder; the worker holds it, too.
     """
     with open(paths.log, "ab") as log:
         worker = subprocess.Popen(
@@ -49,6 +54,7 @@ def supervise(paths: RunPaths, view: View) -> int:
             stderr=log,
             env=worker_environment(),
             start_new_session=True,
+            pass_fds=[] if lock is None else [lock],
         )
     try:
         with forward_signals(worker):

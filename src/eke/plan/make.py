@@ -8,7 +8,7 @@ from eke.errors import ConfigError, Problem
 from eke.hardware import Device, machine_fingerprint
 from eke.identity import run_id
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
-from eke.schema import Compute, Config, Switch, Synthetic
+from eke.schema import MAX_STEPS, Compute, Config, Switch, Synthetic
 from eke.schema.codec import make_converter
 from eke.sizes import model_size
 
@@ -39,7 +39,7 @@ def make_plan(
         warnings: findings of the rules that do not forbid the run.
 
     Raises:
-        ConfigError: the data holds too little for one sample.
+        ConfigError: the data holds too little for one sample or one step.
     """
     decisions = [Decision("hardware", device.name, device_reason)]
     batch = _plan_batch(config, decisions)
@@ -47,23 +47,7 @@ def make_plan(
     steps = _plan_steps(config, batch, source, decisions)
     compute = _plan_compute(config, device, decisions)
     data = corpora.fingerprint(source) if source else "synthetic"
-    resolved = {
-        "train.steps": steps.total,
-        "train.epochs": None,
-        "batch.accumulation": batch.accumulation,
-        "batch.target": None,
-        "batch.eval_per_device": batch.eval_per_device,
-        "batch.option": None,
-        "data.num_samples": steps.num_train_samples,
-        "data.num_eval_samples": steps.num_eval_samples,
-        "schedule.warmup_steps": steps.warmup,
-        "schedule.warmup_frac": None,
-        "precision.tf32": compute.tf32,
-        "dataloader.pin_memory": compute.pin_memory,
-        "optimizer.implementation": compute.optimizer_implementation,
-    }
-    if hasattr(config.data, "path"):
-        resolved["data.path"] = None  # the content counts, not where it lies
+    resolved = _resolved(config, batch, steps, compute)
     identity = run_id(make_converter().unstructure(config), resolved, data)
     return Plan(
         run_id=identity,
@@ -81,6 +65,30 @@ def make_plan(
         machine=machine_fingerprint(device),
         data_fingerprint=data,
     )
+
+
+def _resolved(
+    config: Config, batch: BatchPlan, steps: StepPlan, compute: ComputePlan
+) -> dict[str, object]:
+    """Answers to what the configuration leaves open, and None for how they were asked."""
+    answers: dict[str, object] = {
+        "train.steps": steps.total,
+        "train.epochs": None,
+        "batch.accumulation": batch.accumulation,
+        "batch.target": None,
+        "batch.eval_per_device": batch.eval_per_device,
+        "batch.option": None,
+        "data.num_samples": steps.num_train_samples,
+        "data.num_eval_samples": steps.num_eval_samples,
+        "schedule.warmup_steps": steps.warmup,
+        "schedule.warmup_frac": None,
+        "precision.tf32": compute.tf32,
+        "dataloader.pin_memory": compute.pin_memory,
+        "optimizer.implementation": compute.optimizer_implementation,
+    }
+    if hasattr(config.data, "path"):
+        answers["data.path"] = None  # the content counts, not where it lies
+    return answers
 
 
 def _plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
@@ -120,7 +128,48 @@ def _plan_steps(
         warmup = round(total * config.schedule.warmup_frac)
         reason = f"schedule.warmup_frac {config.schedule.warmup_frac:g} x {total} steps"
         decisions.append(Decision("schedule.warmup_steps", str(warmup), reason))
-    return StepPlan(total, per_epoch, min(warmup, total), train, evaluation)
+    problems = _impossible_lengths(config, batch, total, warmup, train)
+    if problems:
+        raise ConfigError(problems)
+    return StepPlan(total, per_epoch, warmup, train, evaluation)
+
+
+def _impossible_lengths(
+    config: Config, batch: BatchPlan, total: int, warmup: int, num_samples: int
+) -> list[Problem]:
+    """What rules cannot know, since it depends on how much data there is."""
+    problems = []
+    if batch.samples_per_step > num_samples:
+        why = (
+            f"makes steps of {batch.samples_per_step} samples; there are {num_samples} to train "
+            "on, and no step has a sample twice"
+        )
+        fix = _smaller_batch(config, batch, num_samples)
+        problems.append(Problem("batch.per_device", str(batch.per_device), why, fix))
+    if total > MAX_STEPS:
+        why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
+        problems.append(Problem("train.epochs", f"{config.train.epochs:g}", why, "train.epochs=1"))
+    if warmup > total:
+        why = f"is longer than the run, {total} steps"
+        fix = f"schedule.warmup_steps={total // 10}"
+        problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
+    return problems
+
+
+def _smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> str:
+    """The largest batch of which there is a whole one."""
+    unit = batch.per_device * batch.world_size
+    if unit <= num_samples:
+        key = "target" if config.batch.target is not None else "accumulation"
+        pieces = num_samples // unit
+        return f"batch.{key}={pieces * unit if key == 'target' else pieces}"
+    fixes = [f"batch.per_device={max(1, num_samples // batch.world_size)}"]
+    fixes += [
+        f"batch.{key}=null"
+        for key in ("accumulation", "target")
+        if getattr(config.batch, key) is not None
+    ]
+    return " ".join(fixes)
 
 
 def _count_samples(
@@ -142,8 +191,8 @@ def _count_samples(
             Problem(
                 "data.seq_len",
                 str(data.seq_len),
-                f"the {part} part of the text is shorter than one sample of this length",
-                "data.seq_len=16",
+                f"the {part} part of the text is shorter than one sample of {length} tokens",
+                "data.seq_len=4" if data.seq_len > 4 else "data.path=LONGER_TEXT",
             )
         )
     train = min(data.num_samples or available, available)

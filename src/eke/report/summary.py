@@ -25,7 +25,10 @@ def render_summary(record: Record, folder: str) -> str:
         f"  {what:<{widths[0]}}  {value:<{min(widths[1], 34)}}  {note}".rstrip()
         for what, value, note in lines
     ]
-    text += [f"  warning: {warning}" for warning in record.warnings]
+    warnings = [*record.warnings]
+    if record.shared_device:
+        warnings.append("another process used the device: no speed above is a measurement")
+    text += [f"  warning: {warning}" for warning in warnings]
     heading = f"{record.outcome}: {record.name}"
     return "\n".join([heading, *text])
 
@@ -68,13 +71,12 @@ def _around_training(record: Record) -> str:
         f"{format_seconds(seconds)} {what}"
         for what, seconds in (
             ("start-up", timing.startup_s),
-            ("compiling", timing.compile_s),
             ("evaluation", timing.eval_s),
             ("checkpoints", timing.checkpoint_s),
         )
         if seconds
     ]
-    return "training steps; besides " + ", ".join(parts) if parts else "training steps"
+    return "besides " + ", ".join(parts) if parts else ""
 
 
 def _spread(value: Spread) -> str:
@@ -141,4 +143,9 @@ def _effective_lines(record: Record) -> list[Line]:
     if seen.get("layer_calls_per_micro_batch", 1) >= 2:
         calls = f"{seen['layer_calls_per_micro_batch']:g} forward passes per layer"
         lines.append(("checkpointing", "activations recomputed", calls))
+    if compiler := seen.get("compile"):
+        counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
+        if record.timing.compile_s is not None:
+            counts = f"{format_seconds(record.timing.compile_s)} compiling; {counts}"
+        lines.append(("compiled", f"{compiler['graphs']} graphs", counts))
     return lines

@@ -67,7 +67,6 @@ def work(attempt: Attempt) -> int:
     tracker.finish(outcome.exit_code)
     if tracker.problem:
         record.warnings.append(f"tracker: {tracker.problem}")
-        log.warning("tracker: %s", tracker.problem)
         write_record(attempt.paths, record)
     return outcome.exit_code
 
@@ -98,9 +97,9 @@ def write_last_rows(attempt: Attempt) -> None:
 
 
 def say_failure(outcome: Outcome, failure: Failure) -> None:
-    """Into the log, with the traceback where there is one."""
+    """Into the log, with the traceback of what nobody foresaw (the record has the others')."""
     log.error("%s: %s", outcome.value, failure.message)
-    if failure.traceback:
+    if failure.traceback and outcome is Outcome.crashed:
         log.error(failure.traceback)
 
 

@@ -68,7 +68,7 @@ def save_checkpoint(
     except Exception as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         system = _system_error(error)
-        if system is None or system is error:
+        if system is None:
             raise
         raise OSError(system.errno, system.strerror, str(final)) from error
     shutil.rmtree(final, ignore_errors=True)

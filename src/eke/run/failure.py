@@ -49,7 +49,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f": {error.filename}" if error.filename else ""
         message = f"the disk is full ({error.strerror}{where}); free some and run again"
-        return Outcome.crashed, Failure(phase, message, trace)
+        return Outcome.crashed, Failure(phase, message)
     message = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
     return Outcome.crashed, Failure(phase, message, trace)
 

@@ -19,7 +19,8 @@ from eke.run.memory import AllocationProfile, live_bytes
 def closer_look(job: Job, nth: int) -> Iterator[None]:
     """Context of the nth step of this attempt: kernels in the first, memory in the second.
 
-    Both are warm-up steps. Compiled models are not looked into: the probe would switch the compiler off.
+    Both are warm-up steps; docs/lab.md says what they cost. Compiled models are not looked into:
+    the probe would switch the compiler off.
     """
     if nth == 0 and job.plan.config.compile.option == "none":
         with KernelProbe() as probe, count_layer_calls(job.bare_model) as calls:
@@ -63,7 +64,9 @@ def note_states(job: Job) -> None:
         if isinstance(value, torch.Tensor) and value.dim() > 0
     ]
     num_bytes = sum(t.numel() * t.element_size() for t in states)
-    job.effective["weight_dtypes"] = sorted({str(p.dtype).removeprefix("torch.") for p in parameters})
+    job.effective["weight_dtypes"] = sorted(
+        {str(p.dtype).removeprefix("torch.") for p in parameters}
+    )
     job.effective["optimizer"] = type(job.optimizer).__name__
     job.effective["optimizer_implementation"] = _implementation(job.optimizer)
     job.effective["optimizer_state_bytes"] = num_bytes

@@ -1,7 +1,7 @@
 """The training loop, to be read from top to bottom.
 
-The host never waits for the device between two writes of metrics.jsonl: losses, norms and times are
-kept on the device and read `train.log_every` steps at a time.
+Nothing here waits for the device between two writes of metrics.jsonl: losses, norms and times are
+kept on the device and read `train.log_every` steps at a time (tests/unit/run/test_no_sync.py).
 """
 
 import logging
@@ -46,21 +46,20 @@ def train(job: Job) -> None:
             train_step(job, batches, step)
         done = step + 1
         is_last = done == plan.steps.total
-        is_stop = job.stop.outcome is not None
+        stop = None if is_last else job.stop.outcome  # a run that is done is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
-        if is_last or is_stop or eval_due or save_due or done % settings.log_every == 0:
+        if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
             if time.monotonic() - said > SAY_EVERY_S and rows and not is_last:
                 say(job, rows[-1])
                 said = time.monotonic()
         if eval_due:
             evaluate(job, done)
-        if (save_due and not is_last) or (is_last and settings.save_final) or (is_stop and not is_last):
+        if settings.save_final if is_last else save_due or stop:
             save(job, done)
-        if is_stop and not is_last:
-            assert job.stop.outcome is not None
-            raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {done}; checkpoint saved")
+        if stop:
+            raise Stopped(stop, f"{job.stop.signal} after step {done}; checkpoint saved")
 
 
 def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> None:

@@ -45,7 +45,8 @@ class AllocationProfile:
     """Context around one CPU step: the highest sum of tensor memory while it ran.
 
     PyTorch counts no peak on a CPU; the profiler reports each allocation and release. Peak = what
-    was alive before + the highest running sum. What that costs the one step: docs/lab.md.
+    was alive before + the highest running sum. Releases of blocks from before are not reported; a
+    training step has none. What that costs the one step: docs/lab.md.
     """
 
     def __init__(self, alive_before: int) -> None:

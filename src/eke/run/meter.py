@@ -1,4 +1,4 @@
-"""Timing of training steps, and the rows they become; nothing waits for the device between writes."""
+"""Timing of training steps, and the rows they become; nothing waits for the device until then."""
 
 import time
 from dataclasses import dataclass, field
@@ -39,14 +39,14 @@ class CudaClock:
 
     def stamp(self) -> torch.cuda.Event:
         """This moment in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch 2.13
         event.record()
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Seconds between two events; waits for the second."""
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def make_clock(device: torch.device) -> Clock:
@@ -97,9 +97,7 @@ class Meter:
     ) -> None:
         """The step is over (on the host; the device may lag behind)."""
         self._stamps.append(("end", self.clock.stamp()))
-        note = StepNote(
-            step, self._stamps, loss, grad_norm, learning_rate, num_samples, num_tokens
-        )
+        note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, num_samples, num_tokens)
         self.notes.append(note)
         self._stamps = []
 

@@ -24,6 +24,6 @@ def seconds_since_start() -> float | None:
     try:
         with open("/proc/self/stat") as file:
             started = float(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):  # not Linux
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -24,6 +24,7 @@ from eke.schema.technique import (
     WSDSchedule,
 )
 from eke.schema.work import (
+    MAX_STEPS,
     Batch,
     Data,
     Lengths,
@@ -38,6 +39,7 @@ from eke.schema.work import (
 )
 
 __all__ = [
+    "MAX_STEPS",
     "SCHEMA_VERSION",
     "SGD",
     "VARIANTS",

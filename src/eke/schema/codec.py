@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import cattrs
 
@@ -48,7 +48,8 @@ def _variant_hook(
             raise ValueError(f"no variant of {group} has exactly the keys {sorted(value)}")
         return cls(
             **{
-                field.name: converter.structure(value[field.name], field.type)  # type: ignore[arg-type]
+                # typeshed: `Field.type` may be text; without postponed annotations it is a type.
+                field.name: converter.structure(value[field.name], cast(Any, field.type))
                 for field in dataclasses.fields(cls)
             }
         )

@@ -30,7 +30,8 @@ class Limit:
         """What is wanted instead of `value`, for an error message."""
         if self.high is not None:
             low, high = _number(self.low or 0), _number(self.high)
-            return f"at least {low} and below {high}" if self.high_open else f"between {low} and {high}"
+            form = "at least {} and below {}" if self.high_open else "between {} and {}"
+            return form.format(low, high)
         if value > LARGEST:
             return f"at most {_number(LARGEST)}"
         return f"{'above' if self.low_open else 'at least'} {_number(self.low or 0)}"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from eke.schema.limits import at_least, between
 
 MAX_LAYERS = 10_000
-"""Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are summed
-layer by layer."""
+"""Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are
+summed layer by layer."""
 
 
 @dataclass

@@ -4,11 +4,12 @@ from eke.sizes.families import FAMILIES, VALID_TASKS
 from eke.sizes.flops import Flops, training_flops
 from eke.sizes.measure import model_size, parameter_shapes, structure
 from eke.sizes.size import ModelSize
-from eke.sizes.state import StateBytes, state_bytes
+from eke.sizes.state import FLOAT32_BYTES, StateBytes, state_bytes
 from eke.sizes.structure import Attention, Structure, Tokens, Weight
 
 __all__ = [
     "FAMILIES",
+    "FLOAT32_BYTES",
     "VALID_TASKS",
     "Attention",
     "Flops",

@@ -88,7 +88,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _records(data: bytes) -> Iterator[tuple[int, Any]]:
     """(end offset, protobuf message) of every complete record."""
     # wandb 0.31 ships this generated module without type stubs.
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # wandb 0.31
 
     if struct.unpack("<4sH", data[:6].ljust(6, b"\0")) != (MAGIC, VERSION):
         raise ValueError("not a .wandb file: it does not begin with W&B's header")

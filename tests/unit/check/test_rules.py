@@ -22,10 +22,6 @@ SYNTHETIC = ("data=synthetic",)
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "task_needs_other_model": (("model=tiny_bert",), CPU),
-    "text_has_no_labels": (
-        ("data=text", "data.path={tmp}/a.txt", "task=sequence_classification"),
-        CPU,
-    ),
     "heads_divide_width": (("model.num_attention_heads=3",), CPU),
     "key_value_heads_divide_heads": (("model.num_key_value_heads=3",), CPU),
     "rotary_width_is_even": (("model.hidden_size=36", "model.num_attention_heads=4"), CPU),
@@ -44,6 +40,10 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "min_len_needs_ragged": ((*SYNTHETIC, "data.min_len=10"), CPU),
     "tied_embeddings_need_head": (
         ("task=sequence_classification", "model.tie_word_embeddings=false"),
+        CPU,
+    ),
+    "untied_bert_has_dead_bias": (
+        ("model=tiny_bert", "task=masked_lm", "model.tie_word_embeddings=false"),
         CPU,
     ),
     "t5_is_always_tied": (
@@ -176,6 +176,16 @@ def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkey
     model = build_model(plan, torch.device("meta"))
     assert model.lm_head.weight is model.shared.weight
     assert model.config.scale_decoder_outputs is False
+
+
+def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
+    from eke.build.model import build_model
+
+    composed = compose([*CASES["untied_bert_has_dead_bias"][0], *TINY, "hardware=cpu"])
+    model = build_model(plan_for(composed, planning=True), torch.device("cpu"))
+    model(input_ids=torch.full((1, 4), 9)).logits.sum().backward()
+    untrained = [name for name, p in model.named_parameters() if p.grad is None]
+    assert untrained == ["cls.predictions.bias"]
 
 
 def test_all_problems_at_once() -> None:

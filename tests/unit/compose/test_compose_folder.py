@@ -42,7 +42,7 @@ def test_own_option_of_a_group_composes(tmp_path: Path) -> None:
         "optimizer/mine.yaml",
         "defaults:\n  - /schema/optimizer/sgd@_here_\n  - _self_\noption: mine\nmomentum: 0.25\n",
     )
-    assert compose(["optimizer=mine"], tmp_path).config.optimizer.momentum == 0.25  # type: ignore[attr-defined]
+    assert vars(compose(["optimizer=mine"], tmp_path).config.optimizer)["momentum"] == 0.25
 
 
 EXPERIMENT = "# @package _global_\n"

@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.record.samples import eval_row, step_row
 
@@ -32,6 +32,7 @@ def test_spread_of_eleven_values_hits_the_deciles() -> None:
     assert found == Spread(5.0, 1.0, 9.0, 11)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_spread_is_ordered_and_within_its_values(values) -> None:
     found = derive.spread(values)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.record.samples import step_row
 
@@ -27,6 +27,7 @@ def test_appending_nothing_makes_no_file(path) -> None:
     assert not path.exists()
 
 
+@settings(deadline=None)
 @given(first=rows_strategy, second=rows_strategy)
 def test_rows_come_back_as_they_were_written(first, second, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"

@@ -15,7 +15,7 @@ TABLE = {
     "refused": (2, False),
     "skipped": (1, False),
 }
-"""Outcome -> exit code of the process that reports it, and whether running again only repeats it."""
+"""Outcome -> exit code of the process that reports it, and whether running again repeats it."""
 
 
 @pytest.mark.parametrize(("name", "expected"), TABLE.items(), ids=TABLE.keys())

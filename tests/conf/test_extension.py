@@ -1,0 +1,144 @@
+"""Adding an option is one YAML file and one entry in a table; and no option lacks its entry."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY
+
+from eke.app import plan_for
+from eke.build import optimizer as optimizers
+from eke.build.attention import ATTENTION
+from eke.build.checkpointing import CHECKPOINTING
+from eke.build.compile import BACKENDS
+from eke.build.model import BUILDERS as MODELS
+from eke.build.model import HEADS
+from eke.build.precision import BUILDERS as PRECISIONS
+from eke.build.schedule import SHAPES
+from eke.build.tasks import TASKS
+from eke.compose import compose, help_text
+from eke.compose.catalogue import make_catalogue
+from eke.errors import ConfigError
+from eke.hardware.table import DEVICES
+from eke.track import TRACKERS
+
+CATALOGUE = make_catalogue()
+
+# The option's file: its line of help, whose fields it has, and their values.
+RMSPROP = """\
+# optimizer=rmsprop -- Adam without its first moment.
+# Does     scales each gradient by a running root mean square
+# Costs    nothing beside sgd
+# Saves    one of AdamW's two moments
+# Needs    nothing
+# Source   Tieleman and Hinton 2012, Neural Networks for Machine Learning, lecture 6.5
+defaults:
+  - /schema/optimizer/adamw@_here_
+  - _self_
+option: rmsprop
+lr: 1.0e-3
+beta2: 0.9
+"""
+
+SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=16", "train.steps=2")
+
+
+@pytest.fixture
+def own_options(tmp_path: Path) -> Path:
+    """A user's own folder of options, as --config-dir names it, with optimizer=rmsprop."""
+    folder = tmp_path / "my options"
+    (folder / "optimizer").mkdir(parents=True)
+    (folder / "optimizer" / "rmsprop.yaml").write_text(RMSPROP)
+    return folder
+
+
+@pytest.fixture
+def with_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one entry in the table."""
+    monkeypatch.setitem(
+        optimizers.BUILDERS,
+        "rmsprop",
+        lambda plan, groups: torch.optim.RMSprop(groups, alpha=plan.config.optimizer.beta2),
+    )
+
+
+@pytest.fixture
+def plan_with(own_options: Path):
+    """Overrides -> plan, for this machine's CPU, with the user's options."""
+
+    def make(*overrides: str):
+        composed = compose([*TINY, *SHORT, *overrides, "hardware=cpu"], own_options)
+        return plan_for(composed, planning=False)
+
+    return make
+
+
+def test_a_new_optimizer_trains(plan_with, with_builder, tmp_path) -> None:
+    from eke.paths import RunPaths
+    from eke.record import metrics
+    from eke.run.job import build_job
+    from eke.run.loop import train
+    from eke.run.meter import HostClock, Meter
+    from eke.run.stop import StopFlag
+    from eke.track import TrackedRun, build_tracker
+
+    plan = plan_with("optimizer=rmsprop", "optimizer.lr=1e-2")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
+    paths, meter = RunPaths(folder), Meter(HostClock(), 0, 0)
+    job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
+    before = [p.detach().clone() for p in job.parameters]
+    train(job)
+    assert isinstance(job.optimizer, torch.optim.RMSprop)
+    assert job.optimizer.param_groups[0]["alpha"] == 0.9
+    rows = metrics.latest(metrics.read_rows(paths.metrics)[0], metrics.LOSS)
+    assert len(rows) == 2
+    assert all(math.isfinite(row[metrics.LOSS]) for row in rows)
+    assert not any(torch.equal(a, b) for a, b in zip(before, job.parameters, strict=True))
+
+
+def test_a_new_option_is_offered_and_told_apart(own_options, plan_with) -> None:
+    assert "rmsprop" in help_text(own_options)
+    assert "rmsprop" not in help_text()
+    assert plan_with("optimizer=rmsprop").choices["optimizer"] == "rmsprop"
+    assert plan_with("optimizer=rmsprop").run_id != plan_with("optimizer=adamw").run_id
+    with pytest.raises(ConfigError, match="rmsprop"):
+        compose(["optimizer=rmsprop"])
+    with pytest.raises(ConfigError) as caught:
+        compose(["optimizer=rmsprp"], own_options)
+    assert caught.value.problems[0].fix == "optimizer=rmsprop"
+
+
+def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with) -> None:
+    assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
+    with pytest.raises(ConfigError, match="at least 0 and below 1"):
+        plan_with("optimizer=rmsprop", "optimizer.beta2=1")
+    with pytest.raises(ConfigError, match="optimizer=rmsprop has no momentum"):
+        plan_with("optimizer=rmsprop", "optimizer.momentum=0.5")
+
+
+TABLES = {
+    "task": set(TASKS),
+    "task's heads": set(HEADS),
+    "precision": set(PRECISIONS),
+    "optimizer": set(optimizers.BUILDERS),
+    "schedule": set(SHAPES),
+    "memory": set(CHECKPOINTING),
+    "attention": set(ATTENTION),
+    "compile": set(BACKENDS),
+    "tracker": set(TRACKERS),
+    "hardware": {*DEVICES, "auto", "cpu"},
+}
+"""Group -> the options its builders know; what follows an apostrophe names a second table."""
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_options_and_builders_are_the_same_set(table) -> None:
+    assert set(CATALOGUE.options[table.partition("'")[0]]) == TABLES[table]
+
+
+def test_families_and_builders_are_the_same_set() -> None:
+    families = {compose([f"model={o}"]).config.model.family for o in CATALOGUE.options["model"]}
+    assert families == set(MODELS)

@@ -1,0 +1,185 @@
+"""Memory that really runs out, disks that really take no more: a clear end, and nothing lost.
+
+The limits are the system's own, of address space and of file sizes; they hold for the command and
+for the worker it starts. A file at its limit differs from a full disk in nothing but the text.
+"""
+
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live import SHORT, record_of, run_folders
+from support import REPO, Finished, environment, last_wins
+
+from eke.record import metrics
+
+GIB = 2**30
+
+# One feed-forward activation is 256 x 2048 x 4096 x 4 bytes = 8 GiB, while all that comes before it
+# fits into a few hundred MiB; the evaluation before training has one sample.
+TOO_LARGE = last_wins(
+    *SHORT,
+    "model.intermediate_size=4096",
+    "data.seq_len=2048",
+    "data.num_samples=256",
+    "data.num_eval_samples=1",
+    "batch.per_device=256",
+    "batch.eval_per_device=1",
+)
+
+# Half a kilobyte of metrics a step; 41 kB of weights and twice that of optimizer state.
+SMALL = last_wins(
+    *SHORT,
+    "model.hidden_size=16",
+    "model.intermediate_size=32",
+    "model.dropout=0.1",
+    "train.steps=330",
+    "train.log_every=5",
+    "train.checkpoint_every=50",
+    "train.save_final=false",
+)
+
+LIMITED = """
+import os, resource, sys
+kind, limit = int(sys.argv[1]), int(sys.argv[2])
+resource.setrlimit(kind, (limit, limit))
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+"""
+
+
+def train_within(kind: int, limit: int, tmp: Path, *arguments: str) -> Finished:
+    """`python train.py ...` under a limit of the operating system, in bytes."""
+    command = [sys.executable, "-c", LIMITED, str(kind), str(limit), str(REPO / "train.py")]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=tmp,
+        env=environment(tmp),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def curve(folder: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of every step."""
+    rows, unreadable = metrics.read_rows(folder / "metrics.jsonl")
+    assert unreadable <= 1, "only the row that was being written may be torn"
+    steps = metrics.latest(rows, metrics.LOSS)
+    return [(r[metrics.STEP], r[metrics.LOSS], r["train/grad_norm"]) for r in steps]
+
+
+def checkpoints(folder: Path) -> list[str]:
+    """Names of everything in the folder of checkpoints."""
+    place = folder / "checkpoints"
+    return sorted(p.name for p in place.iterdir()) if place.exists() else []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[tuple[int, float, float]]:
+    """The curve of SMALL without a limit."""
+    tmp = tmp_path_factory.mktemp("undisturbed")
+    done = train_within(resource.RLIMIT_CORE, 0, tmp, *SMALL)
+    assert done.code == 0, done.text
+    return curve(run_folders(tmp)[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
+def test_running_out_of_memory_is_an_outcome_with_its_phase(train_py, tmp_path) -> None:
+    done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, *TOO_LARGE)
+    assert done.code == 1, done.text
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert (record["outcome"], record["exit_code"]) == ("oom", 1)
+    assert record["failure"]["phase"] == "forward"
+    assert "tried to allocate 8589934592 bytes" in record["failure"]["message"]
+    assert "Traceback" in record["failure"]["traceback"], "the record tells where"
+    assert "Traceback" not in done.text, "the terminal does not"
+    assert "out of memory in forward" in done.out
+    assert record["steps_done"] == 0
+    assert record["memory"]["measured"]["process_peak_bytes"] < 6 * GIB
+
+    again = train_py(*TOO_LARGE)
+    assert again.code == 1
+    assert "answered from" in again.out, "out of memory is final"
+    assert "rerun=true" in again.out
+    assert len((folder / "attempts.jsonl").read_text().splitlines()) == 1
+
+
+def test_metrics_that_cannot_be_written(train_py, tmp_path, undisturbed) -> None:
+    done = train_within(resource.RLIMIT_FSIZE, 120_000, tmp_path, *SMALL)
+    assert done.code == 1, done.text
+    assert "Traceback" not in done.text
+    assert "the disk is full (File too large" in done.out
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert record["outcome"] == "crashed"
+    assert "metrics.jsonl" in record["failure"]["message"]
+    written = curve(folder)
+    assert 200 < len(written) < 330
+    assert written == undisturbed[: len(written)], "an earlier row was harmed"
+    newest = len(written) // 50 * 50
+    assert checkpoints(folder) == [f"step-{newest - 50:08d}", f"step-{newest:08d}"]
+
+    assert train_py(*SMALL).code == 0
+    assert record_of(folder)["outcome"] == "ok"
+    assert record_of(folder)["attempt"] == 1
+    assert curve(folder) == undisturbed
+
+
+def test_a_checkpoint_that_cannot_be_written(train_py, tmp_path, undisturbed) -> None:
+    done = train_within(resource.RLIMIT_FSIZE, 60_000, tmp_path, *SMALL)
+    assert done.code == 1, done.text
+    assert "Traceback" not in done.text
+    assert "the disk is full (File too large" in done.out
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    assert (record["outcome"], record["failure"]["phase"]) == ("crashed", "checkpoint")
+    assert record["steps_done"] == 50
+    assert checkpoints(folder) == [], "half a checkpoint was left"
+    assert curve(folder) == undisturbed[:50]
+
+    assert train_py(*SMALL).code == 0
+    assert curve(folder) == undisturbed
+
+
+def test_a_record_that_cannot_be_written(train_py, tmp_path) -> None:
+    few = last_wins(*SMALL, "train.steps=3")
+    # More than plan.json and three rows of metrics need, less than the record.
+    done = train_within(resource.RLIMIT_FSIZE, 7_000, tmp_path, *few)
+    (folder,) = run_folders(tmp_path)
+    assert len(curve(folder)) == 3, "the limit was meant for the record"
+    assert done.code == 1
+    assert "Traceback" not in done.text
+    assert f"runs/{folder.name} cannot be written: File too large" in done.err
+    assert not (folder / "record.json").exists()
+    assert train_py(*few).code == 0
+    assert record_of(folder)["outcome"] == "ok"
+    assert (folder / "record.json").stat().st_size > 7_000
+
+
+def test_a_plan_that_cannot_be_written(tmp_path) -> None:
+    done = train_within(resource.RLIMIT_FSIZE, 1_000, tmp_path, *SMALL)
+    assert done.code == 1
+    assert "Traceback" not in done.text
+    assert "cannot be written: File too large" in done.err
+    (folder,) = run_folders(tmp_path)
+    assert not (folder / "attempts.jsonl").exists(), "no worker was started"
+
+
+def test_a_run_folder_that_vanishes(start, tmp_path, train_py) -> None:
+    live = start(*last_wins(*SMALL, "train.steps=100000"))
+    live.wait_for_step(10)
+    (folder,) = run_folders(tmp_path)
+    # Out of sight first: a worker that writes on makes deleting a tree in place a race.
+    folder.rename(tmp_path / "moved")
+    out = live.finish()
+    assert live.process.returncode == 1, out
+    assert f"runs/{folder.name} cannot be written: No such file or directory" in out
+    assert "Traceback (most recent call last)" not in out
+    shutil.rmtree(tmp_path / "moved")
+    assert train_py(*SMALL).code == 0, "the next run is not disturbed by it"

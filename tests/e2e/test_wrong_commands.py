@@ -1,0 +1,298 @@
+"""Whole commands as users mistype them: exit code 2, what is wrong, what to type, no traceback."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import REPO, Finished, environment
+
+import eke
+from eke import app, cli
+
+# id: (command, a phrase of the message, the fix behind the arrow or "" where no override mends it).
+# `world` and `locked` make what {tmp} holds.
+WRONG: dict[str, tuple[str, str, str]] = {
+    "group": ("precison=bf16", "did you mean precision?", "precision=bf16"),
+    "option": ("optimizer=adamwfused", "not an option of optimizer", "optimizer=adamw_fused"),
+    "key": ("batch.per_devise=4", "did you mean batch.per_device?", "batch.per_device=4"),
+    "section": ("trian.steps=4", "did you mean train.steps?", "train.steps=4"),
+    "text for a number": ("train.steps=many", "a whole number or null", "train.steps=null"),
+    "fraction for a count": ("seed=1.5", "a whole number is wanted", "seed=1"),
+    "number for a word": ("memory.checkpointing=3", "one of off, full", "memory.checkpointing=off"),
+    "other trainer's option": ("fp16=True", "Hugging Face", "precision=fp16"),
+    "target is no multiple": (
+        "batch.target=12 batch.per_device=8",
+        "is not a multiple of batch.per_device x processes = 8 x 1 = 8",
+        "batch.target=16",
+    ),
+    "target contradicts": (
+        "batch.target=32 batch.per_device=8 batch.accumulation=2",
+        "is not batch.per_device x batch.accumulation x processes = 8 x 2 x 1 = 16",
+        "batch.accumulation=null",
+    ),
+    "batch larger than the data": (
+        "data=synthetic data.num_samples=100 batch.per_device=128",
+        "there are 100 to train on",
+        "batch.per_device=100",
+    ),
+    "step larger than the data": (
+        "data=synthetic data.num_samples=100 batch.accumulation=16",
+        "makes steps of 128 samples; there are 100 to train on",
+        "batch.accumulation=12",
+    ),
+    "negative rate": ("optimizer.lr=-1e-3", "must be above 0", "optimizer.lr=0.001"),
+    "share above one": ("model.dropout=10", "must be between 0 and 1", "model.dropout=0.0"),
+    "decay of one": ("optimizer.beta2=1", "at least 0 and below 1", "optimizer.beta2=0.999"),
+    "no steps": ("train.steps=0", "must be between 1 and 1000000000", "train.steps=null"),
+    "heads": (
+        "model.num_attention_heads=3",
+        "does not divide model.hidden_size = 128",
+        "model.num_attention_heads=2",
+    ),
+    "heads of a given width": (
+        "model.num_attention_heads=3 model.head_dim=32",
+        "does not divide model.hidden_size = 128",
+        "model.num_attention_heads=2",
+    ),
+    "task of another model": ("model=tiny_bert", "is a bert model", "task=masked_lm"),
+    "sequence too long": (
+        "model=tiny_gpt2 data.seq_len=2000",
+        "is longer than model.max_position_embeddings = 1024",
+        "data.seq_len=1024",
+    ),
+    "too many classes": (
+        "task=sequence_classification task.num_labels=5000",
+        "the classes of a text are its folders",
+        "task.num_labels=",
+    ),
+    "steps and epochs": ("train.steps=5 train.epochs=1", "how long to train", "train.steps=null"),
+    "warm-up": (
+        "train.epochs=0.001 schedule.warmup_steps=100",
+        "is longer than the run",
+        "schedule.warmup_steps=",
+    ),
+    "missing file": (
+        "data=text data.path={tmp}/nowhere.txt",
+        "there is no such file or folder",
+        "data.path=FILE_OR_FOLDER",
+    ),
+    "file name too long": (
+        "data=text data.path=" + "x" * 300,
+        "there is no such file or folder",
+        "data.path=FILE_OR_FOLDER",
+    ),
+    "nobody's home": (
+        """data=text 'data.path="~nobody_at_all/x"'""",
+        "there is no such file or folder",
+        "data.path=FILE_OR_FOLDER",
+    ),
+    "unreadable file": ("data=text data.path={tmp}/locked.txt", "it cannot be read", "data.path="),
+    "unreadable file in a folder": (
+        "data=text data.path={tmp}/mixed",
+        "cannot be read",
+        "data.path=FILE_OR_FOLDER",
+    ),
+    "empty file": ("data=text data.path={tmp}/empty.txt", "no text", "data.path=FILE_OR_FOLDER"),
+    "folder without text": (
+        "data=text data.path={tmp}/bare",
+        "no file that matches '*.txt' has text in it",
+        "data.path=FILE_OR_FOLDER",
+    ),
+    "device file": ("data=text data.path=/dev/null", "no text", "data.path=FILE_OR_FOLDER"),
+    "too little text": (
+        "data=text data.path={tmp}/a.txt data.seq_len=1024",
+        "shorter than one sample of 1024 tokens",
+        "data.seq_len=4",
+    ),
+    "pattern of a path": (
+        "data=text data.path={tmp}/bare data.pattern=/etc/*",
+        "is no pattern of file names",
+        "data.pattern='*.txt'",
+    ),
+    "no path at all": ("data=text", "data=text needs a value for it", "data.path=FILE_OR_FOLDER"),
+    "runs in a file": ("paths.runs={tmp}/a.txt", "is not a folder", "paths.runs=runs"),
+    "runs read-only": ("paths.runs={tmp}/kept/runs", "cannot be written", "paths.runs=runs"),
+    "runs too long": ("paths.runs=" + "x" * 300, "longer than the 255 bytes", "paths.runs=runs"),
+    "tf32 on a CPU": ("precision=tf32", "is a CPU", "precision=fp32"),
+    "absent GPU": ("hardware=h200", "this machine has no", "hardware=auto"),
+    "two processes": ("distributed.num_processes=2", "in one process", "distributed.num_pro"),
+    "bare value": ("=3", "no key before the equals sign", ""),
+    "flag": ("--precision bf16", "typed as key=value, without dashes", "precision=bf16"),
+    "flag with a number": ("--batch-size 4", "without dashes", "batch.per_device=4"),
+    "sweep": ("precision=fp32,bf16", "a sweep needs -m", "python train.py -m precision=fp32,bf16"),
+    "launcher": (
+        "hydra/launcher=submitit_local",
+        "without -m one run would start here",
+        "python train.py -m hydra/launcher=submitit_local",
+    ),
+    "not a number": ("optimizer.lr=nan", "must be above 0", "optimizer.lr=0.001"),
+    "infinity": ("optimizer.lr=inf", "must be at most 9007199254740992", "optimizer.lr=0.001"),
+    "infinite epochs": ("train.epochs=inf", "must be at most", "train.epochs=null"),
+    "infinite exponent": (
+        "optimizer=adafactor optimizer.decay_rate=-inf",
+        "must be between -1 and 0",
+        "optimizer.decay_rate=-0.8",
+    ),
+    "huge width": ("model.hidden_size=100000000", "alone", "model=tiny"),
+    "huge vocabulary": ("model.vocab_size=1000000000000", "alone", "model=tiny"),
+    "huge depth": ("model.num_hidden_layers=1000000000", "between 1 and 10000", "model.num_hidden"),
+    "huge steps": ("train.steps=1000000000000", "between 1 and 1000000000", "train.steps=null"),
+    "huge epochs": ("train.epochs=1e12", "is the most a run may have", "train.epochs=1"),
+    "huge data": ("data=synthetic data.num_samples=1000000000000", "between 1", "data.num_sam"),
+    "huge evaluation": ("data.num_eval_samples=1000000000000", "between 1 and", "data.num_eval"),
+    "huge batch": ("batch.per_device=1000000000", "embeddings alone", "batch.per_device="),
+    "huge sequence": (
+        "model=tiny_t5 task=seq2seq_lm data=synthetic data.seq_len=100000000000",
+        "embeddings alone",
+        "batch.per_device=1 data.seq_len=",
+    ),
+    "huge seed": ("seed=1000000000000", "between 0 and 4294967295", "seed=0"),
+    "huge number of loaders": ("dataloader.workers=100000", "between 0 and 256", "dataloader"),
+    "hundreds of digits": ("model.hidden_size=" + "9" * 400, "must be at most", "model.hidden"),
+    "thousands of digits": ("seed=" + "9" * 5000, "", "seed=0"),
+}  # fmt: skip
+
+BY_PROCESS = (
+    "group", "heads", "missing file", "runs in a file", "tf32 on a CPU", "bare value", "sweep",
+    "huge width",
+)  # fmt: skip
+"""Commands that are typed for real; the others are given to the very same function."""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files and folders to stumble over."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("text " * 100)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "locked.txt").write_text("secret")
+    for name in ("bare", "mixed", "kept"):
+        (tmp_path / name).mkdir()
+    for name in ("open.txt", "other.txt", "shut.txt"):
+        (tmp_path / "mixed" / name).write_text("text " * 1000)
+    return tmp_path
+
+
+@pytest.fixture
+def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbids what file modes forbid; root may do everything, so the system's answers are given."""
+    true_access, true_open = os.access, open
+    shut = (str(world / "locked.txt"), str(world / "kept"))
+
+    def access(path, mode, **options):
+        return str(path) not in shut and true_access(path, mode, **options)
+
+    def opened(path, *options, **named):
+        if str(path).endswith("shut.txt"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return true_open(path, *options, **named)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr("eke.corpus.open", opened, raising=False)
+
+
+def words_of(command: str, world: Path) -> list[str]:
+    return shlex.split(command.replace("{tmp}", str(world)))
+
+
+def assert_explained(done: Finished, phrase: str, fix: str) -> None:
+    assert done.code == 2, done.text
+    assert "Traceback" not in done.text
+    assert done.out == "", "a mistake goes to stderr"
+    assert phrase in done.err
+    assert not fix or f"-> {fix}" in done.err, done.err
+
+
+@pytest.mark.parametrize("case", sorted(set(WRONG) - set(BY_PROCESS)))
+def test_wrong_command_is_explained(case, world, locked, capsys) -> None:
+    command, phrase, fix = WRONG[case]
+    code = app.main(words_of(command, world))
+    captured = capsys.readouterr()
+    assert_explained(Finished(code, captured.out, captured.err), phrase, fix)
+    assert not (world / "runs").exists(), "a refused command leaves nothing behind"
+
+
+@pytest.mark.parametrize("case", BY_PROCESS)
+def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
+    command, phrase, fix = WRONG[case]
+    assert_explained(train_py(*words_of(command, world)), phrase, fix)
+
+
+ASK = """
+import sys
+from eke import app
+code = app.main(sys.argv[1:])
+heavy = sorted({"torch", "transformers", "accelerate", "wandb"} & set(sys.modules))
+sys.stderr.write(f"\\nloaded {heavy}")
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        pytest.param(("precison=bf16",), 2, id="typo"),
+        pytest.param(("model.num_attention_heads=3", "precision=tf32"), 2, id="rules"),
+        pytest.param(("model.hidden_size=100000000",), 2, id="sizes"),
+        pytest.param(("batch.per_device=1000000000",), 2, id="batch"),
+        pytest.param(("plan_only=true", "batch.target=64"), 0, id="plan"),
+        pytest.param(("--help",), 0, id="help"),
+    ],
+)
+def test_answered_without_torch(arguments, code, tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *arguments],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.endswith("loaded []")
+
+
+def test_help_fits_a_screen_and_names_every_group(train_py) -> None:
+    done = train_py("--help")
+    assert done.code == 0, done.text
+    for group in ("model", "precision", "optimizer", "tracker", "sweep"):
+        assert f"  {group} " in done.out
+    assert len(done.out.splitlines()) <= 60
+
+
+def test_version(train_py, capsys) -> None:
+    assert train_py("--version").out == f"eke {eke.__version__}\n"
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"eke {eke.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param([], 0, "eke train [overrides]", id="nothing"),
+        pytest.param(["--help"], 0, "eke train [overrides]", id="help"),
+        pytest.param(["nonsense"], 2, "eke: no command 'nonsense'", id="nonsense"),
+        pytest.param(["plan", "model=tiny_bert"], 2, "-> task=masked_lm", id="plan, refused"),
+        pytest.param(["plan", "batch.target=64"], 0, "batch.accumulation", id="plan"),
+        pytest.param(["plan", "hardware=h200", "model=llama_1b"], 0, "H200", id="plan for a GPU"),
+        pytest.param(["train", "precison=bf16"], 2, "-> precision=bf16", id="train, refused"),
+        pytest.param(["train", "plan_only=true"], 0, "samples per step", id="train, plan only"),
+        pytest.param(["train", "--help"], 0, "precision", id="train, help"),
+    ],
+)
+def test_the_eke_command(arguments, code, said, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == code
+    captured = capsys.readouterr()
+    assert said in (captured.out if code == 0 else captured.err)
+    assert (captured.err if code == 0 else captured.out) == ""
+    assert list(tmp_path.iterdir()) == [], "planning and refusing write nothing"
+
+
+def test_there_are_at_least_forty_wrong_commands() -> None:
+    assert len(WRONG) >= 40
+    assert REPO.joinpath("train.py").is_file()

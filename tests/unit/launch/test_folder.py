@@ -1,0 +1,209 @@
+"""Which folder a run gets, and that only one process works in it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+from support import environment
+from unit.record.samples import bare_record
+
+from eke.errors import BusyError, ConfigError, EkeError
+from eke.launch import claim, find_place
+from eke.paths import RunPaths
+from eke.record import Outcome, read_record, start_attempt, write_record
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def leave(runs, plan):
+    """Leave a run folder behind: a number beside the first, an outcome, a machine."""
+
+    def leave(outcome=None, number=1, machine=None, attempts=1):
+        name = plan.run_id if number == 1 else f"{plan.run_id}-{number}"
+        paths = RunPaths(runs / name)
+        paths.folder.mkdir(parents=True)
+        for _ in range(attempts):
+            start_attempt(paths, plan.machine)
+        if outcome:
+            machine = plan.machine if machine is None else machine
+            write_record(paths, bare_record(outcome=outcome, machine=dict(machine)))
+        return paths
+
+    return leave
+
+
+FINAL = ["ok", "oom", "diverged"]
+UNFINISHED = ["crashed", "preempted", "cancelled", "timeout"]
+
+
+def test_the_outcomes_are_these() -> None:
+    final = {o.value for o in Outcome if o.is_final}
+    assert final == set(FINAL)
+
+
+def test_a_new_run_gets_the_folder_of_its_identity(runs, plan) -> None:
+    place = find_place(runs, plan, rerun=False)
+    assert (place.paths.folder, place.record, place.note) == (runs / plan.run_id, None, "")
+    assert not runs.exists(), "looking makes nothing"
+
+
+@pytest.mark.parametrize("rerun", [False, True], ids=["", "rerun"])
+@pytest.mark.parametrize("outcome", [*UNFINISHED, None], ids=str)
+def test_what_is_not_final_is_continued(outcome, rerun, runs, plan, leave) -> None:
+    paths = leave(outcome)
+    place = find_place(runs, plan, rerun)
+    assert (place.paths, place.record) == (paths, None)
+    assert place.note == f"continuing {paths.folder}"
+
+
+def test_a_folder_in_which_nothing_was_tried_is_new(runs, plan, leave) -> None:
+    paths = leave(attempts=0)
+    place = find_place(runs, plan, rerun=False)
+    assert (place.paths, place.note) == (paths, "")
+
+
+@pytest.mark.parametrize("outcome", FINAL)
+def test_a_final_record_answers(outcome, runs, plan, leave) -> None:
+    paths = leave(outcome)
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths == paths
+    assert place.record.outcome == outcome
+    assert "rerun=true" in place.note
+    assert str(paths.record) in place.note
+
+
+def test_rerun_goes_beside_a_final_record(runs, plan, leave) -> None:
+    first = leave("ok")
+    place = find_place(runs, plan, rerun=True)
+    assert place.paths.folder.name == f"{plan.run_id}-2"
+    assert place.record is None
+    assert place.note == f"beside {first.folder.name}: rerun=true"
+    leave("ok", number=2)
+    assert find_place(runs, plan, rerun=True).paths.folder.name == f"{plan.run_id}-3"
+
+
+def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) -> None:
+    leave("ok", machine=plan.machine | {"device": "other", "torch": "2.11.0"})
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths.folder.name == f"{plan.run_id}-2"
+    assert "device: other -> test cpu" in place.note
+    assert "torch: 2.11.0 -> " in place.note
+
+
+def test_the_record_of_this_machine_is_found_beside_another(runs, plan, leave) -> None:
+    leave("ok", machine={"device": "other"})
+    second = leave("ok", number=2)
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths == second
+    assert place.record is not None
+
+
+def test_an_unfinished_run_beside_a_final_one_is_continued(runs, plan, leave) -> None:
+    leave("ok", machine={"device": "other"})
+    second = leave("cancelled", number=2)
+    assert find_place(runs, plan, rerun=False).paths == second
+
+
+def test_a_final_record_is_never_written_over(runs, plan, leave) -> None:
+    """Whatever is asked, the folder that is given out holds no final record of another run."""
+    machines = [plan.machine, {"device": "other"}]
+    for number, (outcome, machine) in enumerate([(o, m) for o in FINAL for m in machines], 1):
+        leave(outcome, number=number, machine=machine)
+    for rerun in (False, True):
+        place = find_place(runs, plan, rerun)
+        assert place.record is not None or not place.paths.record.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"schema_version": 99}'], ids=["empty", "torn", "list", "version"]
+)
+def test_an_unreadable_record_stops_everything(content, runs, plan, leave) -> None:
+    paths = leave("ok")
+    paths.record.write_text(content)
+    with pytest.raises(EkeError, match="Nothing was changed") as caught:
+        find_place(runs, plan, rerun=False)
+    assert str(paths.record) in str(caught.value)
+    assert paths.record.read_text() == content
+
+
+# --- the lock -----------------------------------------------------------------------------------
+
+HOLD = """
+import sys, pathlib
+from eke.launch import claim
+from eke.paths import RunPaths
+with claim(RunPaths(pathlib.Path(sys.argv[1]))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(paths, tmp_path):
+    """Another process that works on the run until its input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(paths.folder)],
+        env=environment(tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_process_is_told_who_works_on_it(holder, paths) -> None:
+    with (
+        pytest.raises(BusyError, match=f"run {paths.folder.name} .* by process {holder.pid}$"),
+        claim(paths),
+    ):
+        pytest.fail("two processes hold one run")
+
+
+def test_a_run_is_free_when_its_process_is_gone(holder, paths) -> None:
+    holder.kill()
+    holder.wait()
+    with claim(paths):
+        assert paths.lock.read_text() == f"process {os.getpid()}\n"
+
+
+def test_a_claim_ends_with_its_block(paths) -> None:
+    for _ in range(2):
+        with claim(paths), pytest.raises(BusyError), claim(paths):
+            pytest.fail("held twice")
+
+
+def test_a_claim_ends_with_an_error(paths) -> None:
+    with pytest.raises(RuntimeError), claim(paths):
+        raise RuntimeError
+    with claim(paths):
+        pass
+
+
+def test_a_claim_makes_the_folder(tmp_path) -> None:
+    paths = RunPaths(tmp_path / "new" / "runs" / "run")
+    with claim(paths):
+        assert paths.folder.is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    paths = RunPaths(tmp_path / "file" / "run")
+    with pytest.raises(ConfigError, match=r"paths\.runs = .*file") as caught, claim(paths):
+        pytest.fail("a folder below a file")
+    assert caught.value.problems[0].fix == "paths.runs=FOLDER"
+
+
+def test_claiming_leaves_the_record_alone(paths) -> None:
+    record = dataclasses.replace(bare_record(), outcome="crashed")
+    write_record(paths, record)
+    with claim(paths):
+        assert read_record(paths) == record

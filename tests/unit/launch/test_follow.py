@@ -1,0 +1,120 @@
+"""What is shown of a running worker: whole lines once, and the newest step."""
+
+import json
+import math
+
+import pytest
+from unit.record.samples import eval_row, step_row
+
+from eke.launch.follow import BarView, PlainView, Tail, newest_step, open_view
+from eke.record import metrics
+
+
+def append(path, content: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(content)
+
+
+def test_only_whole_lines_are_shown_and_only_once(tmp_path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.lines() == [], "not there yet"
+    append(path, b"one\ntw")
+    assert tail.lines() == ["one"]
+    assert tail.lines() == []
+    append(path, b"o\nthree\n")
+    assert tail.lines() == ["two", "three"]
+
+
+def test_the_last_look_shows_an_unfinished_line(tmp_path) -> None:
+    tail = Tail(tmp_path / "log")
+    append(tmp_path / "log", b"one\ntorn")
+    assert tail.lines(last=True) == ["one", "torn"]
+    assert tail.lines(last=True) == []
+
+
+def test_what_was_there_before_is_not_shown_again(tmp_path) -> None:
+    append(tmp_path / "log", b"earlier\n")
+    tail = Tail(tmp_path / "log")
+    append(tmp_path / "log", b"now\n")
+    assert tail.lines() == ["now"]
+
+
+def test_a_letter_cut_in_two_is_shown_whole(tmp_path) -> None:
+    tail = Tail(tmp_path / "log")
+    letter = "ü\n".encode()
+    append(tmp_path / "log", letter[:1])
+    assert tail.lines() == []
+    append(tmp_path / "log", letter[1:])
+    assert tail.lines() == ["ü"]
+
+
+def test_bytes_that_are_no_text_end_nothing(tmp_path) -> None:
+    tail = Tail(tmp_path / "log")
+    append(tmp_path / "log", b"\xff\xfe\nnext\n")
+    assert tail.lines()[-1] == "next"
+
+
+def test_every_cut_of_a_file_gives_the_same_lines(tmp_path) -> None:
+    content = "one\n\ntwo ü\nthree\n".encode()
+    for cut in range(len(content) + 1):
+        path = tmp_path / str(cut)
+        tail = Tail(path)
+        append(path, content[:cut])
+        seen = tail.lines()
+        append(path, content[cut:])
+        assert seen + tail.lines(last=True) == ["one", "", "two ü", "three"]
+
+
+def test_the_newest_step_is_the_last_whole_row_of_training() -> None:
+    lines = [json.dumps(row) for row in (step_row(1), step_row(2), eval_row(2, 3.0))]
+    assert newest_step([*lines, '{"train/loss": 1'])[metrics.STEP] == 2
+    assert newest_step([]) is None
+    assert newest_step(lines[2:]) is None
+
+
+def test_plain_lines_go_to_stderr(paths, capsys) -> None:
+    view = PlainView(paths)
+    append(paths.log, b"step 1\nste")
+    view.update()
+    view.update()
+    assert capsys.readouterr() == ("", "step 1\n")
+    view.update(last=True)
+    assert capsys.readouterr().err == "ste\n"
+
+
+def test_no_terminal_no_bar(paths, capsys) -> None:
+    with open_view(paths, 20) as view:
+        assert isinstance(view, PlainView)
+
+
+@pytest.fixture
+def bar():
+    """A progress bar that draws into a string."""
+    import io
+
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    console = Console(file=io.StringIO(), width=100)
+    return Progress(TextColumn("{task.fields[loss]}"), console=console, auto_refresh=False)
+
+
+def test_the_bar_moves_to_the_newest_step_below_the_log(paths, bar) -> None:
+    task = bar.add_task("run", total=20, loss="")
+    view = BarView(paths, bar, task)
+    append(paths.log, b"[red]not markup[/red]\n")
+    metrics.append_rows(paths.metrics, [step_row(1), step_row(4), eval_row(4, 2.0)])
+    view.update()
+    assert bar.tasks[0].completed == 4
+    assert bar.tasks[0].fields["loss"] == "loss 1.0000"
+    assert "[red]not markup[/red]" in bar.console.file.getvalue()
+    view.update()
+    assert bar.tasks[0].completed == 4, "nothing new, nothing lost"
+
+
+def test_a_loss_that_is_not_finite_is_shown(paths, bar) -> None:
+    view = BarView(paths, bar, bar.add_task("run", total=20, loss=""))
+    metrics.append_rows(paths.metrics, [step_row(3, **{metrics.LOSS: math.nan})])
+    view.update(last=True)
+    assert bar.tasks[0].fields["loss"] == "loss nan"

@@ -1,0 +1,68 @@
+"""How a run ended: a written outcome stands; without one, the exit says why."""
+
+import signal
+
+import pytest
+from unit.record.samples import bare_record, step_row
+
+from eke.launch.settle import LOG_LINES, describe_exit, log_tail, settle
+from eke.record import metrics, read_record, start_attempt, write_record
+
+
+def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    record = bare_record(attempt=number)
+    write_record(paths, record)
+    for code in (0, 1, -signal.SIGABRT, -signal.SIGKILL):
+        assert settle(paths, plan, code, attempts_before=0) == record
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-signal.SIGKILL, "SIGKILL"),
+        (-signal.SIGSEGV, "SIGSEGV"),
+        (-40, "signal 40"),
+        (1, "exit code 1"),
+        (0, "exit code 0"),
+    ],
+    ids=["killed", "segmentation fault", "real-time signal", "error", "no error"],
+)
+def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> None:
+    start_attempt(paths, {})
+    metrics.append_rows(paths.metrics, [step_row(1), step_row(2)])
+    paths.log.write_text("\n".join(f"line {n}" for n in range(100)))
+    record = settle(paths, plan, code, attempts_before=0)
+    assert (record.outcome, record.exit_code, record.attempt) == ("crashed", 1, 0)
+    assert words in record.failure.message
+    assert record.failure.traceback.splitlines() == [f"line {n}" for n in range(80, 100)]
+    assert len(record.failure.traceback.splitlines()) == LOG_LINES
+    assert record.steps_done == 2
+    assert record.loss.train_final == 2.0
+    assert record.environment, "time, host and versions"
+    assert read_record(paths).failure == record.failure
+
+
+def test_the_record_of_an_earlier_attempt_is_not_taken_for_this_one(paths, plan) -> None:
+    start_attempt(paths, {})
+    write_record(paths, bare_record(outcome="cancelled", exit_code=75, attempt=0))
+    start_attempt(paths, {})
+    record = settle(paths, plan, -signal.SIGKILL, attempts_before=1)
+    assert (record.outcome, record.attempt) == ("crashed", 1)
+
+
+def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> None:
+    record = settle(paths, plan, 1, attempts_before=0)
+    assert (record.outcome, record.attempt, record.steps_done) == ("crashed", 0, 0)
+    assert record.failure.traceback == ""
+
+
+def test_running_out_of_memory_is_named_as_a_reason_of_sigkill() -> None:
+    assert "memory" in describe_exit(-signal.SIGKILL)
+    assert "memory" not in describe_exit(-signal.SIGTERM)
+
+
+def test_the_tail_of_a_log_that_is_no_text(paths) -> None:
+    assert log_tail(paths) == ""
+    paths.log.write_bytes(b"good\n\xff\xfe bad\n")
+    assert log_tail(paths).splitlines()[0] == "good"

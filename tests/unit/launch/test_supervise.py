@@ -1,0 +1,188 @@
+"""A worker watched to its end: signals go on, nothing it started outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from eke.launch import supervise as module
+from eke.launch.follow import PlainView
+from eke.launch.supervise import supervise, worker_command, worker_environment
+
+READY = "open(sys.argv[1] + '/ready', 'w').close()"
+
+
+class SilentView:
+    """Shows nothing; counts looks."""
+
+    def __init__(self) -> None:
+        self.looks = []
+
+    def update(self, last: bool = False) -> None:
+        self.looks.append(last)
+
+
+@pytest.fixture
+def run(paths, monkeypatch):
+    """Supervise a piece of Python in place of the worker."""
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+
+    def run(code: str, view=None) -> int:
+        command = [sys.executable, "-c", f"import os, signal, sys, time\n{code}", str(paths.folder)]
+        monkeypatch.setattr(module, "worker_command", lambda _: command)
+        return supervise(paths, view or SilentView())
+
+    return run
+
+
+def when(condition, action) -> threading.Thread:
+    """Do something from another thread as soon as a condition holds."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(75)", 75),
+        ("os._exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.abort()", -signal.SIGABRT),
+    ],
+    ids=["ok", "resumable", "other", "killed", "aborted"],
+)
+def test_the_code_is_subprocess_own(code, expected, run) -> None:
+    assert run(code) == expected
+
+
+def test_what_the_worker_prints_goes_into_the_log(run, paths, capsys) -> None:
+    paths.log.write_text("earlier\n")
+    run("print('out'); sys.stderr.write('err\\n')", PlainView(paths))
+    assert paths.log.read_text() == "earlier\nout\nerr\n"
+    assert capsys.readouterr().err == "out\nerr\n"
+
+
+def test_the_last_look_comes_after_the_end(run) -> None:
+    view = SilentView()
+    run("time.sleep(0.05)", view)
+    assert view.looks[-1] is True
+    assert view.looks.count(True) == 1
+    assert len(view.looks) > 1
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_the_worker_started_ends_with_it(run, paths) -> None:
+    """A loader process or a tracker's service that ignores everything but SIGKILL."""
+    child = (
+        "import signal, time\n"
+        "for n in (signal.SIGTERM, signal.SIGHUP): signal.signal(n, signal.SIG_IGN)\n"
+        "time.sleep(600)"
+    )
+    code = (
+        "import subprocess\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "open(sys.argv[1] + '/child', 'w').write(str(child.pid))\n"
+    )
+    assert run(code) == 0
+    pid = int((paths.folder / "child").read_text())
+    deadline = time.monotonic() + 30
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)  # the kernel takes a moment to end it
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_the_first_signal_is_handed_on(number, run, paths, capsys) -> None:
+    code = (
+        f"def stop(n, _): sys.exit(75 if n == {int(number)} else 1)\n"
+        "signal.signal(signal.SIGINT, stop); signal.signal(signal.SIGTERM, stop)\n"
+        f"{READY}\ntime.sleep(600)"
+    )
+    before = signal.getsignal(number)
+    thread = when((paths.folder / "ready").exists, lambda: os.kill(os.getpid(), number))
+    assert run(code) == 75
+    thread.join()
+    assert "once more kills" in capsys.readouterr().err
+    assert signal.getsignal(number) is before, "the handlers are put back"
+
+
+def test_the_second_signal_kills_the_group(run, paths, capsys) -> None:
+    code = (
+        "asked = lambda n, _: open(sys.argv[1] + '/asked', 'w').close()\n"
+        "signal.signal(signal.SIGINT, asked)\n"
+        f"{READY}\n"
+        "while True: time.sleep(600)"
+    )
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threads = [
+        when((paths.folder / "ready").exists, interrupt),
+        when((paths.folder / "asked").exists, interrupt),
+    ]
+    assert run(code) == -signal.SIGKILL
+    for thread in threads:
+        thread.join()
+    assert capsys.readouterr().err.count("once more kills") == 1
+
+
+def test_the_worker_is_in_a_group_of_its_own(run, paths) -> None:
+    """Ctrl-C at a terminal reaches the supervisor alone, which decides."""
+    run("open(sys.argv[1] + '/group', 'w').write(f'{os.getpid()} {os.getpgid(0)} {os.getsid(0)}')")
+    pid, group, session = (paths.folder / "group").read_text().split()
+    assert pid == group == session
+    assert int(group) != os.getpgid(0)
+
+
+def test_an_error_while_watching_leaves_no_worker(run, paths) -> None:
+    class BrokenView:
+        def update(self, last: bool = False) -> None:
+            if (paths.folder / "ready").exists():
+                raise RuntimeError("the terminal is gone")
+
+    with pytest.raises(RuntimeError, match="terminal"):
+        run(f"open(sys.argv[1] + '/pid', 'w').write(str(os.getpid()))\n{READY}\ntime.sleep(600)",
+            BrokenView())  # fmt: skip
+    assert not alive(int((paths.folder / "pid").read_text()))
+
+
+def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    variables = worker_environment()
+    assert variables["EKE_SUPERVISOR"] == str(os.getpid())
+    assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
+    assert worker_command(paths)[1:] == ["-m", "eke.run.worker", str(paths.folder)]
+    found = subprocess.run(
+        [sys.executable, "-c", "import eke; print(eke.__file__)"],
+        env=variables,
+        cwd=paths.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    import eke
+
+    assert found.stdout.strip() == eke.__file__

@@ -1,0 +1,104 @@
+"""What an exception that ended a run means."""
+
+import errno
+import signal
+
+import pytest
+import torch
+
+from eke.record import Outcome
+from eke.run.failure import Diverged, classify, is_out_of_memory
+from eke.run.stop import Stopped
+
+
+def cpu_allocator_error() -> RuntimeError:
+    """torch's own: a petabyte is more than an address space holds."""
+    try:
+        torch.empty(2**50, dtype=torch.uint8)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("a petabyte was allocated")
+
+
+def no_memory() -> MemoryError:
+    try:
+        bytearray(2**62)
+    except MemoryError as error:
+        return error
+    raise AssertionError("four exabytes were allocated")
+
+
+OUT_OF_MEMORY = {
+    "cpu allocator": cpu_allocator_error(),
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    "python": no_memory(),
+    "system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "driver": RuntimeError("CUDA driver error: out of memory"),
+    "c++": RuntimeError("std::bad_alloc"),
+    "loader's shared memory": RuntimeError("unable to mmap 1024 bytes from file </torch_1>: ..."),
+}
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
+def test_out_of_memory_is_told_with_its_phase(error) -> None:
+    outcome, failure = classify(error, "backward")
+    assert outcome is Outcome.oom
+    assert failure.phase == "backward"
+    assert failure.message.startswith("out of memory in backward: ")
+    assert "\n" not in failure.message
+    assert type(error).__name__ in failure.traceback
+
+
+OTHERS = {
+    "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)"),
+    "a word in a file name": FileNotFoundError(errno.ENOENT, "No such file", "out of memory.txt"),
+    "value": ValueError("out of memory is only a word here"),
+    "type": TypeError("cannot allocate memory of this type"),
+    "key": KeyError("loss"),
+}
+
+
+@pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS.keys())
+def test_other_errors_are_crashes(error) -> None:
+    assert not is_out_of_memory(error)
+    outcome, failure = classify(error, "forward")
+    assert outcome is Outcome.crashed
+    assert failure.message.startswith(f"{type(error).__name__}: ")
+
+
+def test_only_the_first_line_is_the_message() -> None:
+    _, failure = classify(RuntimeError("\n  first\nsecond"), "forward")
+    assert failure.message == "RuntimeError: first"
+    assert "second" in failure.traceback
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError()], ids=["ctrl-c", "assert"])
+def test_an_error_without_words(error) -> None:
+    assert classify(error, "data")[1].message == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=["disk", "quota", "limit"]
+)
+def test_a_full_disk_says_so(number) -> None:
+    outcome, failure = classify(OSError(number, "words", "/a/file"), "checkpoint")
+    assert outcome is Outcome.crashed, "the same command may go on, once there is room"
+    assert failure.message == "the disk is full (words: /a/file); free some and run again"
+    _, failure = classify(OSError(number, "words"), "checkpoint")
+    assert failure.message == "the disk is full (words); free some and run again"
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.cancelled, Outcome.preempted, Outcome.timeout], ids=lambda o: o.value
+)
+def test_being_stopped_keeps_its_outcome(outcome) -> None:
+    name = signal.SIGTERM.name
+    found, failure = classify(Stopped(outcome, f"{name} after step 3"), "optimizer")
+    assert found is outcome
+    assert (failure.message, failure.traceback) == (f"{name} after step 3", "")
+
+
+def test_divergence_is_no_crash() -> None:
+    outcome, failure = classify(Diverged("the loss is nan at step 7"), "optimizer")
+    assert outcome is Outcome.diverged
+    assert (failure.message, failure.traceback) == ("the loss is nan at step 7", "")

@@ -1,0 +1,214 @@
+"""The shape of the source: what imports without torch, how large things are, what is explained."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+
+import pytest
+from support import REPO, environment
+
+SOURCE = REPO / "src" / "eke"
+FILES = sorted(SOURCE.rglob("*.py"))
+HEAVY = ("torch", "transformers", "accelerate", "wandb", "deepspeed", "bitsandbytes", "peft")
+
+LIGHT = (
+    "app", "check", "cli", "compose", "corpus", "hardware", "identity", "launch", "plan", "record",
+    "report", "schema", "sizes",
+)  # fmt: skip
+"""They answer on a laptop and on a login node, in well under a second."""
+
+
+def name_of(path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def parsed(path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def modules_after(code: str, tmp_path) -> set[str]:
+    """Top-level modules that a fresh process has imported after some code."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_imports_without_torch(module, tmp_path) -> None:
+    assert not modules_after(f"import eke.{module}", tmp_path) & set(HEAVY)
+
+
+def test_a_whole_plan_is_made_without_torch(tmp_path) -> None:
+    code = "from eke.app import main\nassert main(['plan_only=true', 'hardware=h100']) == 0"
+    assert not modules_after(code, tmp_path) & set(HEAVY)
+    assert not list(tmp_path.iterdir()), "planning leaves nothing behind"
+
+
+def test_a_mistake_is_told_without_torch(tmp_path) -> None:
+    code = "from eke.app import main\nassert main(['precison=bf16']) == 2"
+    assert not modules_after(code, tmp_path) & set(HEAVY)
+
+
+# --- budgets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_and_functions_stay_small(path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+    long = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 > 60
+    ]
+    assert not long
+
+
+def test_the_median_file_is_short() -> None:
+    lengths = sorted(len(path.read_text().splitlines()) for path in FILES)
+    assert lengths[len(lengths) // 2] < 150
+
+
+# --- documentation ------------------------------------------------------------------------------
+
+
+def undocumented(body, where: str = ""):
+    """Public functions and classes of a module, and methods of a class, without a docstring."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                yield f"{where}{node.name}"
+            if isinstance(node, ast.ClassDef):
+                yield from undocumented(node.body, f"{where}{node.name}.")
+
+
+def said(node) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_public_function_and_class_is_documented(path) -> None:
+    module = parsed(path)
+    assert ast.get_docstring(module), "the module itself"
+    assert not list(undocumented(module.body))
+
+
+def schema_fields():
+    return [path for path in FILES if path.parent.name == "schema"]
+
+
+@pytest.mark.parametrize("path", schema_fields(), ids=name_of)
+def test_every_key_that_can_be_typed_is_explained(path) -> None:
+    """The string below a field is its help text; `Config`'s groups have their classes'."""
+    missing = []
+    for cls in (node for node in parsed(path).body if isinstance(node, ast.ClassDef)):
+        pairs = zip(cls.body, [*cls.body[1:], None], strict=True)
+        missing += [
+            f"{cls.name}.{ast.unparse(node.target)}"
+            for node, follows in pairs
+            if isinstance(node, ast.AnnAssign) and not said(follows)
+            if "default_factory" not in ast.unparse(node)
+            if path.name != "limits.py"
+        ]
+    assert not missing
+
+
+# --- exceptions to the rules ----------------------------------------------------------------------
+
+WAIVER = re.compile(r"#\s*(noqa|type:\s*ignore|pragma:|mypy:)")
+REASON = re.compile(r"#\s*(?:noqa(?::[\w\s,]+)?|type:\s*ignore(?:\[[\w, -]+\])?)\s*#\s*\S{2}")
+
+
+def waivers_without_reason(text: str) -> list[str]:
+    """Comments that switch a check off and do not say why."""
+    comments = [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    return [c for c in comments if WAIVER.search(c) and not REASON.search(c)]
+
+
+OWN_FILES = [*FILES, *sorted((REPO / "tests").rglob("*.py")), REPO / "train.py"]
+
+
+@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: str(path.relative_to(REPO)))
+def test_every_waiver_names_its_reason(path) -> None:
+    assert waivers_without_reason(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("comment", "bad"),
+    [
+        ("x = 1  # noqa: E501", True),
+        ("x = 1  # type: ignore[misc]", True),
+        ("x = 1  # type: ignore", True),
+        ("x = 1  # noqa: E501  # the URL is that long", False),
+        ("x = 1  # type: ignore[arg-type, misc]  # torch 2.13 says Any", False),
+        ("x = '# noqa'", False),
+    ],
+    ids=["noqa", "type", "bare", "noqa with reason", "type with reason", "text"],
+)
+def test_waivers_are_found(comment, bad) -> None:
+    assert bool(waivers_without_reason(comment + "\n")) == bad
+
+
+def calls_of(tree: ast.AST, *names: str):
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(names)
+    ]
+
+
+@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: str(path.relative_to(REPO)))
+def test_every_skip_names_its_reason(path) -> None:
+    tree = parsed(path)
+    silent = [
+        ast.unparse(call)
+        for call in calls_of(tree, "mark.skip", "mark.skipif", "mark.xfail", "pytest.skip")
+        if not any(k.arg == "reason" for k in call.keywords)
+        and not (ast.unparse(call.func) == "pytest.skip" and call.args)
+    ]
+    assert not silent
+
+
+def test_nothing_prints_but_the_command_line() -> None:
+    printing = {
+        name_of(path)
+        for path in FILES
+        for call in calls_of(parsed(path), "print")
+        if ast.unparse(call.func) == "print"
+    }
+    assert printing <= {"app.py", "cli/__init__.py", "cli/__main__.py"}
+
+
+def test_nothing_is_left_to_do() -> None:
+    left = [name_of(p) for p in FILES if re.search(r"\b(TODO|FIXME|XXX)\b", p.read_text())]
+    raised = [name_of(p) for p in FILES if re.search(r"raise NotImplementedError", p.read_text())]
+    assert not left + raised
+
+
+def test_public_names_are_listed_as_they_are() -> None:
+    """`__all__` of each package, against what is really there."""
+    import importlib
+
+    for path in FILES:
+        if path.name != "__init__.py" or "__all__" not in path.read_text():
+            continue
+        if path.parent.name in ("build", "run", "track"):
+            continue  # they import torch, and build and run export nothing
+        folder = path.parent.relative_to(SOURCE.parent)
+        module = importlib.import_module(".".join(folder.parts))
+        assert sorted(module.__all__) == sorted(set(module.__all__))
+        assert all(hasattr(module, name) for name in module.__all__)
