@@ -37,6 +37,15 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     return cast(torch.nn.Module, getattr(model, "_orig_mod", model))
 
 
+def num_graphs(plan: Plan) -> int:
+    """Graphs captured so far: more after a step in which the compiler ran. Costs next to nothing."""
+    if BACKENDS[plan.config.compile.option] is None:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def compile_report() -> dict[str, Any]:
     """What the compiler has done in this process since `compile_model`.
 

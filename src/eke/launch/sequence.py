@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from eke.files import write_json
 from eke.paths import SweepPaths, user_path
 from eke.plan import Plan
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 
 
 @dataclass
@@ -56,11 +56,11 @@ def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:
-    """0 when every cell that could run is ok; refused cells do not fail a sweep."""
+    """0 when every cell that could run is ok; 2 when none could run."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
     if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
         return EXIT_RESUMABLE
-    if all(o is Outcome.ok for o in ran) and ran:
-        return EXIT_OK
-    return EXIT_FAILED
+    if not ran:
+        return EXIT_USER
+    return EXIT_OK if all(o is Outcome.ok for o in ran) else EXIT_FAILED

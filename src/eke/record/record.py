@@ -26,7 +26,7 @@ class Timing:
     compile_s: float | None = None
     """Share of the first steps spent in torch.compile's own phases."""
     train_s: float | None = None
-    """All training steps of the last attempt, evaluation and checkpoints left out."""
+    """All training steps, each as it was done last; evaluation and checkpoints left out."""
     eval_s: float | None = None
     checkpoint_s: float | None = None
     steady_step_s: Spread | None = None

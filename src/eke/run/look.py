@@ -11,6 +11,7 @@ import torch
 
 from eke.build.attention import KernelProbe, Seen
 from eke.build.checkpointing import LayerCalls, count_layer_calls
+from eke.build.compile import num_graphs
 from eke.run.job import Job
 from eke.run.memory import AllocationProfile, live_bytes
 
@@ -20,8 +21,10 @@ def closer_look(job: Job, nth: int) -> Iterator[None]:
     """Context of the nth step of this attempt: kernels in the first, memory in the second.
 
     Both are warm-up steps; docs/lab.md says what they cost. Compiled models are not looked into:
-    the probe would switch the compiler off.
+    the probe would switch the compiler off. A step in which the compiler ran, at whatever point of
+    the run, is marked: it is no steady step.
     """
+    graphs = num_graphs(job.plan)
     if nth == 0 and job.plan.config.compile.option == "none":
         with KernelProbe() as probe, count_layer_calls(job.bare_model) as calls:
             yield
@@ -32,6 +35,7 @@ def closer_look(job: Job, nth: int) -> Iterator[None]:
         job.profiled_peak = profile.peak
     else:
         yield
+    job.meter.notes[-1].compiled = num_graphs(job.plan) != graphs
     if nth == 1:
         note_states(job)
 

@@ -66,6 +66,8 @@ class StepNote:
     learning_rate: float
     num_samples: int
     num_tokens: int
+    compiled: bool = False
+    """The compiler ran in this step."""
 
 
 @dataclass
@@ -129,6 +131,6 @@ class Meter:
             metrics.SAMPLES: note.num_samples,
             metrics.TOKENS: note.num_tokens,
         }
-        if note.step < self.timed_from:
+        if note.step < self.timed_from or note.compiled:
             row[metrics.WARMUP] = 1
         return row
