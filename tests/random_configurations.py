@@ -1,7 +1,7 @@
 """Random command lines over every group and key there is: mostly runnable, at times impossible.
 
 Sizes are always typed and tiny; every other key is typed with some chance. Values lie at the edges
-of their limits (a dropout of 1, a warm-up over the whole run) as often as in the middle.
+of their limits (a decay of 1, a warm-up over the whole run) as often as in the middle.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ FAMILY_SIZES: dict[str, dict[str, Draw]] = {
 """Keys that are typed in every command of a family: its large options set them to large values."""
 
 SOMETIMES: dict[str, Draw] = {
-    "model.dropout": one_of(0, 0.1, 0.5, 1),
+    "model.dropout": one_of(0, 0.1, 0.5, 0.9, 1),
     "model.max_position_embeddings": one_of(31, 64, 128, 16),
     "model.type_vocab_size": one_of(1, 2, 3),
     "model.rope_theta": one_of(1, 100, 5e5),

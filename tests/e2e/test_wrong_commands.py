@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "batch.accumulation=12",
     ),
     "negative rate": ("optimizer.lr=-1e-3", "must be above 0", "optimizer.lr=0.001"),
-    "share above one": ("model.dropout=10", "must be between 0 and 1", "model.dropout=0.0"),
+    "share above one": ("model.dropout=10", "at least 0 and below 1", "model.dropout=0.0"),
     "decay of one": ("optimizer.beta2=1", "at least 0 and below 1", "optimizer.beta2=0.999"),
     "no steps": ("train.steps=0", "must be between 1 and 1000000000", "train.steps=null"),
     "heads": (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from eke.schema.limits import at_least, between
+from eke.schema.limits import at_least, below, between
 
 MAX_LAYERS = 10_000
 """Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are
@@ -27,7 +27,7 @@ class Model:
     """Width of the feed-forward layer."""
     vocab_size: int = field(default=320, metadata=at_least(1))
     """Rows of the embedding; at least the tokenizer's size."""
-    dropout: float = field(default=0.0, metadata=between(0, 1))
+    dropout: float = field(default=0.0, metadata=below(0, 1))
     """Every dropout of the family (llama has only the one inside attention)."""
     tie_word_embeddings: bool = True
     """Share the input embedding with the output projection."""

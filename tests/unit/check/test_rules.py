@@ -213,7 +213,7 @@ def test_all_problems_at_once() -> None:
         ("dataloader.workers=100000", "between 0 and 256"),
         ("train.epochs=-2", "above 0"),
         ("batch.per_device=-8", "at least 1"),
-        ("model.dropout=2", "between 0 and 1"),
+        ("model.dropout=2", "at least 0 and below 1"),
         ("model.num_hidden_layers=0", "between 1 and 10000"),
         ("seed=-1", "between 0 and 4294967295"),
     ],
