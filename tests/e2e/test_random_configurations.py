@@ -1,9 +1,10 @@
 """Random configurations: each is refused with a fix, or really trains; what fixes mend trains, too.
 
-More of them, and the counts: `EKE_RANDOM=2000 EKE_RANDOM_SEED=7 pytest -rP -p no:logging
-tests/e2e/test_random_configurations.py` (torch's compiler logs much to pytest).
+More of them, and the counts: `EKE_RANDOM=2000 EKE_RANDOM_SEED=7 pytest -rP --show-capture=stdout
+tests/e2e/test_random_configurations.py`.
 """
 
+import logging
 import math
 import os
 import shlex
@@ -21,7 +22,8 @@ from support import last_wins
 from eke.errors import ConfigError, Problem
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
-SEED = int(os.environ.get("EKE_RANDOM_SEED", "0"))
+SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
+"""By default one whose first hundred have no inductor, which compiles for half a minute."""
 
 MAX_MENDINGS = 6
 """Rounds of typing all fixes; one mended value may break the next rule."""
@@ -113,7 +115,9 @@ def try_command(command: tuple[str, ...], curve_of: Callable[..., Curve], tally:
 # inductor imports torch's own deprecated torch.jit.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path) -> None:
+def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path, caplog) -> None:
+    # torch's compiler traces all it does into any handler it finds; pytest's takes every level.
+    caplog.set_level(logging.WARNING, "torch.__trace")
     text = tmp_path / "text"
     text.mkdir()
     for number in range(60):  # enough of both classes for training and evaluation

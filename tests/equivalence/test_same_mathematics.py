@@ -21,6 +21,9 @@ PAIRS = {
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
 def test_options_agree(pair, case, curve_of) -> None:
     one, other, bound = pair
+    if pair == PAIRS["checkpointing"] and case == CASES["seq2seq-t5"]:
+        # T5's layers share one position bias, whose gradient is then summed in another order.
+        bound = 1e-6
     curves = [curve_of(*case, *TINY, *STEP, option) for option in (one, other)]
     assert largest_difference(*curves) <= bound
 

@@ -12,6 +12,7 @@ from torch import nn
 from eke.build.checkpointing import apply_checkpointing
 from eke.build.compile import compile_model, unwrap
 from eke.build.data import Data, build_data
+from eke.build.masks import spare_mask_checks
 from eke.build.model import build_model
 from eke.build.optimizer import build_optimizer
 from eke.build.precision import Formats, build_formats
@@ -102,6 +103,7 @@ def build_job(
     accelerator = Accelerator(cpu=device.type == "cpu")
     formats = build_formats(plan, device)
     bare = build_model(plan, device)
+    spare_mask_checks(bare)
     apply_checkpointing(plan, bare)
     optimizer = build_optimizer(plan, bare)
     accelerate.utils.set_seed(plan.config.seed)  # dropout; a checkpoint brings its own states

@@ -117,6 +117,9 @@ QUIET = {
     "sgd": ("optimizer=sgd",),
     "masked-lm": ("task=masked_lm",),
     "t5": ("model=tiny_t5", "task=seq2seq_lm"),
+    "llama": ("model=tiny", "task=causal_lm"),
+    "gpt2": ("model=tiny_gpt2", "task=causal_lm"),
+    "ragged-llama": ("model=tiny", "task=causal_lm", "data.lengths=uniform"),
 }
 
 
@@ -126,11 +129,6 @@ def test_no_value_is_read_between_two_writes(overrides, job_after_two_steps, mon
 
 
 READ_BY_TRANSFORMERS = {
-    # masking_utils.find_packed_sequence_indices: are the positions, which the model has just made
-    # itself, those of several sequences in one row?
-    "llama": (("model=tiny", "task=causal_lm"), 1),
-    # The same, and modeling_utils.warn_if_padding_and_no_attention_mask: does a row end in padding?
-    "gpt2": (("model=tiny_gpt2", "task=causal_lm"), 2),
     # masking_utils._ignore_bidirectional_mask_sdpa: does the mask hide anything? T5: the encoder's
     # mask, and the decoder's of the encoder.
     "padded-bert": (("data.lengths=uniform",), 1),
