@@ -38,7 +38,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def num_graphs(plan: Plan) -> int:
-    """Graphs captured so far: more after a step in which the compiler ran. Costs next to nothing."""
+    """Graphs captured so far: more after a step in which the compiler ran."""
     if BACKENDS[plan.config.compile.option] is None:
         return 0
     from torch._dynamo.utils import counters

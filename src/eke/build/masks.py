@@ -23,7 +23,8 @@ def spare_mask_checks(model: torch.nn.Module) -> None:
         masking_utils.find_packed_sequence_indices = _one_sequence_per_row
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-            module.warn_if_padding_and_no_attention_mask = _nothing_to_warn_about
+            # Past nn.Module's own __setattr__, which is for parameters and submodules.
+            vars(module)["warn_if_padding_and_no_attention_mask"] = _nothing_to_warn_about
 
 
 def _one_sequence_per_row(position_ids: torch.Tensor) -> None:
