@@ -46,10 +46,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow and not gpu"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not gpu"
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu"
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu

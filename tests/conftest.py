@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 from equivalence_compare import Curve
+from hypothesis import settings
 from support import REPO, TINY, Finished, environment, last_wins
+
+# The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
+settings.register_profile("eke", deadline=None, derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "eke"))
 
 # One thread: these models are too small for two, and tests run beside each other.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -29,7 +29,7 @@ from eke.launch import (
     write_sweep,
 )
 from eke.plan import Plan, make_plan, plan_to_plain, render_plan
-from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome, Record
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, Record
 from eke.report import render_cells, render_summary
 
 
@@ -54,6 +54,9 @@ def main(argv: Sequence[str], *, as_json: bool = False) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except OSError as error:  # the disk is full, or a folder went away, between two runs
+        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        return EXIT_FAILED
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; the same command continues\n")
         return EXIT_RESUMABLE

@@ -122,10 +122,8 @@ def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with) -> None
 TABLES = {
     "task": set(TASKS),
     "task's heads": set(HEADS),
-    "precision": set(PRECISIONS),
     "optimizer": set(optimizers.BUILDERS),
     "schedule": set(SHAPES),
-    "memory": set(CHECKPOINTING),
     "attention": set(ATTENTION),
     "compile": set(BACKENDS),
     "tracker": set(TRACKERS),
@@ -137,6 +135,14 @@ TABLES = {
 @pytest.mark.parametrize("table", TABLES, ids=str)
 def test_options_and_builders_are_the_same_set(table) -> None:
     assert set(CATALOGUE.options[table.partition("'")[0]]) == TABLES[table]
+
+
+def test_presets_of_fields_reach_every_builder() -> None:
+    """precision and memory: an option only sets fields, and the fields choose the builder."""
+    precisions = [compose([f"precision={o}"]).config for o in CATALOGUE.options["precision"]]
+    assert {config.precision.compute for config in precisions} == set(PRECISIONS)
+    memories = [compose([f"memory={o}"]).config for o in CATALOGUE.options["memory"]]
+    assert {config.memory.checkpointing for config in memories} == set(CHECKPOINTING)
 
 
 def test_families_and_builders_are_the_same_set() -> None:

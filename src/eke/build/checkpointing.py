@@ -13,15 +13,16 @@ from torch.utils.hooks import RemovableHandle
 
 from eke.errors import RunError
 from eke.plan import Plan
+from eke.schema import Checkpointing
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
-    """Turn on what the option of the group `memory` asks for; before compilation.
+    """Turn on what `memory.checkpointing` asks for; before compilation.
 
     Raises:
         RunError: if checkpointing was asked for and no layer of the model can do it.
     """
-    CHECKPOINTING[plan.config.memory.option](model)
+    CHECKPOINTING[plan.config.memory.checkpointing](model)
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -105,8 +106,8 @@ def _full(model: torch.nn.Module) -> None:
         )
 
 
-CHECKPOINTING: dict[str, Callable[[torch.nn.Module], None]] = {
-    "none": _none,
-    "checkpointing": _full,
+CHECKPOINTING: dict[Checkpointing, Callable[[torch.nn.Module], None]] = {
+    Checkpointing.off: _none,
+    Checkpointing.full: _full,
 }
-"""Option of the group `memory` -> what it does to the model."""
+"""`memory.checkpointing` -> what it does to the model; options are presets of it."""

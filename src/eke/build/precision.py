@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from eke.plan import Plan
+from eke.schema import Compute
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Formats:
 
 def build_formats(plan: Plan, device: torch.device) -> Formats:
     """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
-    return BUILDERS[plan.config.precision.option](plan, device)
+    return BUILDERS[plan.config.precision.compute](plan, device)
 
 
 def _build(plan: Plan, device: torch.device) -> Formats:
@@ -36,10 +37,9 @@ def _build(plan: Plan, device: torch.device) -> Formats:
     return Formats(lambda: torch.autocast(device.type, dtype=dtype), scaler)
 
 
-BUILDERS: dict[str, Callable[[Plan, torch.device], Formats]] = {
-    "fp32": _build,
-    "tf32": _build,
-    "fp16": _build,
-    "bf16": _build,
+BUILDERS: dict[Compute, Callable[[Plan, torch.device], Formats]] = {
+    Compute.float32: _build,
+    Compute.bfloat16: _build,
+    Compute.float16: _build,
 }
-"""Option of the group `precision` -> builder."""
+"""`precision.compute` -> builder; the options of the group are presets of it and of `tf32`."""

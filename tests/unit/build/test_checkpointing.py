@@ -26,8 +26,17 @@ def build(*overrides):
     return model
 
 
-def test_options_are_the_builders():
-    assert set(CHECKPOINTING) == options_of("memory")
+def test_presets_cover_the_builders():
+    presets = {hand_plan(f"memory={o}").config.memory.checkpointing for o in options_of("memory")}
+    assert presets == set(CHECKPOINTING) == set(Checkpointing)
+
+
+def test_the_field_counts_not_the_name_of_the_preset():
+    assert {m.gradient_checkpointing for m in find_layers(build("memory.checkpointing=full"))} == {
+        True
+    }
+    typed_off = build("memory=checkpointing", "memory.checkpointing=off")
+    assert {m.gradient_checkpointing for m in find_layers(typed_off)} == {False}
 
 
 @pytest.mark.parametrize(

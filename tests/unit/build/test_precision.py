@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from unit.build.plans import options_of
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.build.precision import BUILDERS, build_formats
+from eke.schema import Compute
 
 DEVICE = torch.device("cpu")
 
@@ -16,7 +16,7 @@ def formats(option, device=CPU):
 
 
 def test_options_are_builders() -> None:
-    assert set(BUILDERS) == options_of("precision")
+    assert set(BUILDERS) == set(Compute)
 
 
 @pytest.mark.parametrize(
