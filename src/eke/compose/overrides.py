@@ -59,6 +59,8 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
     key, equals, value = text.partition("=")
     if not text.strip():
         return Problem(repr(text), "", "an override is key=value; this one is empty")
+    if not text.strip("+~ \t\n"):
+        return Problem(shown(text), "", "there is no key behind it")
     if text.startswith("-"):
         plain = text.lstrip("-")
         fix = mend(plain if equals else f"{plain}=true", catalogue)
