@@ -22,6 +22,11 @@ def format_count(count: float) -> str:
     return f"{count:.0f}" if float(count).is_integer() else f"{count:.3g}"
 
 
+def format_flops(flops: float) -> str:
+    """Floating-point operations with their usual prefix, where a billion is G: `96.2 G`."""
+    return format_count(flops).replace("B", "G")
+
+
 def format_seconds(seconds: float) -> str:
     """A duration at a fitting scale: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
     if seconds < ROUNDS_UP:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eke.units import format_bytes, format_count, format_seconds, format_value
+from eke.units import format_bytes, format_count, format_flops, format_seconds, format_value
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,10 @@ def test_a_duration_never_needs_an_exponent(value) -> None:
 )
 def test_values_as_they_are_typed(value, typed) -> None:
     assert format_value(value) == typed
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"), [(96.2e9, "96.2 G"), (1.5e12, "1.5 T"), (989e12, "989 T"), (12e6, "12 M")]
+)
+def test_flops_count_billions_as_g(flops, text) -> None:
+    assert format_flops(flops) == text

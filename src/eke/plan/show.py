@@ -1,7 +1,9 @@
 """The plan as text: the first screen of a run, and all of `eke plan`."""
 
+import textwrap
+
 from eke.plan.plan import Plan
-from eke.units import format_bytes, format_count
+from eke.units import format_bytes, format_count, format_flops
 
 
 def render_plan(plan: Plan) -> str:
@@ -14,7 +16,8 @@ def render_plan(plan: Plan) -> str:
         for group, option in sorted(plan.choices.items())
         if option != "none" and group not in ("hardware", "sweep", "engine", "distributed")
     )
-    lines = [f"plan {plan.run_id}", f"  {chosen}", ""]
+    options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
+    lines = [f"plan {plan.run_id}", *options, ""]
     lines += [f"  {key:<{widths[0]}}  {value:>{widths[1]}}  {why}" for key, value, why in rows]
     lines += [f"  warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
@@ -26,7 +29,7 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     memory = plan.device.memory_bytes
     return [
         ("parameters", format_count(size.num_parameters), f"model={plan.config.model.option}"),
-        ("model FLOPs per step", format_count(flops), size.flops_formula),
+        ("model FLOPs per step", format_flops(flops), size.flops_formula),
         (
             "samples in all",
             format_count(steps.total * plan.batch.samples_per_step),

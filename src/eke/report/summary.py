@@ -4,7 +4,7 @@ A line whose number was not measured is left out.
 """
 
 from eke.record import Outcome, Record, Spread
-from eke.units import format_bytes, format_count, format_seconds
+from eke.units import format_bytes, format_count, format_flops, format_seconds
 
 Line = tuple[str, str, str]
 """What, how much, and what that means."""
@@ -61,7 +61,7 @@ def _speed_lines(record: Record) -> list[Line]:
             lines.append(("warm-up", format_seconds(sum(warmup)), note))
     if rates.model_flops_per_s is not None:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
-        lines.append(("model FLOP/s", format_count(rates.model_flops_per_s), mfu))
+        lines.append(("model FLOP/s", format_flops(rates.model_flops_per_s), mfu))
     return lines
 
 
