@@ -6,10 +6,11 @@ from eke.check.limits import find_limit_problems, with_defaults_for
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_device import RULES as DEVICE_RULES
 from eke.check.rules_model import RULES as MODEL_RULES
+from eke.check.rules_packages import RULES as PACKAGE_RULES
 from eke.check.rules_work import RULES as WORK_RULES
 from eke.errors import Problem
 
-RULES: tuple[Rule, ...] = (*MODEL_RULES, *WORK_RULES, *DEVICE_RULES)
+RULES: tuple[Rule, ...] = (*MODEL_RULES, *WORK_RULES, *DEVICE_RULES, *PACKAGE_RULES)
 
 __all__ = [
     "RULES",

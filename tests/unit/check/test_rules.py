@@ -71,6 +71,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "inductor_needs_volta": (("compile=inductor",), dataclasses.replace(V100, capability=(6, 0))),
     "inductor_needs_compiler": (("compile=inductor",), CPU),
     "more_workers_than_cores": (("dataloader.workers=256",), CPU),
+    "package_missing": (("tracker=wandb",), CPU),
     "pinning_needs_cuda": (("dataloader.pin_memory=on",), CPU),
     "one_process_without_strategy": (("distributed.num_processes=2",), CPU),
     "states_do_not_fit": (("model=llama3_8b",), CPU),
@@ -91,6 +92,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request):
         monkeypatch.setattr(
             os, "access", lambda p, mode, **k: str(p) != refuse and true_access(p, mode, **k)
         )
+    if rule == "package_missing":
+        monkeypatch.setattr("eke.check.rules_packages.find_spec", lambda name: None)
     if rule == "runs_has_space":
         monkeypatch.setattr("eke.check.rules_work.MIN_FREE_BYTES", 2**62)
     if rule == "more_workers_than_cores":
