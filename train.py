@@ -5,8 +5,11 @@ python train.py --help
 """
 
 import sys
-
-from eke.app import main
+from pathlib import Path
 
 if __name__ == "__main__":
+    # This checkout's eke, installed or not.
+    sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+    from eke.app import main
+
     sys.exit(main(sys.argv[1:]))

@@ -105,25 +105,14 @@ def sweep(arguments: Arguments) -> int:
     """
     overrides = expand(arguments.overrides, arguments.config_dir)
     identity = sweep_id(overrides)
-    cells, plans = [], []
-    for cell_overrides in overrides:
-        composed = compose(cell_overrides, arguments.config_dir, in_sweep=True)
-        composed.config.tracker.group = composed.config.tracker.group or f"sweep-{identity}"
-        cell, plan = Cell(cell_overrides), None
-        try:
-            plan = plan_for(composed, planning=composed.config.plan_only)
-            cell.run_id = plan.run_id
-        except ConfigError as error:
-            cell.outcome, cell.reason = Outcome.refused.name, error.short()
-        cells.append(cell)
-        plans.append(plan)
-        planning = composed.config.plan_only
-        runs = composed.config.paths.runs
+    composed = [compose(cell, arguments.config_dir, in_sweep=True) for cell in overrides]
+    cells, plans = plan_cells(composed, group=f"sweep-{identity}")
     duplicates = merge_duplicates(plans)
     say(f"sweep {identity}: {describe(cells, len(duplicates))}")
-    if planning:
+    first = composed[0].config
+    if first.plan_only:
         return say(render_cells([(cell, None) for cell in cells]))
-    paths = sweep_paths(runs, identity)
+    paths = sweep_paths(first.paths.runs, identity)
     records: list[Record | None] = [None] * len(cells)
     write_sweep(paths, arguments.overrides, cells)
     for number, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
@@ -134,11 +123,28 @@ def sweep(arguments: Arguments) -> int:
             say(f"  the same run as cell {duplicates[number] + 1}")
         records[number] = run_cell(cell, plan)
         write_sweep(paths, arguments.overrides, cells)
-        if cell.outcome == Outcome.cancelled.name:
-            break
+        if Outcome[cell.outcome].exit_code == EXIT_RESUMABLE:
+            break  # whoever stopped this run wants the machine back, not the next run
     say("\n" + render_cells(list(zip(cells, records, strict=True))))
     say(f"\n  {paths.sweep}")
     return sweep_exit_code(cells)
+
+
+def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], list[Plan | None]]:
+    """Every cell with its plan, or refused with its reason; the tracker groups them by the sweep."""
+    cells: list[Cell] = []
+    """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
+    for each in composed:
+        each.config.tracker.group = each.config.tracker.group or group
+        cell, plan = Cell(each.overrides), None
+        try:
+            plan = plan_for(each, planning=each.config.plan_only)
+            cell.run_id = plan.run_id
+        except ConfigError as error:
+            cell.outcome, cell.reason = Outcome.refused.name, error.short()
+        cells.append(cell)
+        plans.append(plan)
+    return cells, plans
 
 
 def run_cell(cell: Cell, plan: Plan) -> Record | None:

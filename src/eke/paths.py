@@ -4,6 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+SUPERVISOR = "EKE_SUPERVISOR"
+"""Environment variable with the process id of whoever watches over a worker."""
+
 
 @dataclass(frozen=True)
 class RunPaths:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import pytest
 from live import SHORT, record_of, run_folders
 from support import last_wins
 
@@ -43,13 +44,15 @@ def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
     assert "train.log" in done.out
 
 
-def test_interrupted_and_finished_by_typing_it_again(start, train_py, tmp_path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tmp_path) -> None:
     sweep = last_wins(*SHORT, "seed=0,1", "train.steps=200", "train.log_every=5")
     live = start("-m", *sweep)
     live.wait_for_step(30)
-    live.signal(signal.SIGINT)
+    live.signal(number)
     out = live.finish()
     assert live.process.returncode == 75, out
+    assert not sweep_of(tmp_path)["cells"][1]["outcome"], "the next cell was started"
     done = train_py("-m", *sweep)
     assert done.code == 0, done.text
     runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]

@@ -16,9 +16,8 @@ from types import FrameType
 
 import eke
 from eke.launch.follow import View
-from eke.paths import RunPaths
+from eke.paths import SUPERVISOR, RunPaths
 
-SUPERVISOR = "EKE_SUPERVISOR"
 POLL_S = 0.1
 """Seconds between two looks at the worker."""
 

@@ -5,10 +5,8 @@ import os
 import signal
 from types import FrameType
 
+from eke.paths import SUPERVISOR
 from eke.record import Outcome
-
-SUPERVISOR = "EKE_SUPERVISOR"
-"""Environment variable with the process id of whoever watches over this worker."""
 
 _MEANING = {
     signal.SIGINT: Outcome.cancelled,
