@@ -131,9 +131,9 @@ def sweep(arguments: Arguments) -> int:
 
 
 def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], list[Plan | None]]:
-    """Every cell with its plan, or refused with its reason; the tracker groups them by the sweep."""
-    cells: list[Cell] = []
     """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
+    cells: list[Cell] = []
+    plans: list[Plan | None] = []
     for each in composed:
         each.config.tracker.group = each.config.tracker.group or group
         cell, plan = Cell(each.overrides), None
