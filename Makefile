@@ -1,6 +1,7 @@
 # make run      train the default model here (first: a virtual environment with everything in it)
 # make test     what changed code must pass: under ten minutes, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
+# make test-random  random configurations, and what refuses them
 # make check    style, types, layers, spelling      make format     mend the style
 # make clean    remove the environment and caches; runs/ is kept
 #
@@ -22,7 +23,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup test test-all test-gpu check format clean
+.PHONY: help run setup test test-all test-again test-random test-gpu check format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -50,6 +51,16 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu"
+
+# What failed in the last run, one after the other.
+test-again: $(STAMP)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "not gpu"
+
+# Random configurations, with the share that each rule refuses: RANDOM_COUNT=2000 make test-random
+RANDOM_COUNT ?= 100
+RANDOM_SEED ?= 4
+test-random: $(STAMP)
+	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout tests/e2e/test_random_configurations.py -k every_configuration
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu

@@ -69,8 +69,8 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     """Overrides -> what the run logs at each step."""
     from eke.paths import RunPaths
     from eke.record import metrics
+    from eke.run.engines import train
     from eke.run.job import build_job
-    from eke.run.loop import train
     from eke.run.meter import HostClock, Meter
     from eke.run.stop import StopFlag
     from eke.track import TrackedRun, build_tracker
@@ -84,7 +84,8 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
             TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
         )
         meter = Meter(HostClock(), 0, 0)
-        train(build_job(plan, paths, 0, StopFlag(), tracker, meter, {}))
+        job = build_job(plan, paths, 0, StopFlag(), tracker, meter, {})
+        train(job)
         rows, unreadable = metrics.read_rows(paths.metrics)
         assert unreadable == 0
         steps = metrics.latest(rows, metrics.LOSS)

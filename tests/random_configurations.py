@@ -44,6 +44,12 @@ FAMILY_SIZES: dict[str, dict[str, Draw]] = {
         "model.num_key_value_heads": one_of(*["null", 1] * 6, 2, 3),
         "model.head_dim": one_of(*["null", "null", 8] * 6, 7),
     },
+    "mixtral": {
+        "model.num_key_value_heads": one_of("null", 1),
+        "model.head_dim": one_of("null", 8),
+        "model.num_local_experts": one_of(2, 2, 4, 1),
+        "model.num_experts_per_tok": one_of(1, 2),
+    },
     "t5": {
         "model.head_dim": one_of("null", 8, 7),
         "model.num_decoder_layers": one_of("null", 1, 3),
@@ -58,6 +64,7 @@ SOMETIMES: dict[str, Draw] = {
     "model.max_position_embeddings": one_of(31, 64, 128, 16),
     "model.type_vocab_size": one_of(1, 2, 3),
     "model.rope_theta": one_of(1, 100, 5e5),
+    "model.rope_scaling_factor": one_of("null", 1, 32),
     "model.rms_norm_eps": one_of(0, 1e-6, 1e-3),
     "task.target_len": one_of("null", 2, 9),
     "task.num_labels": one_of(2, 3, 7),
@@ -67,6 +74,10 @@ SOMETIMES: dict[str, Draw] = {
     "data.min_len": one_of("null", 2, 4, 12),
     "data.min_token": one_of(8, 100, 199, 8, 100, 0),
     "data.max_token": one_of(30000, 250, 120),
+    "data.median_len": one_of("null", 2, 7),
+    "data.sigma": one_of(0.01, 0.6, 5),
+    "data.pad_to_multiple_of": one_of("null", 2, 8, 3),
+    "data.max_bad_frac": one_of(0.01, 1),
     "data.data_seed": one_of(0, 1, 2**40),
     "batch.accumulation": one_of("null", 1, 2, 3),
     "batch.target": one_of("null", "null", 4, 12),
@@ -80,6 +91,15 @@ SOMETIMES: dict[str, Draw] = {
     "optimizer.beta1": one_of(0, 0.5, 0.9, 0.9, 0.9, 1),
     "optimizer.beta2": one_of(0, 0.9, 0.999, 0.999, 0.999, 1),
     "optimizer.eps": one_of(1e-8, 1e-3),
+    "optimizer.min_8bit_size": one_of(0, 1, 1000, 4096, 10**9),
+    "optimizer.ns_steps": one_of(1, 5, 9),
+    "optimizer.adamw_lr": one_of("null", 1e-3, 1e-5),
+    "optimizer.average_power": one_of(0, 1, 3),
+    "optimizer.lr_power": one_of(0, 2),
+    "optimizer.rank": one_of("null", 1, 4, 16, 500),
+    "optimizer.update_proj_gap": one_of(1, 2, 200),
+    "optimizer.scale": one_of(0.25, 1, 8),
+    "optimizer.block_size": one_of(1, 64, 128, 256, 100, 4096),
     "schedule.warmup_steps": one_of("null", 0, 1, 1, 2, 7),
     "schedule.warmup_frac": one_of(0, 0.05, 0.5, 1),
     "schedule.final_frac": one_of(0, 0.1, 1),
@@ -88,6 +108,13 @@ SOMETIMES: dict[str, Draw] = {
     "dataloader.workers": one_of(0, 0, 0, 0, 0, 1),
     "dataloader.prefetch": one_of(*["null"] * 5, 1),
     "dataloader.persistent": one_of(*["false"] * 5, "true"),
+    "memory.optimizer_in_backward": one_of(*["false"] * 9, "true"),
+    "memory.every_n": one_of(1, 1, 2, 5),
+    "memory.empty_cache_every": one_of("null", "null", 1, 2),
+    "attention.backend": one_of(*["auto", "math", "flash"] * 6, "mem_efficient", "cudnn"),
+    "precision.compute": one_of(*["bfloat16"] * 3, "float32", "float16"),
+    "precision.weights": one_of(*["float32"] * 5, "bfloat16"),
+    "precision.float8": one_of(*["off"] * 5, "tensorwise", "rowwise"),
     "precision.tf32": one_of(*["auto", "off"] * 3, "on"),
     "train.max_grad_norm": one_of("null", 1.0, 0.01, 100),
     "train.log_every": one_of(1, 2, 10),
@@ -95,6 +122,10 @@ SOMETIMES: dict[str, Draw] = {
     "train.checkpoint_every": one_of("null", "null", 1, 2),
     "train.keep_checkpoints": one_of(1, 2),
     "train.timing_warmup_steps": one_of(2, 3),
+    "peft.target_modules": one_of("null", "null", "[dense,q_proj,c_attn,q]", "[q_proj,v_proj]"),
+    "peft.r": one_of(1, 4, 64),
+    "peft.alpha": one_of(1, 32.5),
+    "peft.dropout": one_of(0, 0.1, 0.9),
     "repeat": one_of(0, 1),
     "seed": one_of(0, 1, 2**32 - 1),
 }
@@ -104,12 +135,32 @@ LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_o
 """One of these is typed, now and then both."""
 
 LEFT_OUT = {
-    "data.path": "typed with data=text",
+    "distributed.timeout_s": "a time nobody waits for",
+    "distributed.deepspeed_config": "tests/unit/plan/test_ds_config.py",
+    "model.name_or_path": "checkpoints have tests of their own",
+    "model.revision": "checkpoints have tests of their own",
+    "model.content": "filled in from a checkpoint",
+    "model.model_type": "filled in from a checkpoint",
+    "model.num_parameters": "filled in from a checkpoint",
+    "data.path": "typed with data=text and data=jsonl, csv, parquet",
+    "data.eval_path": "a path",
+    "data.name": "typed with data=hub",
+    "data.config_name": "tests/unit/prepare",
+    "data.split": "tests/unit/prepare",
+    "data.eval_split": "tests/unit/prepare",
+    "data.revision": "tests/unit/prepare",
+    "data.text": "the files made for these runs have the default's columns",
+    "data.label": "the files made for these runs have the default's columns",
+    "data.prompt": "typed with task=seq2seq_lm",
+    "data.response": "typed with task=seq2seq_lm",
+    "data.tokenizer": "tests/unit/prepare",
     "tracker.mode": "the tracker has tests of its own",
     "tracker.project": "the tracker has tests of its own",
     "tracker.entity": "the tracker has tests of its own",
     "tracker.group": "the tracker has tests of its own",
+    "tracker.uri": "the tracker has tests of its own",
     "paths.runs": "a path",
+    "trainer.extra": "tests/unit/check/test_trainer_arguments.py",
     "rerun": "no part of a training",
     "plan_only": "no part of a training",
     **{f"{section}.{name}": "an option's own" for section in ("model",) for name in FIXED_FIELDS},
@@ -120,15 +171,45 @@ FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "sweep": "none"}
 
 RARE_OPTIONS = {
     "python_source": 0.06,  # reads the whole standard library
+    "jsonl": 0.04,  # prepares tokens in a process of its own
+    "csv": 0.02,
+    "parquet": 0.02,
+    "hub": 0.02,
     "inductor": 0.003,  # compiles C++ for half a minute
     "aot_eager": 0.03,
+    "optimizer_in_backward": 0.03,  # refused under clipping, which is the default
+    "max_savings": 0.03,
+    "flash2": 0.02,  # refused on a CPU, like the next two
+    "flash3": 0.02,
+    "flex": 0.02,
+    "cudagraphs": 0.02,  # refused on a CPU
     "eager": 0.04,
     "tf32": 0.05,  # refused on a CPU
+    "dp": 0.02,  # refused on a CPU
+    "fsdp": 0.1,
+    "fp8": 0.05,  # emulated: slow
+    "adamw_apex_fused": 0.02,  # refused on a CPU
+    "adamw_torchao_8bit": 0.002,  # compiles C++ for half a minute
+    "adamw_torchao_4bit": 0.002,
+    "adamw_bf16_sr": 0.002,
     "workers": 0.04,  # starts processes
+    "liger": 0.02,  # refused on a CPU
+    "zero1": 0.03,  # DeepSpeed takes seconds to start
+    "zero2": 0.03,
+    "zero3": 0.03,
+    "optimizer_cpu": 0.02,  # compiles C++ at its first use
+    "params_cpu": 0.02,
 }
-"""Options with a smaller chance than their share, by option (attention=eager is drawn by group)."""
+"""Options with a smaller chance than their share, by option."""
 
-CHANCE = 0.12
+TECHNIQUES = (
+    "precision", "optimizer", "memory", "attention", "compile", "kernels", "distributed",
+    "offload", "dataloader", "peft", "engine",
+)  # fmt: skip
+USUAL = 0.7
+"""Chance of a technique group to have its default: three or four of eleven are something else."""
+
+CHANCE = 0.07
 """Of a key to be typed at all."""
 
 CATALOGUE = make_catalogue()
@@ -138,8 +219,12 @@ def draw_command(rng: Random, text: str) -> tuple[str, ...]:
     """Overrides of one command; `text` is a folder of text, a subfolder per class."""
     groups = _groups(rng, CATALOGUE)
     typed = [f"{group}={option}" for group, option in groups.items()]
-    if groups["data"] == "text":
+    if groups["data"] in ("text", "jsonl", "csv", "parquet"):
         typed.append(f"data.path={text}")
+    if groups["data"] == "hub":
+        typed.append(f"data.name={text}/hub")
+    if groups["task"] == "seq2seq_lm" and groups["data"] in ("jsonl", "csv", "parquet", "hub"):
+        typed += ["data.prompt=text", "data.response=more"]
     family = _family(groups["model"])
     keys = {**ALWAYS, **FAMILY_SIZES[family], **_length(rng)}
     typed += [f"{key}={draw(rng)}" for key, draw in keys.items()]
@@ -164,6 +249,10 @@ def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
     for group, options in catalogue.options.items():
         if group in FIXED_GROUPS:
             groups[group] = FIXED_GROUPS[group]
+        elif group == "model":
+            groups[group] = rng.choice([o for o in options if o != "pretrained"])
+        elif group in TECHNIQUES and rng.random() < USUAL:
+            groups[group] = catalogue.defaults[group]
         elif group in VARIANTS or rng.random() < 0.7:
             groups[group] = _option(rng, group, list(options))
     if rng.random() < 0.95:
@@ -172,7 +261,9 @@ def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
 
 
 def _option(rng: Random, group: str, options: list[str]) -> str:
-    rare = {o: RARE_OPTIONS[o] for o in options if o in RARE_OPTIONS and group != "attention"}
+    if group == "attention":  # the others are refused on a CPU
+        return rng.choice([*["eager", "sdpa"] * 15, "flash2", "flash3", "flex"])
+    rare = {o: RARE_OPTIONS[o] for o in options if o in RARE_OPTIONS}
     for option, chance in rare.items():
         if rng.random() < chance:
             return option

@@ -9,6 +9,8 @@ from eke.check import Facts, check
 from eke.compose import (
     Arguments,
     Composed,
+    answer_shell,
+    check_question,
     compose,
     expand,
     help_text,
@@ -20,7 +22,11 @@ from eke.errors import ConfigError, EkeError
 from eke.hardware import choose
 from eke.launch import (
     Cell,
+    become_worker,
+    check_started_ranks,
+    let_rank_0_speak,
     merge_duplicates,
+    my_rank,
     place_of,
     run_single,
     sweep_exit_code,
@@ -29,6 +35,7 @@ from eke.launch import (
     write_sweep,
 )
 from eke.plan import Plan, make_plan, plan_to_plain, render_plan
+from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, Record
 from eke.report import render_cells, render_summary
 
@@ -49,17 +56,15 @@ def main(argv: Sequence[str], *, as_json: bool = False) -> int:
         if arguments.hydra_flags:
             return ask_hydra(arguments)
         if arguments.multirun:
+            check_started_ranks("a sweep", 1)
             return sweep(arguments)
         return run(compose(arguments.overrides, arguments.config_dir), as_json)
     except EkeError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+        return complain(str(error), error.exit_code)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
-        return EXIT_FAILED
+        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_FAILED)
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the same command continues\n")
-        return EXIT_RESUMABLE
+        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 
 
 def plan_for(composed: Composed, planning: bool) -> Plan:
@@ -69,13 +74,13 @@ def plan_for(composed: Composed, planning: bool) -> Plan:
         ConfigError: every rule it breaks.
     """
     device, reason = choose(composed.config.hardware.option)
-    refused, warned = check(Facts(composed.config, device, planning))
+    config = resolve_model(composed.config, composed.overrides, planning)
+    config = resolve_tokenizer(config)
+    refused, warned = check(Facts(config, device, planning))
     if refused:
         raise ConfigError(refused)
     warnings = [f"{p.path} = {p.value}: {p.why} ({p.fix})" for p in warned]
-    return make_plan(
-        composed.config, composed.choices, composed.overrides, device, reason, warnings
-    )
+    return make_plan(config, composed.choices, composed.overrides, device, reason, warnings)
 
 
 def run(composed: Composed, as_json: bool = False) -> int:
@@ -83,6 +88,7 @@ def run(composed: Composed, as_json: bool = False) -> int:
     plan = plan_for(composed, planning=composed.config.plan_only)
     if composed.config.plan_only:
         return say(json.dumps(plan_to_plain(plan), indent=2) if as_json else render_plan(plan))
+    check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
     place = place_of(plan)
     if place.record is not None:
         say(render_summary(place.record, str(place.paths.folder)))
@@ -91,6 +97,8 @@ def run(composed: Composed, as_json: bool = False) -> int:
     say(render_plan(plan))
     if place.note:
         say(f"  {place.note}")
+    if my_rank():
+        become_worker(place.paths)
     say("")
     record = run_single(plan, place)
     say("\n" + render_summary(record, str(place.paths.folder)))
@@ -174,13 +182,27 @@ def describe(cells: Sequence[Cell], num_duplicates: int) -> str:
 
 def ask_hydra(arguments: Arguments) -> int:
     """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
-    if not is_completion(arguments) and not arguments.multirun:
+    if is_completion(arguments):
+        sys.stdout.write(answer_shell(arguments.overrides))
+        return EXIT_OK
+    check_question(arguments)
+    if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
     return run_hydra_flags(arguments)
 
 
 def say(text: str) -> int:
-    """Print for the user; returns the exit code of having said it."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print for the user; returns the exit code of having said it. Of several ranks one speaks."""
+    if not my_rank():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
     return EXIT_OK
+
+
+def complain(text: str, code: int) -> int:
+    """Say what went wrong, once for all ranks; returns the exit code."""
+    if my_rank() and code != EXIT_RESUMABLE:
+        let_rank_0_speak()
+    if not my_rank():
+        sys.stderr.write(text + "\n")
+    return code

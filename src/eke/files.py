@@ -36,6 +36,18 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     fsync_directory(path.parent)
 
 
+def replace_link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`, in place of the link that may be there.
+
+    Raises:
+        OSError: the file system has no links, or the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as indented, strict JSON (see `plain` for not-a-number)."""
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")

@@ -14,7 +14,11 @@ from eke.schema import SCHEMA_VERSION
 PRESENTATION = ("tracker", "paths", "hardware", "rerun", "plan_only")
 """Groups and root keys that change neither the result nor what is measured."""
 
-PRESENTATION_KEYS = {"train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final")}
+PRESENTATION_KEYS = {
+    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
+    "distributed": ("timeout_s",),
+    "peft": ("save_merged",),
+}
 """Keys of other groups of which the same holds: checkpoints are left out of every timing."""
 
 

@@ -7,6 +7,13 @@ from pathlib import Path
 SUPERVISOR = "EKE_SUPERVISOR"
 """Environment variable with the process id of whoever watches over a worker."""
 
+AGENT = "EKE_AGENT"
+"""Environment variable with the process id of the agent that started a run's ranks."""
+
+RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+"""torchrun's environment variables: number of this process, its number on this machine, and how
+many there are (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+
 
 @dataclass(frozen=True)
 class RunPaths:
@@ -44,10 +51,43 @@ class RunPaths:
         """Everything the worker printed."""
         return self.folder / "train.log"
 
+    def rank_log(self, rank: int) -> Path:
+        """Everything another process than rank 0 printed."""
+        return self.folder / f"rank_{rank}.log"
+
+    def rank_failure(self, rank: int) -> Path:
+        """Why a process other than rank 0 ended badly."""
+        return self.folder / f"rank_{rank}.json"
+
+    @property
+    def dead_rank(self) -> Path:
+        """Which process ended first, and how, as the one that started them all saw it."""
+        return self.folder / "dead_rank.json"
+
     @property
     def checkpoints(self) -> Path:
         """One folder per checkpoint."""
         return self.folder / "checkpoints"
+
+    @property
+    def receipt(self) -> Path:
+        """What `eke sync` has sent, and where to."""
+        return self.folder / "sync.json"
+
+    @property
+    def sync_lock(self) -> Path:
+        """Held (flock) by the `eke sync` that sends the run."""
+        return self.folder / ".sync.lock"
+
+    @property
+    def model(self) -> Path:
+        """Link to the newest checkpoint: what plain transformers loads."""
+        return self.folder / "model"
+
+    @property
+    def merged(self) -> Path:
+        """The model with its adapters merged, where `peft.save_merged` asked for it."""
+        return self.folder / "merged"
 
     @property
     def lock(self) -> Path:

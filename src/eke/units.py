@@ -45,4 +45,6 @@ def format_value(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(format_value, value))}]"
     return str(value)

@@ -3,6 +3,7 @@
 from itertools import combinations, product
 
 import pytest
+from conf.test_conf_options import needed
 
 from eke.compose import compose
 from eke.compose.catalogue import make_catalogue
@@ -71,13 +72,17 @@ def test_array_covers_every_pair_with_few_rows() -> None:
     assert sizes[0] * sizes[1] <= len(rows) < 2 * sizes[0] * sizes[1]
 
 
+def mandatory(row: Row) -> list[str]:
+    """What some options need to be told."""
+    return [key for group, option in row.items() for key in needed(group, option)]
+
+
 @pytest.mark.slow
 def test_every_pair_of_options_composes() -> None:
     rows = make_covering_array(OPTIONS)
     for row in rows:
         overrides = [f"{group}={option}" for group, option in row.items()]
-        if row["data"] == "text":
-            overrides.append("data.path=FOLDER")
+        overrides += mandatory(row)
         assert compose(overrides, in_sweep=True).choices == row
 
 
@@ -87,5 +92,5 @@ def test_sample_of_pairs_composes(part: int) -> None:
     rows = make_covering_array(OPTIONS)
     row = rows[part * len(rows) // 12]
     typed = [f"{group}={option}" for group, option in row.items()]
-    typed += ["data.path=FOLDER"] if row["data"] == "text" else []
+    typed += mandatory(row)
     assert compose(typed, in_sweep=True).choices == row

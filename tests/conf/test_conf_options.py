@@ -19,6 +19,7 @@ TECHNIQUES = (
     "compile",
     "distributed",
     "dataloader",
+    "peft",
 )
 CARD = ("Does", "Costs", "Saves", "Needs", "Source")
 
@@ -29,7 +30,12 @@ CARD_IDS = [f"{group}={option}" for group, option, _ in CARDS]
 
 
 def needed(group: str, option: str) -> list[str]:
-    return ["data.path=FOLDER"] if (group, option) == ("data", "text") else []
+    places = {
+        "data": {"text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "hub": "name"},
+        "model": {"pretrained": "name_or_path"},
+    }
+    key = places.get(group, {}).get(option)
+    return [f"{group}.{key}=FOLDER"] if key else []
 
 
 @pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)

@@ -12,8 +12,13 @@ from eke.build import optimizer as optimizers
 from eke.build.attention import ATTENTION
 from eke.build.checkpointing import CHECKPOINTING
 from eke.build.compile import BACKENDS
+from eke.build.distributed import BUILDERS as SHARING
+from eke.build.heads import HEADS
+from eke.build.kernels import KERNELS
 from eke.build.model import BUILDERS as MODELS
-from eke.build.model import HEADS
+from eke.build.peft import BUILDERS as PEFTS
+from eke.build.pinned import BACKENDS as PINNED
+from eke.build.pinned import EXPECTED
 from eke.build.precision import BUILDERS as PRECISIONS
 from eke.build.schedule import SHAPES
 from eke.build.tasks import TASKS
@@ -21,6 +26,9 @@ from eke.compose import compose, help_text
 from eke.compose.catalogue import make_catalogue
 from eke.errors import ConfigError
 from eke.hardware.table import DEVICES
+from eke.plan.deepspeed import OFFLOADED
+from eke.run.engines import ENGINES
+from eke.schema import Backend
 from eke.track import TRACKERS
 
 CATALOGUE = make_catalogue()
@@ -125,8 +133,13 @@ TABLES = {
     "optimizer": set(optimizers.BUILDERS),
     "schedule": set(SHAPES),
     "attention": set(ATTENTION),
+    "kernels": set(KERNELS),
     "compile": set(BACKENDS),
+    "engine": set(ENGINES),
+    "distributed": set(SHARING),
     "tracker": set(TRACKERS),
+    "peft": set(PEFTS),
+    "offload": set(OFFLOADED),
     "hardware": {*DEVICES, "auto", "cpu"},
 }
 """Group -> the options its builders know; what follows an apostrophe names a second table."""
@@ -145,6 +158,11 @@ def test_presets_of_fields_reach_every_builder() -> None:
     assert {config.memory.checkpointing for config in memories} == set(CHECKPOINTING)
 
 
+def test_every_kernel_of_sdpa_has_its_name_in_pytorch() -> None:
+    assert set(PINNED) == set(Backend) == set(EXPECTED)
+
+
 def test_families_and_builders_are_the_same_set() -> None:
-    families = {compose([f"model={o}"]).config.model.family for o in CATALOGUE.options["model"]}
+    tables = set(CATALOGUE.options["model"]) - {"pretrained"}
+    families = {compose([f"model={o}"]).config.model.family for o in tables}
     assert families == set(MODELS)

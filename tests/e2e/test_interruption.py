@@ -134,10 +134,11 @@ def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undist
 
 
 def test_two_at_once_on_one_run(start, train_py) -> None:
-    live = start(*LONG)
+    endless = last_wins(*LONG, "train.steps=1000000")
+    live = start(*endless)
     live.wait_for_step(5)
-    second = train_py(*LONG)
-    assert second.code == 2
+    second = train_py(*endless)
+    assert second.code == 2, second.text
     assert "is being worked on" in second.text
     live.signal(signal.SIGINT)
     live.finish()

@@ -16,6 +16,8 @@ from support import REPO, Finished, environment, last_wins
 
 from eke.record import metrics
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 
 # One feed-forward activation is 256 x 2048 x 4096 x 4 bytes = 8 GiB, while all that comes before it

@@ -4,6 +4,7 @@ More of them, and the counts: `EKE_RANDOM=2000 EKE_RANDOM_SEED=7 pytest -rP --sh
 tests/e2e/test_random_configurations.py`.
 """
 
+import json
 import logging
 import math
 import os
@@ -12,14 +13,18 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from equivalence_compare import Curve
 from random_configurations import CATALOGUE, draw_command, has_key, undrawn_keys
 from support import last_wins
 
 from eke.errors import ConfigError, Problem
+from eke.record import metrics
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
@@ -58,6 +63,28 @@ def attempt(command: tuple[str, ...], curve_of: Callable[..., Curve]) -> Curve |
         return curve_of(*command)
     except ConfigError as error:
         return error.problems
+
+
+@pytest.fixture
+def any_curve_of(curve_of, make_plan, train_py, tmp_path) -> Callable[..., Curve]:
+    """Overrides -> curve; what joins a group of processes does so in processes of its own.
+
+    DeepSpeed wants a group even of one, and what comes later in that process would be in it.
+    """
+
+    def run(*overrides: str) -> Curve:
+        if make_plan(*last_wins(*overrides)).deepspeed is None:
+            return curve_of(*overrides)
+        runs = tmp_path / f"processes-{len(list(tmp_path.iterdir()))}"
+        done = train_py(*last_wins(*overrides, f"paths.runs={runs}"), timeout=600)
+        if done.code:
+            raise RuntimeError(done.text[-1500:])
+        (folder,) = runs.iterdir()
+        rows, _ = metrics.read_rows(folder / "metrics.jsonl")
+        steps = metrics.latest(rows, metrics.LOSS)
+        return [(row[metrics.LOSS], row[metrics.GRAD_NORM]) for row in steps]
+
+    return run
 
 
 def complaint(command: tuple[str, ...], curve: Curve) -> str:
@@ -111,11 +138,31 @@ def try_command(command: tuple[str, ...], curve_of: Callable[..., Curve], tally:
         tally.failures.append(f"{wrong}\n  python train.py {shlex.join(command)}")
 
 
+def write_rows(folder: Path) -> None:
+    """The same rows in every format, for data=jsonl, csv, parquet and hub."""
+    rows = [
+        {"text": f"row {n} has {'some ' * (n % 9)}words", "more": f"answer {n}", "label": n % 2}
+        for n in range(80)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["text,more,label", *(f"{r['text']},{r['more']},{r['label']}" for r in rows)]
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "rows.parquet")
+    (folder / "hub").mkdir()
+    (folder / "hub" / "train.csv").write_text("\n".join(lines) + "\n")
+
+
 # torch 2.13 looks at .grad of T5's inputs while it compiles; outside pytest it warns and goes on.
 # inductor imports torch's own deprecated torch.jit.
+# While it compiles, torch instantiates bitsandbytes 0.50's product with 4-bit weights.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path, caplog) -> None:
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*instantiated:DeprecationWarning")
+def test_every_configuration_trains_or_is_refused_with_a_fix(
+    any_curve_of, tmp_path, tmp_path_factory, caplog, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     # torch's compiler traces all it does into any handler it finds; pytest's takes every level.
     caplog.set_level(logging.WARNING, "torch.__trace")
     text = tmp_path / "text"
@@ -124,11 +171,12 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path,
         folder = text / "ab"[number % 2]
         folder.mkdir(exist_ok=True)
         (folder / f"{number}.txt").write_text(f"the {number} quick brown foxes jump. " * 20)
+    write_rows(text)
     rng, tally = Random(SEED), Tally()
     for _ in range(COUNT):
         command = last_wins(*draw_command(rng, str(text)))
         try:
-            try_command(command, curve_of, tally)
+            try_command(command, any_curve_of, tally)
         except Exception as error:  # whatever a library raises at what no rule refused
             crash = f"{type(error).__name__}: {str(error)[:300]}"
             tally.failures.append(f"{crash}\n  python train.py {shlex.join(command)}")
@@ -137,7 +185,7 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(curve_of, tmp_path,
                 shutil.rmtree(folder)
     print(tally.render(COUNT))
     assert not tally.failures, f"{len(tally.failures)} failed:\n" + "\n".join(tally.failures)
-    assert tally.trained >= 0.6 * (COUNT - tally.mismatched), tally.render(COUNT)
+    assert tally.trained >= 0.4 * (COUNT - tally.mismatched), tally.render(COUNT)
 
 
 def test_no_key_is_forgotten_by_the_generator() -> None:

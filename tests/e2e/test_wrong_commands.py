@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "runs too long": ("paths.runs=" + "x" * 300, "longer than the 255 bytes", "paths.runs=runs"),
     "tf32 on a CPU": ("precision=tf32", "is a CPU", "precision=fp32"),
     "absent GPU": ("hardware=h200", "this machine has no", "hardware=auto"),
-    "two processes": ("distributed.num_processes=2", "in one process", "distributed.num_pro"),
+    "two processes": ("distributed.num_processes=2", "in one process", "distributed=ddp"),
     "bare value": ("=3", "no key before the equals sign", ""),
     "flag": ("--precision bf16", "typed as key=value, without dashes", "precision=bf16"),
     "flag with a number": ("--batch-size 4", "without dashes", "batch.per_device=4"),
@@ -192,7 +192,7 @@ def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return true_open(path, *options, **named)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("eke.corpus.open", opened, raising=False)
+    monkeypatch.setattr("eke.corpus.text.open", opened, raising=False)
 
 
 def words_of(command: str, world: Path) -> list[str]:

@@ -10,6 +10,8 @@ import pytest
 from live import SHORT, record_of, rows_of, run_folders
 from support import REPO, environment, last_wins
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = REPO / "slurm" / "train.sbatch"
 
 

@@ -261,7 +261,7 @@ def test_the_split_counts(folder) -> None:
 def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
     corpus = corpora.text_files(folder, "*.txt", 0.2)
     before = corpora.fingerprint(corpus)
-    monkeypatch.setattr(corpora, "read_piece", lambda piece: pytest.fail("read again"))
+    monkeypatch.setattr("eke.corpus.text.read_piece", lambda piece: pytest.fail("read again"))
     assert corpora.fingerprint(corpus) == before
 
 

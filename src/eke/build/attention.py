@@ -4,14 +4,22 @@ An implementation is a request: PyTorch picks the kernel for the mask, format an
 autocast picks the format. `KernelProbe` watches the operations of one step and says which it was.
 """
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ATTENTION: dict[str, str] = {"eager": "eager", "sdpa": "sdpa"}
+ATTENTION: dict[str, str] = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash2": "flash_attention_2",
+    "flash3": "flash_attention_3",
+    "flex": "flex_attention",
+}
 """Option of the group `attention` -> transformers' `attn_implementation`."""
 
 KERNELS: dict[str, str] = {
@@ -28,8 +36,26 @@ KERNELS: dict[str, str] = {
 softmax of its own (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
 Source: torch's aten/src/ATen/native/native_functions.yaml."""
 
-MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_linear_pointwise"})
-"""Matrix multiplications: aten's, and the oneDNN one inductor calls on a CPU in 16 bits."""
+SCORES_DIM = 4
+"""Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts)."""
+
+PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
+"""Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
+https://github.com/Dao-AILab/flash-attention (flash_attn_interface.py, hopper/)."""
+
+LOSSES: dict[str, str] = {
+    "nll_loss_forward": "cross_entropy",
+    "_linear_cross_entropy_batch_chunked": "linear_cross_entropy",
+    "_linear_cross_entropy_batch_chunked_no_reduction": "linear_cross_entropy",
+}
+"""Operation that gives away how the loss is computed -> its name; the latter two are torch 2.13's.
+"""
+
+MATMULS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_linear_pointwise"}
+)
+"""Matrix multiplications: aten's (grouped: of experts), and the oneDNN one inductor calls on a CPU
+in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +67,9 @@ class Seen:
     matmul_dtypes: tuple[str, ...]
     """Formats of the operands, most frequent first: `bfloat16`."""
     num_matmuls: int
-    """Matrix multiplications, forward and backward, those inside attention kernels not counted."""
+    """Matrix multiplications, forward and backward; not those inside attention and loss kernels."""
+    loss_kernels: tuple[str, ...] = ()
+    """Values of `LOSSES`, sorted."""
 
 
 class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
@@ -60,7 +88,18 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
         self._kernels: set[str] = set()
+        self._losses: set[str] = set()
         self._dtypes: Counter[str] = Counter()
+        self._flex = contextlib.ExitStack()
+
+    def __enter__(self) -> "KernelProbe":
+        self._flex.enter_context(_watch_flex(self._kernels))
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch 2.13
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch 2.13
+        self._flex.close()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -72,10 +111,14 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     ) -> Any:
         """Notes the operation, then runs it."""
         name = getattr(func, "overloadpacket", func).__name__
-        if name in KERNELS:
-            self._kernels.add(KERNELS[name])
+        kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
+        if kernel and not (name == "_softmax" and args[0].dim() != SCORES_DIM):
+            self._kernels.add(kernel)
+        if name in LOSSES:
+            self._losses.add(LOSSES[name])
         if name in MATMULS:
-            self._dtypes[_operand_dtype(args)] += 1
+            # Behind the factors of a scaled product stand their scales, in float32.
+            self._dtypes[_operand_dtype(args[:2] if name == "_scaled_mm" else args)] += 1
         return func(*args, **(kwargs or {}))
 
     def seen(self) -> Seen:
@@ -84,7 +127,30 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             attention_kernels=tuple(sorted(self._kernels)),
             matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
             num_matmuls=sum(self._dtypes.values()),
+            loss_kernels=tuple(sorted(self._losses)),
         )
+
+
+@contextlib.contextmanager
+def _watch_flex(kernels: set[str]) -> Iterator[None]:
+    """Notes calls of FlexAttention, whose generated kernel is no operation that a mode could see.
+
+    Within code that torch.compile has traced before, the call is not made again.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = ATTENTION["flex"]
+    true_call = ALL_ATTENTION_FUNCTIONS[name]
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        kernels.add("flex")
+        return true_call(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS[name] = noted
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS[name] = true_call
 
 
 def _operand_dtype(args: tuple[Any, ...]) -> str:

@@ -1,13 +1,14 @@
 """From samples to micro-batches: padding, counting, and which samples each optimizer step sees."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from eke.build.samples import mix_seed
-from eke.build.tasks import Key, Sample
+from eke.build.tasks import Key, Sample, lay_end_to_end
+from eke.corpus import mix_seed
 from eke.tokens import IGNORED, PAD
 
 
@@ -25,46 +26,70 @@ class MicroBatch:
     num_tokens: int
     """Input and target tokens that are not padding."""
 
+    @property
+    def num_positions(self) -> int:
+        """Places in the tensors the model reads, padding included."""
+        names = ("input_ids", "decoder_input_ids")
+        return sum(self.inputs[name].numel() for name in names if name in self.inputs)
+
     def to(self, device: torch.device) -> "MicroBatch":
         """On the device; copies from pinned memory do not wait."""
         inputs = {name: t.to(device, non_blocking=True) for name, t in self.inputs.items()}
-        labels = self.labels.to(device, non_blocking=True)
-        return MicroBatch(inputs, labels, self.num_samples, self.num_targets, self.num_tokens)
+        return replace(self, inputs=inputs, labels=self.labels.to(device, non_blocking=True))
+
+    def without_targets(self) -> "MicroBatch":
+        """The same inputs, counting for nothing: no gradient comes from it, no sample, no token."""
+        labels = torch.full_like(self.labels, IGNORED)
+        return replace(self, labels=labels, num_samples=0, num_targets=0, num_tokens=0)
 
     def pin_memory(self) -> "MicroBatch":
         """In page-locked memory; the DataLoader calls this."""
         inputs = {name: t.pin_memory() for name, t in self.inputs.items()}
-        labels = self.labels.pin_memory()
-        return MicroBatch(inputs, labels, self.num_samples, self.num_targets, self.num_tokens)
+        return replace(self, inputs=inputs, labels=self.labels.pin_memory())
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Stacks samples, padded to the longest."""
+    """Makes one micro-batch of samples, padded to the longest or laid end to end."""
 
     needs_mask: bool
     """Give the model an attention mask: padding would otherwise be attended to."""
+    pad: int = PAD
+    """Token that fills rows up."""
+    multiple: int = 1
+    """Rows are padded to a multiple of this many tokens."""
+    padding_free: bool = False
+    """One row of all samples, whose positions restart at each."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
-        inputs = {"input_ids": _pad([s["input_ids"] for s in samples], PAD)}
-        num_tokens = sum(len(s["input_ids"]) for s in samples)
-        if "decoder_input_ids" in samples[0]:
-            shifted = [s["decoder_input_ids"] for s in samples]
-            inputs["decoder_input_ids"] = _pad(shifted, PAD)
+        rows = [lay_end_to_end(samples)] if self.padding_free else samples
+        inputs = {"input_ids": self._pad([row["input_ids"] for row in rows], self.pad)}
+        num_tokens = sum(len(row["input_ids"]) for row in rows)
+        if "decoder_input_ids" in rows[0]:
+            shifted = [row["decoder_input_ids"] for row in rows]
+            inputs["decoder_input_ids"] = self._pad(shifted, self.pad)
             num_tokens += sum(len(t) for t in shifted)
+        if "position_ids" in rows[0]:
+            # Padding at position 0 is a sequence of its own each: nothing sees it.
+            inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if self.needs_mask:
-            ones = [torch.ones_like(s["input_ids"]) for s in samples]
-            inputs["attention_mask"] = _pad(ones, 0)
-        labels = [s["labels"] for s in samples]
-        stacked = torch.stack(labels) if labels[0].dim() == 0 else _pad(labels, IGNORED)
+            ones = [torch.ones_like(row["input_ids"]) for row in rows]
+            inputs["attention_mask"] = self._pad(ones, 0)
+        labels = [row["labels"] for row in rows]
+        stacked = torch.stack(labels) if labels[0].dim() == 0 else self._pad(labels, IGNORED)
         num_targets = int((stacked != IGNORED).sum())
         return MicroBatch(inputs, stacked, len(samples), num_targets, num_tokens)
 
+    def _pad(self, rows: list[Tensor], value: int) -> Tensor:
+        """Rows of shape (length,) as one tensor (rows, longest)."""
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+        missing = -padded.shape[1] % self.multiple
+        return torch.nn.functional.pad(padded, (0, missing), value=value) if missing else padded
 
-def _pad(rows: list[Tensor], value: int) -> Tensor:
-    """Rows of shape (length,) as one tensor (rows, longest)."""
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+GROUPED_STEPS = 50
+"""Steps whose samples are sorted by length together: transformers' LengthGroupedSampler has 50."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +104,53 @@ class Order:
     num_samples: int
     samples_per_step: int
     seed: int
+    lengths: np.ndarray | None = None
+    """Tokens of each sample, where those of similar length shall share a step."""
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of one pass over the samples."""
         return -(-self.num_samples // self.samples_per_step)
 
-    def permutation(self, epoch: int) -> list[int]:
-        """Sample numbers of one epoch."""
+    def size_of(self, step: int) -> int:
+        """Samples of one step: fewer in the last one of an epoch."""
+        done = step % self.steps_per_epoch * self.samples_per_step
+        return min(self.samples_per_step, self.num_samples - done)
+
+    def permutation(self, epoch: int) -> Tensor:
+        """Sample numbers of one epoch, int64, shape (num_samples,)."""
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-        order: list[int] = torch.randperm(self.num_samples, generator=generator).tolist()
-        return order
+        order = torch.randperm(self.num_samples, generator=generator)
+        return order if self.lengths is None else self._grouped(order, generator)
+
+    def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
+        """Sorted by length within large stretches; then whole steps are shuffled.
+
+        An epoch's last, smaller step stays the last.
+        """
+        lengths = torch.from_numpy(np.asarray(self.lengths))[order]
+        size = self.samples_per_step
+        parts = []
+        for start in range(0, len(order), GROUPED_STEPS * size):
+            stretch = slice(start, start + GROUPED_STEPS * size)
+            by_length = torch.argsort(lengths[stretch], descending=True, stable=True)
+            parts.append(order[stretch][by_length])
+        grouped = torch.cat(parts)
+        num_whole = len(grouped) // size
+        whole = grouped[: num_whole * size].view(num_whole, size)
+        shuffled = whole[torch.randperm(num_whole, generator=generator)]
+        return torch.cat([shuffled.reshape(-1), grouped[num_whole * size :]])
 
     def steps(self, start: int, stop: int) -> Iterator[list[Key]]:
         """Keys of the samples of steps `start` to `stop` - 1."""
-        epoch, permutation = -1, []
+        epoch, permutation = -1, torch.zeros(0, dtype=torch.int64)
         for step in range(start, stop):
             if step // self.steps_per_epoch != epoch:
                 epoch = step // self.steps_per_epoch
                 permutation = self.permutation(epoch)
             at = step % self.steps_per_epoch * self.samples_per_step
-            yield [(epoch, index) for index in permutation[at : at + self.samples_per_step]]
+            chosen: list[int] = permutation[at : at + self.samples_per_step].tolist()
+            yield [(epoch, index) for index in chosen]
 
 
 def cut_step(
@@ -125,6 +176,12 @@ class StepSampler:
         """The micro-batches of each step."""
         for keys in self.order.steps(self.start, self.stop):
             yield cut_step(keys, self.per_device, self.rank, self.world_size)
+
+    def rounds(self) -> Iterator[int]:
+        """How many micro-batches the rank with most of them has, in each step."""
+        for step in range(self.start, self.stop):
+            groups = -(-self.order.size_of(step) // self.per_device)
+            yield -(-groups // self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for cut in self.cuts():

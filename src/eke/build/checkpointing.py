@@ -1,19 +1,39 @@
 """Activation checkpointing, and how to see that it happened.
 
 Chen et al. 2016, arXiv:1604.06174: keep each layer's input, run its forward pass again in backward.
+Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.hooks import RemovableHandle
 
 from eke.errors import RunError
 from eke.plan import Plan
 from eke.schema import Checkpointing
+
+KEPT = frozenset(
+    {
+        "mm",
+        "addmm",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "flex_attention",
+    }
+)
+"""Operations whose results selective checkpointing keeps: linear layers and fused attention, where
+the time goes. Not `bmm`: the score matrix of unfused attention grows with the square of the
+length, and is what checkpointing is there to save."""
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
@@ -22,7 +42,12 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
     Raises:
         RunError: if checkpointing was asked for and no layer of the model can do it.
     """
-    CHECKPOINTING[plan.config.memory.checkpointing](model)
+    memory = plan.config.memory
+    arguments = CHECKPOINTING[memory.checkpointing]()
+    if arguments is not None:
+        _enable(model, arguments, memory.checkpointing.value)
+        for layer in set(find_layers(model)) - set(find_layers(model)[:: memory.every_n]):
+            layer.gradient_checkpointing = False  # type: ignore[assignment]  # torch 2.13: a Module
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -40,9 +65,13 @@ class LayerCalls:
     """In the order of `find_layers`."""
 
     @property
-    def recomputed(self) -> bool:
-        """Whether every layer ran twice; meaningful for exactly one forward and backward."""
-        return bool(self.counts) and min(self.counts) >= 2
+    def mean(self) -> float:
+        """Forward calls per layer; 0 of a model without layers."""
+        return sum(self.counts) / len(self.counts) if self.counts else 0.0
+
+    def recomputed(self, num_micro_batches: int = 1) -> int:
+        """Layers that ran more than once per micro-batch."""
+        return sum(count > num_micro_batches for count in self.counts)
 
 
 @contextmanager
@@ -80,34 +109,51 @@ def _counter(calls: LayerCalls, index: int) -> Callable[..., None]:
     return count
 
 
-def _none(model: torch.nn.Module) -> None:
-    """Keep every activation."""
-
-
-def _full(model: torch.nn.Module) -> None:
-    """Recompute every layer, by PyTorch's non-reentrant checkpoint."""
+def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> None:
+    """Turn on transformers' checkpointing of every layer, with these arguments of torch's."""
     layers = find_layers(model)
     if not layers:
         raise RunError(
-            f"memory.checkpointing = full: {type(model).__name__} has no layer that "
+            f"memory.checkpointing = {name}: {type(model).__name__} has no layer that "
             "transformers can checkpoint\n  -> memory=none"
         )
     # transformers renamed it and warns about the old name; earlier 5.x have only that one.
     renamed = hasattr(model, "activation_checkpointing_enable")
-    name = f"{'activation' if renamed else 'gradient'}_checkpointing_enable"
-    enable: Callable[..., None] = getattr(model, name)
+    method = f"{'activation' if renamed else 'gradient'}_checkpointing_enable"
+    enable: Callable[..., None] = getattr(model, method)
     # Reentrant checkpointing needs inputs that require gradients, and cannot be compiled.
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": False, **arguments})
     off = [type(layer).__name__ for layer in layers if not layer.gradient_checkpointing]
     if off:
         raise RunError(
-            f"memory.checkpointing = full: {len(off)} of {len(layers)} layers stayed off "
+            f"memory.checkpointing = {name}: {len(off)} of {len(layers)} layers stayed off "
             f"({off[0]})\n  -> memory=none"
         )
 
 
-CHECKPOINTING: dict[Checkpointing, Callable[[torch.nn.Module], None]] = {
-    Checkpointing.off: _none,
+def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    """Policy of selective checkpointing: keep the results of `KEPT`."""
+    name = getattr(operation, "overloadpacket", operation).__name__
+    return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _off() -> None:
+    """Keep every activation."""
+
+
+def _full() -> dict[str, Any]:
+    """Keep the layer's input alone."""
+    return {}
+
+
+def _selective() -> dict[str, Any]:
+    """Keep the layer's input and what was dear to compute."""
+    return {"context_fn": partial(create_selective_checkpoint_contexts, _keep_dear)}
+
+
+CHECKPOINTING: dict[Checkpointing, Callable[[], dict[str, Any] | None]] = {
+    Checkpointing.off: _off,
     Checkpointing.full: _full,
+    Checkpointing.selective: _selective,
 }
-"""`memory.checkpointing` -> what it does to the model; options are presets of it."""
+"""`memory.checkpointing` -> arguments of torch's checkpoint; options are presets of it."""

@@ -1,54 +1,115 @@
 """Loaders for training steps and evaluation, from the plan."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from eke.build.batches import Collator, MicroBatch, Order, StepSampler
-from eke.build.samples import RandomTokens, Source, pack_windows
-from eke.build.tasks import TaskSamples
-from eke.corpus import largest_labels, open_corpus, window_length
+from eke.build.sources import is_ragged, open_split
+from eke.build.tasks import PackedSamples, TaskSamples
 from eke.plan import Plan
-from eke.schema import Lengths, SequenceClassification, Synthetic
+from eke.schema import Packing, Synthetic
+from eke.sizes import DECODERS
+
+
+@dataclass
+class Padding:
+    """Places of all training micro-batches so far, and how many of them held a token."""
+
+    num_tokens: int = 0
+    num_positions: int = 0
+
+    @property
+    def frac(self) -> float | None:
+        """Share of the places that was padding; None before the first batch."""
+        return 1 - self.num_tokens / self.num_positions if self.num_positions else None
+
+
+@dataclass
+class Loading:
+    """The loaders at work."""
+
+    training: Any = None
+    """The iterator over the micro-batches of training; it owns the loader processes."""
+    evaluation: "DataLoader[Any] | None" = None
+    """Used again by each evaluation where its processes are to be kept."""
+    pinned: bool | None = None
+    """Whether the first micro-batch came in page-locked memory; None before it came."""
 
 
 @dataclass(frozen=True)
 class Data:
     """Samples of one run and how to load them."""
 
-    train: TaskSamples
-    evaluation: TaskSamples
+    train: TaskSamples | PackedSamples
+    evaluation: TaskSamples | PackedSamples
     collate: Collator
     plan: Plan
     bytes_are_tokens: bool
     """A loss per token is a loss per byte (document separators counted as one byte)."""
+    padding: Padding = field(default_factory=Padding)
+    """Measured while training, of this rank."""
+    loading: Loading = field(default_factory=Loading)
 
-    def train_steps(self, start: int, rank: int = 0) -> Iterator[list[MicroBatch]]:
+    def train_steps(
+        self, start: int, rank: int = 0, even: bool = False
+    ) -> Iterator[list[MicroBatch]]:
         """The micro-batches of each optimizer step from `start` on, one list per step.
 
         Skipped steps cost nothing: order is a function of the step's number.
+
+        Args:
+            start: first step.
+            rank: of this process.
+            even: fill up with placeholders, to as many as the rank with most of them has.
         """
         batch, steps = self.plan.batch, self.plan.steps
-        order = Order(len(self.train), batch.samples_per_step, self.plan.config.seed)
-        sampler = StepSampler(order, start, steps.total, batch.per_device, rank, batch.world_size)
-        loader = iter(self._loader(self.train, sampler))
-        for cut in sampler.cuts():
-            yield [next(loader) for _ in cut]
+        config = self.plan.config
+        lengths = self.train.lengths() if config.data.length_grouping else None
+        order = Order(len(self.train), batch.samples_per_step, config.seed, lengths)
+        size = batch.per_device * batch.devices
+        sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
+        loader = self.loading.training = iter(self._loader(self.train, sampler))
+        for cut, most in zip(sampler.cuts(), sampler.rounds(), strict=True):
+            made = [next(loader) for _ in cut]
+            if made and self.loading.pinned is None:
+                self.loading.pinned = made[0].labels.is_pinned()
+            self.padding.num_tokens += sum(each.num_tokens for each in made)
+            self.padding.num_positions += sum(each.num_positions for each in made)
+            yield made + [self.placeholder()] * (most - len(made) if even else 0)
+
+    def placeholder(self) -> MicroBatch:
+        """A micro-batch that counts for nothing: no gradient comes from it, no sample, no token."""
+        return self.collate([self.train[0, 0]]).without_targets()
+
+    def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
+        """What `eval_loader` has, filled up with placeholders as in `train_steps`."""
+        yield from self.eval_loader(rank)
+        batch = self.plan.batch
+        size, world_size = batch.eval_per_device * batch.devices, batch.world_size
+        num_groups = -(-len(self.evaluation) // size)
+        missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
+        yield from [self.placeholder()] * (missing if even else 0)
 
     def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
         """Evaluation micro-batches, always the same samples in the same order."""
+        if self.loading.evaluation is not None:
+            return self.loading.evaluation
         batch = self.plan.batch
         keys = [(0, index) for index in range(len(self.evaluation))]
-        size = batch.eval_per_device
+        size = batch.eval_per_device * batch.devices
         groups = [keys[at : at + size] for at in range(0, len(keys), size)]
         persistent = self.plan.config.dataloader.persistent
-        return self._loader(self.evaluation, groups[rank :: batch.world_size], persistent)
+        loader = self._loader(self.evaluation, groups[rank :: batch.world_size], persistent)
+        if persistent:  # processes end with their loader
+            self.loading.evaluation = loader
+        return loader
 
     def _loader(
-        self, samples: TaskSamples, batches: Any, persistent: bool = False
+        self, samples: TaskSamples | PackedSamples, batches: Any, persistent: bool = False
     ) -> "DataLoader[Any]":
         config = self.plan.config.dataloader
         return DataLoader(
@@ -66,45 +127,43 @@ class Data:
 
 
 def build_data(plan: Plan) -> Data:
-    """Read the text, or set up the random tokens, of both splits."""
+    """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
+
+    Raises:
+        ConfigError: the prepared tokens are gone and cannot be prepared again.
+        RunError: the data is no longer what was planned.
+    """
     config = plan.config
-    if isinstance(config.data, Synthetic):
-        train, evaluation = (_random(plan, split) for split in (0, 1))
-    else:
-        train, evaluation = _windows(plan)
     # A causal model never sees what comes after a token, and padding comes last.
-    bidirectional = config.model.family in ("bert", "t5")
-    ragged = isinstance(config.data, Synthetic) and config.data.lengths is not Lengths.fixed
+    bidirectional = config.model.family not in DECODERS
+    multiple = config.data.pad_to_multiple_of or 1
+    causal = config.task.option == "causal_lm"
     return Data(
-        train=TaskSamples(train, config),
-        evaluation=TaskSamples(evaluation, config),
-        collate=Collator(needs_mask=bidirectional and ragged),
+        train=open_split(plan, evaluation=False),
+        evaluation=open_split(plan, evaluation=True),
+        collate=Collator(
+            needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+            pad=plan.vocabulary.pad,
+            multiple=multiple,
+            padding_free=config.data.packing is Packing.padding_free,
+        ),
         plan=plan,
         bytes_are_tokens=not isinstance(config.data, Synthetic)
-        and config.task.option in ("causal_lm", "seq2seq_lm"),
+        and plan.vocabulary.is_bytes
+        and (causal or config.task.option == "seq2seq_lm"),
     )
 
 
-def _random(plan: Plan, split: int) -> Source:
-    config = plan.config
-    assert isinstance(config.data, Synthetic)
-    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 2
-    count = plan.steps.num_eval_samples if split else plan.steps.num_train_samples
-    return RandomTokens(
-        config.data, window_length(config), config.model.vocab_size, labels, count, split
-    )
+def load_tokenizer(plan: Plan) -> Any:
+    """The plan's tokenizer, to be saved beside a model; None for eke's bytes.
 
+    Where it has no padding token, its end of text is one, as it was in training.
+    """
+    if plan.vocabulary.is_bytes:
+        return None
+    from transformers import AutoTokenizer
 
-def _windows(plan: Plan) -> tuple[Source, Source]:
-    config, steps = plan.config, plan.steps
-    corpus = open_corpus(config)
-    assert corpus is not None
-    if isinstance(config.task, SequenceClassification):
-        labels = largest_labels(corpus, config.task.num_labels)
-    else:
-        labels = sorted({piece.label for piece in corpus.pieces()})
-    length = window_length(config)
-    return (
-        pack_windows(corpus.train, length, labels, steps.num_train_samples),
-        pack_windows(corpus.evaluation, length, labels, steps.num_eval_samples),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
+    if plan.vocabulary.pad_is_eos:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
+    return tokenizer

@@ -1,54 +1,100 @@
-"""The model: transformers' own classes with random weights, from sizes alone; no network.
+"""The model: transformers' own classes, from sizes alone with random weights, or a checkpoint.
 
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 
 from eke.build.attention import ATTENTION
+from eke.build.float8 import convert_linear_layers
+from eke.build.four_bits import is_four_bit, quantise
+from eke.build.heads import HEADS
+from eke.build.precision import weights_dtype
+from eke.build.pretrained import LoadReport, load_pretrained
+from eke.build.special import set_special_ids
+from eke.build.unused import freeze_unused
 from eke.plan import Plan
-from eke.schema import BertModel, Config, GPT2Model, LlamaModel, SequenceClassification, T5Model
+from eke.schema import (
+    BertModel,
+    Config,
+    GPT2Model,
+    LlamaModel,
+    MixtralModel,
+    PretrainedModel,
+    SequenceClassification,
+    T5Model,
+)
 from eke.tokens import BOS, EOS, PAD
 
-HEADS: dict[str, str] = {
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "seq2seq_lm": "AutoModelForSeq2SeqLM",
-}
-"""`task.option` -> transformers' class with that head."""
+log = logging.getLogger(__name__)
 
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """The model of the plan on `device`: float32, training mode, random weights.
+    """The model of the plan, as `build_model_and_report` makes it; the report goes to the log.
 
-    The weights depend on sizes, task and seed alone, not on precision, attention or compilation
-    (and on the device type, whose generator draws them). They are created on the device, once; the
-    caller's random state is left as it was. The loss is computed from the logits, so `forward`
-    takes no labels.
+    Raises:
+        RunError: a checkpoint does not hold what the plan was made for.
+    """
+    model, report = build_model_and_report(plan, device)
+    for warning in report.warnings:
+        log.warning(warning)
+    return model
+
+
+def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
+    """The model of the plan on `device`, in training mode, and what there is to say of it.
+
+    Its weights are float32; with peft=qlora those of the Transformer layers become 4-bit on their
+    way from the host to the device.
+
+    Random weights depend on sizes, task and seed alone, not on precision (but for rounding),
+    attention or compilation (and on the device type, whose generator draws them). Weights are
+    created or loaded on the device, once; the caller's random state is left as it was. Parameters
+    that no output of this task depends on are frozen. The loss is computed from the logits, so
+    `forward` takes no labels.
 
     Args:
         plan: the run; its configuration's model, task, attention and seed are read.
         device: where the weights are created.
+
+    Raises:
+        RunError: a checkpoint does not hold what the plan was made for.
     """
+    four_bit = is_four_bit(plan) and device.type != "meta"
+    place = torch.device("cpu") if four_bit else device
+    if isinstance(plan.config.model, PretrainedModel):
+        model, report = load_pretrained(plan, place)
+    else:
+        model, report = _random_model(plan, place), LoadReport()
+    freeze_unused(model)
+    convert_linear_layers(plan, model, device)
+    if four_bit:
+        model = quantise(plan, model, device)
+    return model.train(), report
+
+
+def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
+    """Transformers' own initialisation, run on the device: its classes allocate where they draw."""
     import transformers
 
     config = plan.config
     model_config = BUILDERS[config.model.family](config)
     model_config.use_cache = False
+    set_special_ids(model_config, plan)
     head = getattr(transformers, HEADS[config.task.option])
     forked = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=forked), device:
         torch.manual_seed(config.seed)
         model = head.from_config(
             model_config,
-            dtype=torch.float32,
+            dtype=weights_dtype(plan),
             attn_implementation=ATTENTION[config.attention.option],
         )
-    return cast(torch.nn.Module, model.train())
+    return cast(torch.nn.Module, model)
 
 
 def _common(config: Config) -> dict[str, Any]:
@@ -65,23 +111,67 @@ def _common(config: Config) -> dict[str, Any]:
     return arguments
 
 
+def _decoder(config: Config) -> dict[str, Any]:
+    """Arguments of the Llama-like decoders, whose only dropout is inside attention."""
+    model = cast(LlamaModel, config.model)
+    return {
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        # Qwen3 and Mixtral have defaults of their own for what is None here.
+        "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
+        "head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "rope_parameters": _rope(model),
+        "rms_norm_eps": model.rms_norm_eps,
+        "attention_dropout": model.dropout,
+        **_common(config),
+    }
+
+
+def _rope(model: LlamaModel) -> dict[str, Any]:
+    """Rotary positions, plain or stretched as in Llama 3.1 and 3.2.
+
+    Source: transformers' modeling_rope_utils (rope_type llama3); the constants are those of
+    meta-llama/Llama-3.2-1B's config.json.
+    """
+    if model.rope_scaling_factor is None:
+        return {"rope_type": "default", "rope_theta": model.rope_theta}
+    return {
+        "rope_type": "llama3",
+        "rope_theta": model.rope_theta,
+        "factor": model.rope_scaling_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
 def _llama(config: Config) -> Any:
-    """LlamaConfig: the only dropout of the family is inside attention."""
+    """LlamaConfig."""
     from transformers import LlamaConfig
 
-    model = cast(LlamaModel, config.model)
-    return LlamaConfig(
-        hidden_size=model.hidden_size,
-        num_hidden_layers=model.num_hidden_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        intermediate_size=model.intermediate_size,
-        max_position_embeddings=model.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
-        rms_norm_eps=model.rms_norm_eps,
-        attention_dropout=model.dropout,
-        **_common(config),
+    return LlamaConfig(**_decoder(config))
+
+
+def _qwen3(config: Config) -> Any:
+    """Qwen3Config."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(**_decoder(config))
+
+
+def _mixtral(config: Config) -> Any:
+    """MixtralConfig; without router logits in its output, since nothing here adds their loss."""
+    from transformers import MixtralConfig
+
+    model = cast(MixtralModel, config.model)
+    return MixtralConfig(
+        num_local_experts=model.num_local_experts,
+        num_experts_per_tok=model.num_experts_per_tok,
+        output_router_logits=False,
+        **_decoder(config),
     )
 
 
@@ -144,6 +234,8 @@ def _t5(config: Config) -> Any:
 
 BUILDERS: dict[str, Callable[[Config], Any]] = {
     "llama": _llama,
+    "qwen3": _qwen3,
+    "mixtral": _mixtral,
     "bert": _bert,
     "gpt2": _gpt2,
     "t5": _t5,

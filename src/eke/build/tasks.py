@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from eke.build.samples import Source, mix_seed
+from eke.build.samples import Source
+from eke.corpus import BYTE_TOKENS, Packs, Vocabulary, mix_seed
 from eke.schema import Config, MaskedLM, Seq2SeqLM
-from eke.tokens import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS, PAD
+from eke.tokens import IGNORED
 
 Sample = dict[str, Tensor]
-"""`input_ids` (length,), `labels` (length,) or (), and `decoder_input_ids` (target,) in seq2seq."""
+"""`input_ids` (length,), `labels` (length,) or (), `decoder_input_ids` (target,) in seq2seq, and
+`position_ids` (length,) where several sequences lie end to end."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -23,6 +26,7 @@ class TaskSamples:
 
     source: Source
     config: Config
+    vocabulary: Vocabulary = BYTE_TOKENS
 
     def __len__(self) -> int:
         return len(self.source)
@@ -31,13 +35,53 @@ class TaskSamples:
         """The sample with this number in this epoch (masking differs between epochs)."""
         return TASKS[self.config.task.option](self, *key)
 
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, source and target together, shape (samples,)."""
+        return self.source.lengths()
+
+
+@dataclass(frozen=True)
+class PackedSamples:
+    """Rows of several whole samples, none of which sees another."""
+
+    samples: TaskSamples
+    packs: Packs
+    chosen: np.ndarray
+    """Packed row behind each number."""
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, key: Key) -> Sample:
+        """The samples of one row, end to end."""
+        epoch, index = key
+        members = self.packs.row(int(self.chosen[index]))
+        return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row."""
+        lengths = self.samples.lengths()[self.packs.members]
+        sums = np.concatenate([[0], np.cumsum(lengths)])
+        of_rows = sums[self.packs.offsets[1:]] - sums[self.packs.offsets[:-1]]
+        return np.asarray(of_rows[self.chosen])
+
+
+def lay_end_to_end(samples: list[Sample]) -> Sample:
+    """Several samples as one sequence; positions restart at each, which keeps them apart."""
+    return {
+        "input_ids": torch.cat([s["input_ids"] for s in samples]),
+        "labels": torch.cat([s["labels"] for s in samples]),
+        "position_ids": torch.cat([torch.arange(len(s["input_ids"])) for s in samples]),
+    }
+
 
 def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """Each position predicts the next token; the last one predicts nothing."""
-    tokens = samples.source.tokens(index)
-    labels = torch.full_like(tokens, IGNORED)
-    labels[:-1] = tokens[1:]
-    return {"input_ids": tokens, "labels": labels}
+    """Each position predicts the next token; the last one and a prompt predict nothing."""
+    row = samples.source.row(index)
+    labels = torch.full_like(row.tokens, IGNORED)
+    labels[:-1] = row.tokens[1:]
+    labels[: max(0, row.cut - 1)] = IGNORED
+    return {"input_ids": row.tokens, "labels": labels}
 
 
 def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
@@ -45,40 +89,57 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
     Source: Devlin et al. 2018, arXiv:1810.04805, appendix A.1.
     """
-    config = samples.config
+    config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, MaskedLM)
-    tokens = samples.source.tokens(index)
+    assert vocabulary.mask is not None, "a tokenizer without one is refused when it is loaded"
+    tokens = samples.source.row(index).tokens
     seed = mix_seed(config.seed, epoch, index)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.rand(tokens.shape, generator=generator) < config.task.mask_frac
-    chosen[torch.randint(len(tokens), (1,), generator=generator)] = True  # at least one target
+    at_least = torch.randint(len(tokens), (1,), generator=generator)
+    if vocabulary.special:
+        ordinary = ~torch.isin(tokens, torch.tensor(vocabulary.special))
+        chosen &= ordinary
+        places = ordinary.nonzero()[:, 0]
+        at_least = places[at_least % len(places)] if len(places) else at_least
+    chosen[at_least] = True  # at least one target
     what = torch.rand(tokens.shape, generator=generator)
-    random = torch.randint(
-        NUM_SPECIAL_TOKENS, config.model.vocab_size, tokens.shape, generator=generator
-    )
-    inputs = torch.where(chosen & (what < 0.8), MASK, tokens)
+    below = vocabulary.random_below(config.model.vocab_size)
+    random = torch.randint(vocabulary.first_random, below, tokens.shape, generator=generator)
+    inputs = torch.where(chosen & (what < 0.8), vocabulary.mask, tokens)
     inputs = torch.where(chosen & (what >= 0.8) & (what < 0.9), random, inputs)
     return {"input_ids": inputs, "labels": torch.where(chosen, tokens, IGNORED)}
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """One label per sequence; the sequence ends in EOS, which T5 pools at."""
-    tokens = samples.source.tokens(index).clone()
-    tokens[-1] = EOS
-    return {"input_ids": tokens, "labels": torch.tensor(samples.source.label(index))}
+    """One label per sequence; the sequence ends in the end of text, which T5 pools at."""
+    source, vocabulary = samples.source, samples.vocabulary
+    tokens = source.row(index).tokens
+    if not source.framed:
+        tokens = tokens.clone()
+        if samples.config.model.family == "t5" and not vocabulary.is_bytes:
+            # T5 pools at every end of text; those between documents must not be any.
+            tokens[tokens == vocabulary.eos] = vocabulary.pad
+        tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+    return {"input_ids": tokens, "labels": torch.tensor(source.label(index))}
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """The source is continued: its second part is the target, which ends in EOS."""
-    config = samples.config
+    """Source and target of a row; of a stretch of text the second part is the target.
+
+    The target ends in the end of text and is shifted behind the padding token, where T5 starts.
+    """
+    config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, Seq2SeqLM)
-    tokens = samples.source.tokens(index)
-    target_len = config.task.target_len or config.data.seq_len
-    whole = config.data.seq_len + target_len
-    cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged samples keep the proportion
-    target = tokens[cut:].clone()
-    target[-1] = EOS
-    shifted = torch.cat([torch.tensor([PAD]), target[:-1]])
+    row = samples.source.row(index)
+    tokens, cut = row.tokens, row.cut
+    if not samples.source.framed:
+        whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
+        cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
+        tokens = tokens.clone()
+        tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+    target = tokens[cut:]
+    shifted = torch.cat([torch.tensor([vocabulary.pad]), target[:-1]])
     return {"input_ids": tokens[:cut], "labels": target, "decoder_input_ids": shifted}
 
 

@@ -4,13 +4,49 @@ import dataclasses
 
 from eke.check.limits import find_limit_problems, with_defaults_for
 from eke.check.rule import Facts, Rule, Verdict
+from eke.check.rules_attention import RULES as ATTENTION_RULES
+from eke.check.rules_compile import RULES as COMPILE_RULES
+from eke.check.rules_data import RULES as DATA_RULES
+from eke.check.rules_deepspeed import RULES as DEEPSPEED_RULES
 from eke.check.rules_device import RULES as DEVICE_RULES
+from eke.check.rules_distributed import RULES as DISTRIBUTED_RULES
+from eke.check.rules_engine import RULES as ENGINE_RULES
+from eke.check.rules_float8 import RULES as FLOAT8_RULES
+from eke.check.rules_kernels import RULES as KERNELS_RULES
+from eke.check.rules_memory import RULES as MEMORY_RULES
 from eke.check.rules_model import RULES as MODEL_RULES
+from eke.check.rules_offload import RULES as OFFLOAD_RULES
+from eke.check.rules_optimizer import RULES as OPTIMIZER_RULES
 from eke.check.rules_packages import RULES as PACKAGE_RULES
+from eke.check.rules_peft import RULES as PEFT_RULES
+from eke.check.rules_precision import RULES as PRECISION_RULES
+from eke.check.rules_shapes import RULES as SHAPE_RULES
+from eke.check.rules_tracker import RULES as TRACKER_RULES
 from eke.check.rules_work import RULES as WORK_RULES
+from eke.check.trainer_arguments import find_argument_problems
 from eke.errors import Problem
 
-RULES: tuple[Rule, ...] = (*MODEL_RULES, *WORK_RULES, *DEVICE_RULES, *PACKAGE_RULES)
+RULES: tuple[Rule, ...] = (
+    *MODEL_RULES,
+    *WORK_RULES,
+    *DATA_RULES,
+    *PRECISION_RULES,
+    *FLOAT8_RULES,
+    *SHAPE_RULES,
+    *OPTIMIZER_RULES,
+    *MEMORY_RULES,
+    *ATTENTION_RULES,
+    *COMPILE_RULES,
+    *KERNELS_RULES,
+    *DISTRIBUTED_RULES,
+    *DEEPSPEED_RULES,
+    *OFFLOAD_RULES,
+    *PEFT_RULES,
+    *ENGINE_RULES,
+    *DEVICE_RULES,
+    *TRACKER_RULES,
+    *PACKAGE_RULES,
+)
 
 __all__ = [
     "RULES",
@@ -35,9 +71,11 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
     plain = [rule for rule in rules if not rule.sized]
     found = [(rule, rule.problem(facts)) for rule in plain if rule.when(facts)]
-    refused = limits + [p for rule, p in found if rule.verdict is Verdict.impossible]
+    refused = limits + find_argument_problems(facts.config)
+    refused += [p for rule, p in found if rule.verdict is Verdict.impossible]
     warned = [problem for rule, problem in found if rule.verdict is not Verdict.impossible]
     if not refused:
         sized = [rule for rule in rules if rule.sized and rule.when(facts)]
         refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]
+        warned += [rule.problem(facts) for rule in sized if rule.verdict is not Verdict.impossible]
     return refused, warned

@@ -18,6 +18,8 @@ class Verdict(Enum):
     """Runs, and may go wrong: warned about."""
     no_effect = "no effect"
     """Runs as if it had not been asked for: warned about."""
+    no_benefit = "no benefit"
+    """Runs as asked for, and saves nothing, or less than it could: warned about."""
 
 
 @dataclass(frozen=True)

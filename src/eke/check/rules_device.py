@@ -1,88 +1,65 @@
 """Rules about the device a run is planned for."""
 
-import shutil
-
+from eke.check.fitting import copies, first_that_fits, held_bytes, in_one
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Compute, Switch
-from eke.sizes import FLOAT32_BYTES, model_size, state_bytes
+from eke.schema import PretrainedModel, Switch
+from eke.sizes import model_size, weight_bytes
 from eke.units import format_bytes, format_count
-
-TF32_CAPABILITY = (8, 0)
-BF16_CAPABILITY = (8, 0)
-INDUCTOR_CAPABILITY = (7, 0)
-
-
-def _capability(facts: Facts) -> str:
-    device = facts.device
-    if device.capability is None:
-        return f"{device.name} is a CPU"
-    major, minor = device.capability
-    return f"{device.name} has compute capability {major}.{minor}"
-
-
-def _older_than(facts: Facts, needed: tuple[int, int]) -> bool:
-    return facts.device.kind == "cuda" and (facts.device.capability or (0, 0)) < needed
-
-
-def _no_compiler(facts: Facts) -> bool:
-    return (
-        facts.config.compile.option == "inductor"
-        and facts.device.kind == "cpu"
-        and not facts.planning
-        and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    )
-
-
-def _state(facts: Facts) -> int:
-    return state_bytes(facts.config, model_size(facts.config)).total
 
 
 def _state_reason(facts: Facts) -> str:
     size = model_size(facts.config)
-    state = state_bytes(facts.config, size)
+    state, number = in_one(facts), copies(facts)
+    if state.start > state.total:
+        return (
+            f"{format_count(size.num_parameters)} parameters are {format_bytes(state.start)}, "
+            "which each process holds whole before it keeps its part of them"
+            + (f"; there are {number} processes" if number > 1 else "")
+            + f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
+        )
     return (
         f"{format_count(size.num_parameters)} parameters need {format_bytes(state.total)} for "
         f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)}) and "
-        f"optimizer state ({format_bytes(state.optimizer)}) alone; {facts.device.name} has "
+        f"optimizer state ({format_bytes(state.optimizer)}) alone"
+        + (f", {format_bytes(state.master)} more for float32 copies" if state.master else "")
+        + (f", in each of {number} processes" if number > 1 else "")
+        + f"; {facts.device.name} has "
         f"{format_bytes(facts.device.memory_bytes or 0)}"
     )
 
 
 def _state_fix(facts: Facts) -> str:
-    leaner = state_bytes(facts.config, model_size(facts.config))
-    without_states = leaner.weights + leaner.gradients
-    if (
-        facts.config.optimizer.option.startswith("adamw")
-        and facts.device.memory_bytes
-        and without_states * 1.05 < facts.device.memory_bytes
-    ):
-        return "optimizer=adafactor"
-    return f"model={'tiny' if facts.config.model.family == 'llama' else _small(facts)}"
+    return first_that_fits(facts) or _small(facts)
 
 
 def _embedded(facts: Facts) -> int:
-    """Bytes of the first layer's input in one forward pass; autocast leaves it in float32."""
+    """Bytes of the first layer's input in one forward pass: in the weights' format."""
     config = facts.config
     tokens = config.batch.per_device * config.data.seq_len
-    return tokens * config.model.hidden_size * FLOAT32_BYTES
+    return tokens * config.model.hidden_size * weight_bytes(config)
 
 
 def _batch_fix(facts: Facts) -> str:
     """The same samples in smaller pieces; where one sample is too long, a shorter one."""
     config = facts.config
-    free = (facts.device.memory_bytes or 0) - _state(facts)
+    free = (facts.device.memory_bytes or 0) - held_bytes(facts)
     samples = free * config.batch.per_device // _embedded(facts)
     if samples:
         return f"batch.per_device={1 << (samples.bit_length() - 1)}"
-    tokens = free // (config.model.hidden_size * FLOAT32_BYTES)
+    tokens = free // (config.model.hidden_size * weight_bytes(config))
     return f"batch.per_device=1 data.seq_len={max(4, tokens // 2)}"
 
 
+_SMALL = {"llama": "tiny", "mixtral": "tiny_moe"}
+"""Family -> its smallest option, where that is not `tiny_FAMILY`."""
+
+
 def _small(facts: Facts) -> str:
-    return f"tiny_{facts.config.model.family}"
+    family = facts.config.model.family
+    if isinstance(facts.config.model, PretrainedModel):
+        return "model.name_or_path=A_SMALLER_CHECKPOINT"
+    return f"model={_SMALL.get(family, f'tiny_{family}')}"
 
-
-PYTORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere"
 
 RULES = (
     Rule(
@@ -96,57 +73,6 @@ RULES = (
         source="DESIGN section 5",
     ),
     Rule(
-        id="tf32_needs_ampere",
-        verdict=Verdict.impossible,
-        path="precision",
-        when=lambda f: (
-            f.config.precision.tf32 is Switch.on
-            and (f.device.kind == "cpu" or _older_than(f, TF32_CAPABILITY))
-        ),
-        value=lambda f: f.config.precision.option,
-        why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {_capability(f)}",
-        fix=lambda f: (
-            "precision=fp32" if f.config.precision.option == "tf32" else "precision.tf32=auto"
-        ),
-        source=PYTORCH_NOTES,
-    ),
-    Rule(
-        id="bf16_needs_ampere",
-        verdict=Verdict.impossible,
-        path="precision",
-        when=lambda f: (
-            f.config.precision.compute is Compute.bfloat16 and _older_than(f, BF16_CAPABILITY)
-        ),
-        value=lambda f: f.config.precision.option,
-        why=lambda f: (
-            f"bfloat16 matrix units need CUDA compute capability 8.0 or newer; {_capability(f)}"
-        ),
-        fix=lambda f: "precision=fp16",
-        source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
-    ),
-    Rule(
-        id="inductor_needs_volta",
-        verdict=Verdict.impossible,
-        path="compile",
-        when=lambda f: (
-            f.config.compile.option == "inductor" and _older_than(f, INDUCTOR_CAPABILITY)
-        ),
-        value=lambda f: f.config.compile.option,
-        why=lambda f: f"Triton kernels need CUDA compute capability 7.0 or newer; {_capability(f)}",
-        fix=lambda f: "compile=none",
-        source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
-    ),
-    Rule(
-        id="inductor_needs_compiler",
-        verdict=Verdict.impossible,
-        path="compile",
-        when=_no_compiler,
-        value=lambda f: f.config.compile.option,
-        why=lambda f: "no C++ compiler was found, and on a CPU inductor generates C++",
-        fix=lambda f: "compile=none   (or: apt install g++)",
-        source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
-    ),
-    Rule(
         id="pinning_needs_cuda",
         verdict=Verdict.no_effect,
         path="dataloader.pin_memory",
@@ -157,36 +83,10 @@ RULES = (
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(
-        id="one_process_without_strategy",
-        verdict=Verdict.impossible,
-        path="distributed.num_processes",
-        when=lambda f: (
-            f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
-        ),
-        value=lambda f: f.config.distributed.num_processes,
-        why=lambda f: "distributed=none trains in one process",
-        fix=lambda f: "distributed.num_processes=1",
-        source="DESIGN section 5",
-    ),
-    Rule(
-        id="more_processes_than_devices",
-        verdict=Verdict.impossible,
-        path="distributed.num_processes",
-        when=lambda f: (
-            f.config.distributed.option != "none"
-            and f.device.kind == "cuda"
-            and f.config.distributed.num_processes > f.device.count
-        ),
-        value=lambda f: f.config.distributed.num_processes,
-        why=lambda f: f"one process takes one device; there are {f.device.count}",
-        fix=lambda f: f"distributed.num_processes={f.device.count}",
-        source="DESIGN section 5",
-    ),
-    Rule(
         id="states_do_not_fit",
         verdict=Verdict.impossible,
         path="model",
-        when=lambda f: f.device.memory_bytes is not None and _state(f) > f.device.memory_bytes,
+        when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         value=lambda f: f.config.model.option,
         why=_state_reason,
         fix=_state_fix,
@@ -199,16 +99,17 @@ RULES = (
         path="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
-            and _state(f) <= f.device.memory_bytes < _state(f) + _embedded(f)
+            and held_bytes(f) <= f.device.memory_bytes < held_bytes(f) + _embedded(f)
         ),
         value=lambda f: f.config.batch.per_device,
         why=lambda f: (
             f"samples of {f.config.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
-            f"their embeddings alone, on top of {format_bytes(_state(f))} for weights, gradients "
-            f"and optimizer state; {f.device.name} has {format_bytes(f.device.memory_bytes or 0)}"
+            f"their embeddings alone, on top of {format_bytes(held_bytes(f))} for weights, "
+            f"gradients and optimizer state; {f.device.name} has "
+            f"{format_bytes(f.device.memory_bytes or 0)}"
         ),
         fix=_batch_fix,
-        source="a lower bound: one float32 vector per token, kept for the backward pass",
+        source="a lower bound: one vector per token, kept for the backward pass",
         sized=True,
     ),
 )

@@ -1,17 +1,20 @@
 """Rules about model, task and data."""
 
 from eke.check.rule import Facts, Rule, Verdict
+from eke.corpus import BYTES, tokenizer_of
 from eke.schema import (
     BertModel,
     GPT2Model,
     Lengths,
     LlamaModel,
     MaskedLM,
+    MixtralModel,
+    PretrainedModel,
     SequenceClassification,
     Synthetic,
     T5Model,
 )
-from eke.sizes import VALID_TASKS
+from eke.sizes import VALID_TASKS, weight_bytes
 from eke.tokens import BYTE_VOCABULARY, NUM_SPECIAL_TOKENS
 
 _OPTION_FOR_TASK = {
@@ -59,7 +62,47 @@ def _typed(facts: Facts, key: str) -> object:
 
 def _length_fix(facts: Facts) -> str:
     limit = _max_positions(facts)
-    return f"data.seq_len={limit}" if limit and limit >= 4 else "model.max_position_embeddings=512"
+    usable = limit and (limit >= 4 or _is_pretrained(facts))
+    return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
+
+
+def _is_pretrained(facts: Facts) -> bool:
+    return isinstance(facts.config.model, PretrainedModel)
+
+
+ROW_BYTES = 16
+"""torch._grouped_mm, by which transformers 5 computes all experts at once, takes rows whose length
+is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
+
+
+def _aligned(key: str) -> Rule:
+    """The widths of experts fill whole rows: numbers in the format of the weights."""
+
+    def unit(facts: Facts) -> int:
+        return ROW_BYTES // weight_bytes(facts.config)
+
+    def width(facts: Facts) -> int:
+        return int(getattr(facts.config.model, key))
+
+    return Rule(
+        id=f"experts_{key}_is_aligned",
+        verdict=Verdict.impossible,
+        path=f"model.{key}",
+        when=lambda f: f.config.model.family == "mixtral" and width(f) % unit(f) != 0,
+        value=width,
+        why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
+        fix=lambda f: f"model.{key}={-(-width(f) // unit(f)) * unit(f)}",
+        source="seen: torch._grouped_mm on a CPU takes multiples only",
+        versions="torch 2.13",
+    )
+
+
+def _experts(facts: Facts) -> tuple[int, int]:
+    """How many a token passes through, and how many there are."""
+    model = facts.config.model
+    if not isinstance(model, MixtralModel):
+        return 0, 0
+    return model.num_experts_per_tok, model.num_local_experts
 
 
 def _rotary_width(facts: Facts) -> int:
@@ -67,6 +110,9 @@ def _rotary_width(facts: Facts) -> int:
     assert isinstance(model, LlamaModel)
     return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
 
+
+STRETCHED_FROM = 8192
+"""Tokens that Llama 3 saw before its positions were stretched: its config.json."""
 
 ROTARY = "Su et al. 2021, arXiv:2104.09864"
 HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
@@ -149,6 +195,47 @@ RULES = (
         source=ROTARY,
     ),
     Rule(
+        id="experts_for_each_token",
+        verdict=Verdict.impossible,
+        path="model.num_experts_per_tok",
+        when=lambda f: _experts(f)[0] > _experts(f)[1],
+        value=lambda f: _experts(f)[0],
+        why=lambda f: f"is more than there are: model.num_local_experts = {_experts(f)[1]}",
+        fix=lambda f: f"model.num_experts_per_tok={_experts(f)[1]}",
+        source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
+    ),
+    _aligned("hidden_size"),
+    _aligned("intermediate_size"),
+    Rule(
+        id="stretching_needs_long_positions",
+        verdict=Verdict.no_effect,
+        path="model.rope_scaling_factor",
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and f.config.model.rope_scaling_factor is not None
+            and f.config.model.max_position_embeddings <= STRETCHED_FROM
+        ),
+        value=lambda f: getattr(f.config.model, "rope_scaling_factor", None),
+        why=lambda f: (
+            f"is for sequences beyond {STRETCHED_FROM} tokens; model.max_position_embeddings = "
+            f"{_max_positions(f)}"
+        ),
+        fix=lambda f: "model.rope_scaling_factor=null",
+        source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
+    ),
+    Rule(
+        id="dropout_is_known",
+        verdict=Verdict.impossible,
+        path="model.dropout",
+        when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
+        value=lambda f: "null",
+        why=lambda f: (
+            f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
+        ),
+        fix=lambda f: "model.dropout=0.1",
+        source="DESIGN section 5",
+    ),
+    Rule(
         id="sequence_fits_positions",
         verdict=Verdict.impossible,
         path="data.seq_len",
@@ -165,10 +252,12 @@ RULES = (
         id="vocabulary_holds_bytes",
         verdict=Verdict.impossible,
         path="model.vocab_size",
-        when=lambda f: _synthetic(f) is None and f.config.model.vocab_size < BYTE_VOCABULARY,
+        when=lambda f: (
+            tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
+        ),
         value=lambda f: f.config.model.vocab_size,
         why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
-        fix=lambda f: "model.vocab_size=320",
+        fix=lambda f: "data=synthetic" if _is_pretrained(f) else "model.vocab_size=320",
         source="eke.tokens",
     ),
     Rule(
@@ -204,7 +293,7 @@ RULES = (
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.min_len is not None
-            and d.lengths is Lengths.uniform
+            and d.lengths is not Lengths.fixed
             and d.min_len > d.seq_len
         ),
         value=lambda f: _typed(f, "min_len"),

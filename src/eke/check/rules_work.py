@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from eke.check.rule import Facts, Rule, Verdict
+from eke.hardware import usable_cores
 from eke.paths import user_path
 from eke.schema import SGD, Text
 
@@ -78,11 +79,6 @@ MAX_NAME_BYTES = 255
 """NAME_MAX of Linux (limits.h) and of every file system in use."""
 
 
-def _cores() -> int:
-    """Cores this process may use (a container or a job scheduler may leave it few)."""
-    return len(os.sched_getaffinity(0))
-
-
 MIN_FREE_BYTES = 64 * 2**20
 """A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
 
@@ -92,6 +88,16 @@ def _free_bytes(facts: Facts) -> int:
 
 
 BATCH = "DESIGN: per_device x accumulation x processes = target"
+
+
+def _processes(facts: Facts) -> int:
+    return facts.config.distributed.num_processes
+
+
+def _cores_per_process(facts: Facts) -> int:
+    return max(1, usable_cores() // _processes(facts))
+
+
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (
@@ -203,10 +209,13 @@ RULES = (
         id="more_workers_than_cores",
         verdict=Verdict.unsafe,
         path="dataloader.workers",
-        when=lambda f: f.config.dataloader.workers > _cores(),
+        when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         value=lambda f: f.config.dataloader.workers,
-        why=lambda f: f"loader processes would share {_cores()} cores, with the training, too",
-        fix=lambda f: f"dataloader.workers={_cores()}",
+        why=lambda f: (
+            f"loader processes would share {usable_cores()} cores, with the training, too"
+            + (f", and with {_processes(f) - 1} more of both" if _processes(f) > 1 else "")
+        ),
+        fix=lambda f: f"dataloader.workers={_cores_per_process(f)}",
         source=LOADER,
     ),
     Rule(

@@ -3,6 +3,8 @@
 import sys
 
 from eke import app
+from eke.cli import completion, schema
+from eke.compose.shells import COMPLETION_FLAGS
 
 USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
@@ -10,6 +12,11 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke train [overrides]    the same as python train.py
   eke plan [overrides]     every derived decision with its reason; nothing is run
                            (--json: for machines)
+  eke schema FOLDER        JSON schemas of the option files, for editors
+  eke doctor               what this machine has, and which options can run on it
+                           (--json: for machines)
+  eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
+                           (eke sync --help)
   eke --version
 
 Overrides and options: eke train --help
@@ -26,6 +33,18 @@ def main(arguments: list[str] | None = None) -> int:
         as_json = "--json" in rest
         overrides = [argument for argument in rest if argument != "--json"]
         return app.main([*overrides, "plan_only=true"], as_json=as_json)
+    if command == "schema":
+        return schema.main(rest)
+    if command == "doctor":
+        from eke.cli import doctor  # only here: `eke --help` does without it
+
+        return doctor.main(rest)
+    if command in COMPLETION_FLAGS:
+        return completion.main(rest, USAGE)
+    if command == "sync":
+        from eke.cli import sync  # only here: `eke --help` does without it
+
+        return sync.main(rest)
     if command in ("--version", "--help", "-h"):
         return app.main(["--version"]) if command == "--version" else _usage(0)
     sys.stderr.write(f"eke: no command {command!r}\n\n")

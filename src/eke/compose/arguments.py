@@ -1,6 +1,7 @@
 """The command line before Hydra sees it: overrides, eke's flags, Hydra's flags."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,8 @@ _HYDRA_FLAGS = {
     "--experimental-rerun": 1,
 }
 _INFO_FLAGS = ("--info", "-i")
-_INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""What --info can be asked for, besides nothing."""
 _SWITCHES = {
     "--help": "help",
     "-h": "help",
@@ -40,6 +42,15 @@ _SWITCHES = {
     "--version": "version",
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
+# A value that a flag can have, for who typed none.
+_EXAMPLES = {
+    "--cfg": "job",
+    "-c": "job",
+    "--package": "optimizer",
+    "-p": "optimizer",
+    "--config-dir": "FOLDER",
+    "-cd": "FOLDER",
+}
 _FLAGS = (*_HYDRA_FLAGS, *_INFO_FLAGS, *_SWITCHES, *_CONFIG_DIR)
 
 
@@ -78,7 +89,8 @@ class _Reader:
             return inline
         if self.tokens and not self.tokens[0].startswith("-"):
             return self.tokens.pop(0)
-        self.problems.append(Problem(flag, "", f"{flag} needs a value", f"{flag} VALUE"))
+        example = f"{flag} {_EXAMPLES.get(flag, 'VALUE')}"
+        self.problems.append(Problem(flag, "", f"{flag} needs a value", example))
         return ""
 
 
@@ -121,7 +133,8 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue) -> None:
         needed = _HYDRA_FLAGS[flag]
         reader.hydra_flags += [flag] + [reader.value(flag, inline) for _ in range(needed)]
     elif flag in _INFO_FLAGS:
-        follows = reader.tokens and reader.tokens[0] in _INFO_VALUES
+        # A word that is neither a flag nor an override is meant for --info, misspelt or not.
+        follows = reader.tokens and not re.match(r"-|~|[^=]*=", reader.tokens[0])
         values = [inline] if inline else [reader.tokens.pop(0)] if follows else []
         reader.hydra_flags += [flag, *values]
     else:

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from eke.paths import conf_folder
 from eke.schema import VARIANTS, Config, Limit
@@ -23,8 +23,11 @@ GROUPS: dict[str, str] = {
     "memory": "activations kept or redone",
     "attention": "attention implementation",
     "compile": "torch.compile",
+    "kernels": "fused operations",
     "distributed": "processes and sharding",
+    "offload": "what waits in host memory",
     "dataloader": "how batches arrive",
+    "peft": "which weights are trained",
     "engine": "training loop",
     "tracker": "where results are shown",
     "hardware": "machine to plan for",
@@ -60,15 +63,25 @@ class Field:
     @property
     def kind(self) -> type:
         """The type without `None`."""
+        if get_origin(self.annotation) is dict:
+            return dict
         kinds: list[type] = [arg for arg in get_args(self.annotation) if arg is not NoneType]
         return kinds[0] if isinstance(self.annotation, UnionType) else self.annotation
 
     def words(self) -> str:
         """What may be typed: `a whole number or null`, `one of auto, on, off`."""
-        if issubclass(self.kind, Enum):
+        if get_origin(self.kind) is list:
+            wanted = "a list, [a,b]"
+        elif issubclass(self.kind, Enum):
             wanted = "one of " + ", ".join(self.kind.__members__)
         else:
-            names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+            names = {
+                bool: "true or false",
+                int: "a whole number",
+                float: "a number",
+                str: "text",
+                dict: "a mapping",
+            }
             wanted = names[self.kind]
         return f"{wanted} or null" if self.optional else wanted
 
@@ -109,7 +122,7 @@ class Catalogue:
         """Section of the configuration -> the schema classes it may have."""
         hints: dict[str, type] = get_type_hints(Config)
         return {
-            name: tuple(VARIANTS[name].values()) if name in VARIANTS else (kind,)
+            name: tuple(VARIANTS[name].values()) if VARIANTS.get(name) else (kind,)
             for name, kind in hints.items()
             if is_dataclass(kind)
         }
@@ -126,6 +139,11 @@ class Catalogue:
         root = {n: f for n, f in class_fields(Config) if n not in self.sections}
         return {**keys, **root}
 
+    def is_entry(self, key: str) -> bool:
+        """Whether `key` lies in a mapping of free keys: `trainer.extra.debug`."""
+        mapping, _, name = key.rpartition(".")
+        return bool(name) and mapping in self.keys and self.keys[mapping].kind is dict
+
     def names(self, section: str) -> list[str]:
         """The keys of a section, without the section's name and without the fixed ones."""
         prefix = f"{section}."
@@ -133,10 +151,21 @@ class Catalogue:
         return [name for name in names if name not in FIXED_FIELDS]
 
     def schema_class(self, group: str, option: str) -> type:
-        """The schema class an option's file names in its defaults list."""
-        text = self.options[group][option].read_text()
-        match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
-        return VARIANTS[group][match[1]] if match else self.sections[group][0]
+        """The schema class an option's file names in its defaults list, or the option it builds on.
+
+        The group's first class if neither is said.
+        """
+        seen: set[str] = set()
+        while option in self.options[group] and option not in seen:
+            seen.add(option)
+            text = self.options[group][option].read_text()
+            match = re.search(rf"/schema/{group}/(\w+)@_here_", text)
+            if match and match[1] in VARIANTS[group]:
+                return VARIANTS[group][match[1]]
+            entry = rf"^\s*- *(?:/{group}/)?(?!_self_)(\w+)(?:@_here_)?\s*$"
+            base = re.search(entry, text, flags=re.MULTILINE)
+            option = base[1] if base else option
+        return self.sections[group][0]
 
     def options_with(self, group: str, name: str) -> list[str]:
         """The options of a group that have the key `group.name`."""
@@ -152,6 +181,8 @@ def class_fields(cls: type) -> Iterator[tuple[str, Field]]:
     hints = get_type_hints(cls)
     for item in fields(cls):
         default = None if item.default is MISSING else item.default
+        if item.default_factory is not MISSING and get_origin(hints[item.name]) is dict:
+            default = {}
         yield (
             item.name,
             Field(annotation=hints[item.name], default=default, limit=item.metadata.get("limit")),

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
 from eke.compose.folder import check_folder, explain_file
-from eke.compose.overrides import find_problems, mend, parse
+from eke.compose.overrides import as_hydra_takes_it, find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.values import is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, quoted, shown
@@ -155,7 +155,9 @@ def _hydra() -> Iterator[None]:
 
 def _run_hydra(overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
     extra = [f"hydra.searchpath=[{quoted(str(config_dir))}]"] if config_dir else []
-    return hydra_compose("config", [*overrides, *extra], return_hydra_config=True)
+    catalogue = make_catalogue(config_dir)
+    taken = [as_hydra_takes_it(text, catalogue) for text in overrides]
+    return hydra_compose("config", [*taken, *extra], return_hydra_config=True)
 
 
 def _composed(

@@ -125,6 +125,8 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     plain = f"{key}={raw}"
     if re.match(r"hydra[./]|hydra$", key):
         return _check_hydra(parsed)
+    if catalogue.is_entry(key):
+        return _check_entry(parsed, catalogue)
     if not known:
         return [_unknown(key, raw, catalogue)]
     if parsed.is_delete():
@@ -145,6 +147,26 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     else:
         problem = _check_value(key, value, raw, catalogue)
     return [problem] if problem else []
+
+
+def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+    """`trainer.extra.debug=...`: what it may be, `eke.check` knows."""
+    key, raw = parsed.key_or_group, _raw(parsed)
+    if parsed.is_delete():
+        why = "nothing can be removed from the configuration"
+        return [Problem(f"~{key}", "", why, "leave it out")]
+    if parsed.is_sweep_override():
+        return _check_sweep(parsed, catalogue)
+    if not raw:
+        return [Problem(key, "(nothing)", "no value", "leave it out")]
+    return []
+
+
+def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
+    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition."""
+    key, equals, value = text.lstrip("+").partition("=")
+    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
+    return f"++{key}{equals}{value}" if mapping or catalogue.is_entry(key) else text
 
 
 def _raw(parsed: Override) -> str:
@@ -262,7 +284,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     if row:
         return Problem(group, shown(raw), row.why, _instead(row, text, catalogue))
     if isinstance(value, bool):
-        on = next(option for option in options if option != "none")
+        on = next((option for option in options if option != "none"), "none")
         return Problem(
             group, shown(raw), why, f"{group}={on if value else catalogue.without_effect(group)}"
         )

@@ -2,9 +2,9 @@
 
 import re
 from enum import Enum
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, StringNode
+from omegaconf import BooleanNode, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.catalogue import Field
@@ -32,7 +32,11 @@ def admits(field: Field, value: Any) -> bool:
     if value == "???":  # OmegaConf's mark of a missing value
         return False
     try:
-        if issubclass(field.kind, Enum):
+        if field.kind is dict:
+            return isinstance(value, dict)
+        if get_origin(field.kind) is list:
+            ListConfig(value, element_type=get_args(field.kind)[0], is_optional=field.optional)
+        elif issubclass(field.kind, Enum):
             EnumNode(field.kind, value, is_optional=field.optional)
         else:
             _NODES[field.kind](value, is_optional=field.optional)
@@ -55,6 +59,8 @@ def probably_meant(field: Field, value: Any) -> str:
 
 
 def _nearest(field: Field, value: Any) -> str | None:
+    if get_origin(field.kind) is list:
+        return f"[{value}]" if isinstance(value, str) else None
     if issubclass(field.kind, Enum):
         return _nearest_member(list(field.kind.__members__), value)
     if field.kind is bool:

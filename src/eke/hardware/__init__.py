@@ -1,5 +1,6 @@
 """Devices: what this machine has, and what the datasheets say; importable without torch."""
 
+from eke.hardware.cpu import usable_cores
 from eke.hardware.detect import choose, detect
 from eke.hardware.device import Device
 from eke.hardware.environment import environment
@@ -16,4 +17,5 @@ __all__ = [
     "foreign_processes",
     "machine_fingerprint",
     "option_of",
+    "usable_cores",
 ]

@@ -20,6 +20,11 @@ def cpu_device(note: str = "") -> Device:
     return Device(kind="cpu", name=cpu_name(), memory_bytes=memory_limit(), note=note)
 
 
+def usable_cores() -> int:
+    """Cores this process may use (a container or a job scheduler may leave it few)."""
+    return len(os.sched_getaffinity(0))
+
+
 def cpu_name(proc: Path = _PROC) -> str:
     """Model name from /proc/cpuinfo; where there is none (ARM, macOS) the architecture."""
     try:

@@ -12,7 +12,7 @@ from eke.hardware import nvml
 from eke.hardware.fingerprint import installed_versions, package_folder
 from eke.hardware.torch_build import torch_build
 
-_LIBRARIES = (
+PACKAGES = (
     "eke",
     "torch",
     "transformers",
@@ -30,6 +30,7 @@ _LIBRARIES = (
     "omegaconf",
     "wandb",
 )
+"""What a run's result or speed may depend on, by distribution name."""
 _GIT_TIMEOUT_S = 5.0
 """A status takes milliseconds; a shared file system that hangs must not hold up a run."""
 
@@ -46,7 +47,7 @@ def environment() -> dict[str, Any]:
         "host": platform.node(),
         "os": platform.platform(),
         "python": platform.python_version(),
-        "versions": installed_versions(_LIBRARIES),
+        "versions": installed_versions(PACKAGES),
         "git": git_state(package_folder()),
         **_driver(),
         "cuda_torch": build.cuda if (build := torch_build()) else None,

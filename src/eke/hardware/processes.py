@@ -7,6 +7,7 @@ from typing import Any
 
 from eke.hardware import nvml
 from eke.hardware.device import Device
+from eke.paths import SUPERVISOR
 from eke.units import format_bytes
 
 _PROC = Path("/proc")
@@ -65,6 +66,8 @@ def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
     launcher = None
     if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1:
         launcher = os.getppid()
+        if os.environ.get(SUPERVISOR) == str(launcher):  # of rank 0 under a hand-typed torchrun
+            launcher = _parent(launcher, proc)
     return {
         pid
         for pid in candidates

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from eke.identity import changed_fingerprint
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.record import Outcome, Record, UnreadableRecord, read_record
+
+LOCK_TRIES = 4
+LOCK_PAUSE_S = 0.02
+"""Between two tries."""
 
 MAX_BESIDE = 1000
 """Folders of one identity; more is a mistake in a script."""
@@ -63,6 +68,20 @@ def _readable(paths: RunPaths) -> Record | None:
         ) from error
 
 
+def _lock(descriptor: int) -> None:
+    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look.
+
+    Raises:
+        OSError: it is held.
+    """
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(LOCK_PAUSE_S)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextmanager
 def claim(paths: RunPaths) -> Iterator[int]:
     """Hold the run folder, made if need be, against other processes.
@@ -83,7 +102,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
         raise ConfigError(problem) from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except OSError as error:
             owner = (
                 os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"

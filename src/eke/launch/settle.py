@@ -1,5 +1,6 @@
 """How a run ended, once its process is gone: the written outcome, or why there is none."""
 
+import dataclasses
 import re
 import signal
 
@@ -12,12 +13,15 @@ from eke.record import (
     Record,
     metrics,
     read_attempts,
+    read_dead_rank,
+    read_rank_failures,
     read_record,
     write_record,
 )
 
-LOG_LINES = 20
-"""Lines of train.log that go into the record of a run that died without a word."""
+LOG_LINES = 40
+"""Lines of train.log that go into the record of a run that died without a word: a traceback through
+Accelerate and torch has thirty."""
 
 
 def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) -> Record:
@@ -35,14 +39,40 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return record
+        return name_the_culprit(paths, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
-    failure = Failure("worker", describe_exit(exit_code, tail), tail)
-    record = outline_record(plan, rows, attempt, Outcome.crashed, failure)
+    alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
+    outcome, failure = end_of_ranks(paths, attempt) or alone
+    record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
     write_record(paths, record)
     return record
+
+
+def name_the_culprit(paths: RunPaths, record: Record) -> Record:
+    """Replace "another process is gone" by what that process, or whoever saw it end, says."""
+    if record.failure is None or not record.failure.lost_contact:
+        return record
+    dead = read_dead_rank(paths, record.attempt)
+    found = end_of_ranks(paths, record.attempt)
+    if found and (dead is None or dead.rank != 0):
+        outcome, record.failure = found
+        record.outcome, record.exit_code = outcome.name, outcome.exit_code
+        write_record(paths, record)
+    return record
+
+
+def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
+    """How the first of several processes ended; None when nobody knows."""
+    for told in read_rank_failures(paths, attempt):
+        message = f"process {told.rank} of this run: {told.failure.message}"
+        return Outcome[told.outcome], dataclasses.replace(told.failure, message=message)
+    dead = read_dead_rank(paths, attempt)
+    if dead is None:
+        return None
+    message = f"process {dead.rank} of this run: {describe_exit(dead.exit_code)}"
+    return Outcome.crashed, Failure("worker", message, log_tail(paths))
 
 
 def describe_exit(code: int, tail: str = "") -> str:

@@ -6,6 +6,7 @@ from eke.errors import RunError
 from eke.files import write_atomic
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.follow import open_view
+from eke.launch.ranks import ranks_are_started
 from eke.launch.settle import settle
 from eke.launch.supervise import supervise
 from eke.paths import user_path
@@ -32,7 +33,8 @@ def run_single(plan: Plan, place: Place) -> Record:
             write_atomic(place.paths.config, f"# {' '.join(plan.overrides)}\n{text}")
             before = len(read_attempts(place.paths))
             with open_view(place.paths, plan.steps.total) as view:
-                code = supervise(place.paths, view, lock)
+                to_start = 1 if ranks_are_started() else plan.batch.world_size
+                code = supervise(place.paths, view, lock, to_start)
             return settle(place.paths, plan, code, before)
         except OSError as error:
             why = error.strerror or error

@@ -22,9 +22,11 @@ POLL_S = 0.1
 """Seconds between two looks at the worker."""
 
 
-def worker_command(paths: RunPaths) -> list[str]:
-    """The command that trains, here and everywhere."""
-    return [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
+def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:
+    """The command that trains: the worker, or the agent that starts one for each rank."""
+    if num_processes == 1:
+        return [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
+    return [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
 
 
 def worker_environment() -> dict[str, str]:
@@ -35,7 +37,7 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
 
-def supervise(paths: RunPaths, view: View, lock: int | None = None) -> int:
+def supervise(paths: RunPaths, view: View, lock: int | None = None, num_processes: int = 1) -> int:
     """Start the worker and watch it to its end; returns subprocess's code (negative: a signal).
 
     The first Ctrl-C or SIGTERM asks it to save and stop, the second kills its process group.
@@ -44,10 +46,11 @@ def supervise(paths: RunPaths, view: View, lock: int | None = None) -> int:
         paths: the run folder.
         view: shows what the worker writes.
         lock: descriptor that holds the run folder; the worker holds it, too.
+        num_processes: to start; one where somebody else has started the other ranks.
     """
     with open(paths.log, "ab") as log:
         worker = subprocess.Popen(
-            worker_command(paths),
+            worker_command(paths, num_processes),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -3,21 +3,49 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from eke import corpus as corpora
 from eke.errors import ConfigError, Problem
 from eke.hardware import Device, machine_fingerprint
 from eke.identity import run_id
+from eke.plan.deepspeed import STAGES, Settings, deepspeed_settings
+from eke.plan.ds_config import merge_user_settings, read_user_settings
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
-from eke.schema import MAX_STEPS, Compute, Config, Switch, Synthetic
+from eke.plan.samples import DataPlan, plan_data
+from eke.schema import (
+    MAX_STEPS,
+    Adapters,
+    Apollo,
+    Compute,
+    Config,
+    Evaluation,
+    GaLore,
+    PretrainedModel,
+    Switch,
+    Weights,
+)
 from eke.schema.codec import make_converter
-from eke.sizes import model_size
+from eke.sizes import (
+    FLOAT32_BYTES,
+    adapted_layers,
+    has_master,
+    is_ia3,
+    model_size,
+    projection_rank,
+)
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
 in loss within about a minute on two cores."""
 
-DEFAULT_SYNTHETIC_SAMPLES = 512
-"""The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
+IMPLEMENTATIONS = {
+    "adamw_forloop": "forloop",
+    "adamw_foreach": "foreach",
+    "adamw_fused": "fused",
+}
+"""Options that name an implementation of torch's AdamW; `adamw` is given one."""
+
+PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
+          "max_bad_frac")  # fmt: skip
+"""Keys of `data` that only say where samples come from: their content counts, which is hashed."""
 
 
 def make_plan(
@@ -43,12 +71,16 @@ def make_plan(
     """
     decisions = [Decision("hardware", device.name, device_reason)]
     batch = _plan_batch(config, decisions)
-    source = corpora.open_corpus(config)
-    steps = _plan_steps(config, batch, source, decisions)
+    data = plan_data(config, decisions)
+    steps = _plan_steps(config, batch, data, decisions)
     compute = _plan_compute(config, device, decisions)
-    data = corpora.fingerprint(source) if source else "synthetic"
-    resolved = _resolved(config, batch, steps, compute)
-    identity = run_id(make_converter().unstructure(config), resolved, data)
+    _plan_peft(config, decisions)
+    theirs = read_user_settings(config)
+    deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
+    resolved = _resolved(config, batch, steps, compute) | _plan_rank(config, decisions)
+    if theirs is not None:
+        resolved["distributed.deepspeed_config"] = theirs  # its content counts, not its place
+    identity = run_id(make_converter().unstructure(config), resolved, data.fingerprint)
     return Plan(
         run_id=identity,
         name=" ".join(overrides) or "defaults",
@@ -61,9 +93,12 @@ def make_plan(
         compute=compute,
         size=model_size(config),
         decisions=tuple(decisions),
-        warnings=tuple(warnings),
+        warnings=(*warnings, *hints),
         machine=machine_fingerprint(device),
-        data_fingerprint=data,
+        data_fingerprint=data.fingerprint,
+        vocabulary=data.vocabulary,
+        store=data.store,
+        deepspeed=deepspeed,
     )
 
 
@@ -83,36 +118,47 @@ def _resolved(
         "schedule.warmup_steps": steps.warmup,
         "schedule.warmup_frac": None,
         "precision.tf32": compute.tf32,
+        "precision.master": compute.master,
+        "precision.evaluation": compute.eval_autocast or compute.weights,
         "dataloader.pin_memory": compute.pin_memory,
         "optimizer.implementation": compute.optimizer_implementation,
     }
-    if hasattr(config.data, "path"):
-        answers["data.path"] = None  # the content counts, not where it lies
+    if isinstance(config.model, PretrainedModel):
+        # model.content says what they name; nor does it matter which branch led to a commit.
+        answers |= {"model.name_or_path": None, "model.revision": None}
+    if adapted := adapted_layers(config):
+        answers["peft.target_modules"] = list(adapted)
+    for place in PLACES:
+        if hasattr(config.data, place):
+            answers[f"data.{place}"] = None
     return answers
 
 
 def _plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
-    batch, world_size = config.batch, config.distributed.num_processes
+    batch, count = config.batch, config.distributed.num_processes
+    alone = config.distributed.option == "dp"  # one process, and all devices are its own
+    unit = "devices" if alone else "processes"
     accumulation = batch.accumulation or 1
     if batch.target is not None:
-        accumulation = batch.target // (batch.per_device * world_size)
-        reason = f"batch.target {batch.target} / ({batch.per_device} x {world_size} processes)"
+        accumulation = batch.target // (batch.per_device * count)
+        reason = f"batch.target {batch.target} / ({batch.per_device} x {count} {unit})"
         decisions.append(Decision("batch.accumulation", str(accumulation), reason))
     plan = BatchPlan(
         per_device=batch.per_device,
         accumulation=accumulation,
-        world_size=world_size,
+        world_size=1 if alone else count,
         eval_per_device=batch.eval_per_device or batch.per_device,
+        devices=count if alone else 1,
     )
-    reason = f"{batch.per_device} per device x {accumulation} accumulated x {world_size} processes"
+    reason = f"{batch.per_device} per device x {accumulation} accumulated x {count} {unit}"
     decisions.append(Decision("samples per step", str(plan.samples_per_step), reason))
     return plan
 
 
 def _plan_steps(
-    config: Config, batch: BatchPlan, source: corpora.Corpus | None, decisions: list[Decision]
+    config: Config, batch: BatchPlan, data: DataPlan, decisions: list[Decision]
 ) -> StepPlan:
-    train, evaluation = _count_samples(config, source, decisions)
+    train, evaluation = data.train, data.evaluation
     per_epoch = math.ceil(train / batch.samples_per_step)
     if config.train.epochs is not None:
         total = max(1, math.ceil(per_epoch * config.train.epochs))
@@ -158,12 +204,13 @@ def _impossible_lengths(
 
 def _smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> str:
     """The largest batch of which there is a whole one."""
-    unit = batch.per_device * batch.world_size
+    count = batch.world_size * batch.devices
+    unit = batch.per_device * count
     if unit <= num_samples:
         key = "target" if config.batch.target is not None else "accumulation"
         pieces = num_samples // unit
         return f"batch.{key}={pieces * unit if key == 'target' else pieces}"
-    fixes = [f"batch.per_device={max(1, num_samples // batch.world_size)}"]
+    fixes = [f"batch.per_device={max(1, num_samples // count)}"]
     fixes += [
         f"batch.{key}=null"
         for key in ("accumulation", "target")
@@ -172,60 +219,92 @@ def _smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> str:
     return " ".join(fixes)
 
 
-def _count_samples(
-    config: Config, source: corpora.Corpus | None, decisions: list[Decision]
-) -> tuple[int, int]:
-    data = config.data
-    if source is None:
-        assert isinstance(data, Synthetic)
-        train = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
-        if data.num_samples is None:
-            decisions.append(Decision("data.num_samples", str(train), "the guides' data set size"))
-        return train, data.num_eval_samples
-    length = corpora.window_length(config)
-    available = corpora.count_windows(source.train, length)
-    available_eval = corpora.count_windows(source.evaluation, length)
-    if not available or not available_eval:
-        part = "training" if not available else "evaluation"
-        raise ConfigError(
-            Problem(
-                "data.seq_len",
-                str(data.seq_len),
-                f"the {part} part of the text is shorter than one sample of {length} tokens",
-                "data.seq_len=4" if data.seq_len > 4 else "data.path=LONGER_TEXT",
-            )
-        )
-    train = min(data.num_samples or available, available)
-    if data.num_samples is None:
-        reason = f"all the training text holds, in samples of {length} tokens"
-        decisions.append(Decision("data.num_samples", str(train), reason))
-    elif train < data.num_samples:
-        reason = f"the training text holds no more; {data.num_samples} were asked for"
-        decisions.append(Decision("data.num_samples", str(train), reason))
-    return train, min(data.num_eval_samples, available_eval)
+def _plan_deepspeed(
+    config: Config,
+    batch: BatchPlan,
+    device: Device,
+    theirs: Settings | None,
+    decisions: list[Decision],
+) -> tuple[Settings | None, list[str]]:
+    """DeepSpeed's configuration, and what the user should know about a file of their own."""
+    if config.distributed.option not in STAGES:
+        return None, []
+    mine = deepspeed_settings(config, batch, device.kind)
+    zero = mine["zero_optimization"]
+    reason = "hidden_size squared, as transformers' auto"
+    decisions.append(Decision("DeepSpeed bucket", str(zero["reduce_bucket_size"]), reason))
+    if theirs is None:
+        return mine, []
+    reason = f"laid over eke's settings: {', '.join(sorted(theirs)) or 'nothing'}"
+    name = str(config.distributed.deepspeed_config)
+    decisions.append(Decision("distributed.deepspeed_config", name, reason))
+    return merge_user_settings(config, mine, theirs)
 
 
 def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> ComputePlan:
-    compute = config.precision.compute
-    autocast = None if compute is Compute.float32 else compute.value
-    scaling = compute is Compute.float16
+    precision = config.precision
+    autocast = _autocast(precision.compute.value, precision.weights)
+    evaluation = autocast
+    if precision.evaluation is not Evaluation.same:
+        evaluation = _autocast(precision.evaluation.value, precision.weights)
+    scaling = precision.compute is Compute.float16
     if scaling:
         decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
-    tf32 = config.precision.tf32 is Switch.on
-    if config.precision.tf32 is Switch.auto:
+    if precision.tf32 is Switch.auto:
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
+    if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
+        reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
+        decisions.append(Decision("precision.master", "off", reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)
-    return ComputePlan(autocast, scaling, tf32, implementation, pinned and device.kind == "cuda")
+    return ComputePlan(
+        autocast=autocast,
+        loss_scaling=scaling,
+        tf32=precision.tf32 is Switch.on,
+        optimizer_implementation=implementation,
+        pin_memory=pinned and device.kind == "cuda",
+        weights=precision.weights.value,
+        master=has_master(config),
+        float8=precision.float8.value,
+        eval_autocast=evaluation,
+    )
+
+
+def _autocast(compute: str, weights: Weights) -> str | None:
+    """Nothing is to be cast where the weights have the format already."""
+    return None if compute == weights.value else compute
+
+
+def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
+    """The rank of a low-rank optimizer; nothing for the others."""
+    if not isinstance(config.optimizer, GaLore | Apollo):
+        return {}
+    rank = projection_rank(config)
+    if config.optimizer.rank is None:
+        reason = f"a quarter of model.hidden_size {config.model.hidden_size}"
+        decisions.append(Decision("optimizer.rank", str(rank), reason))
+    return {"optimizer.rank": rank}
 
 
 def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
     option = config.optimizer.option
-    if not option.startswith("adamw"):
-        return ""
     if option != "adamw":
-        return option.removeprefix("adamw_")
+        return IMPLEMENTATIONS.get(option, "")
+    if config.offload.option != "none":
+        reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
+        decisions.append(Decision("optimizer implementation", "deepspeed_cpu", reason))
+        return "deepspeed_cpu"
     reason = f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries"
     decisions.append(Decision("optimizer implementation", "fused", reason))
     return "fused"
+
+
+def _plan_peft(config: Config, decisions: list[Decision]) -> None:
+    adapted = adapted_layers(config)
+    if isinstance(config.peft, Adapters) and config.peft.target_modules is None:
+        reason = f"every linear layer of a {config.model.family} model's Transformer layers"
+        if is_ia3(config):
+            reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
+        value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
+        decisions.append(Decision("peft.target_modules", f"[{value}]", reason))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from eke.plan.plan import Plan
 from eke.plan.store import plan_to_plain
+from eke.plan.waiting import waiting_hints
 from eke.record import Failure, Outcome, Record, derive, metrics
 
 
@@ -18,7 +19,7 @@ def outline_record(
     content = plan_to_plain(plan)
     config = content.pop("config")
     steps = metrics.latest(rows, metrics.LOSS)
-    compute = plan.compute.autocast or ("tf32" if plan.compute.tf32 else "float32")
+    timing = derive.timing(rows)
     return Record(
         run_id=plan.run_id,
         name=plan.name,
@@ -33,15 +34,23 @@ def outline_record(
         machine=dict(plan.machine),
         environment={},
         command=["python", "train.py", *plan.overrides],
-        timing=derive.timing(rows),
+        timing=timing,
         throughput=derive.throughput(
             rows,
             plan.size.flops_per_sample,
             plan.size.flops_formula,
-            plan.batch.world_size,
-            plan.device.peak(compute),
+            plan.batch.world_size * plan.batch.devices,
+            plan.device.peak(_format(plan)),
         ),
         loss=derive.losses(rows),
-        warnings=list(plan.warnings),
+        warnings=[*plan.warnings, *waiting_hints(plan, timing)],
         failure=failure,
     )
+
+
+def _format(plan: Plan) -> str:
+    """The format whose peak the run is measured against."""
+    if plan.compute.float8 != "off":
+        return "float8"
+    tf32 = plan.compute.tf32 and plan.compute.matmul == "float32"
+    return "tf32" if tf32 else plan.compute.matmul

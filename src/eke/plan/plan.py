@@ -1,7 +1,9 @@
 """The plan: every derived decision of a run with its reason; frozen, printable, for the worker."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from eke.corpus import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
 from eke.schema import Config
 from eke.sizes import ModelSize
@@ -31,11 +33,13 @@ class BatchPlan:
     """Processes."""
     eval_per_device: int
     """Samples per device and forward pass in evaluation."""
+    devices: int = 1
+    """Devices that one process feeds: several with DataParallel."""
 
     @property
     def samples_per_step(self) -> int:
         """Samples per optimizer step over all devices."""
-        return self.per_device * self.accumulation * self.world_size
+        return self.per_device * self.accumulation * self.world_size * self.devices
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,19 @@ class ComputePlan:
     """`forloop`, `foreach` or `fused`; empty for an optimizer that has only one."""
     pin_memory: bool
     """Page-locked host memory for batches."""
+    weights: str = "float32"
+    """torch dtype name of weights and gradients."""
+    master: bool = False
+    """The optimizer steps on float32 copies of narrower weights."""
+    float8: str = "off"
+    """Scaling of float8 products in linear layers: `off`, `tensorwise`, `rowwise`."""
+    eval_autocast: str | None = None
+    """As `autocast`, in evaluation."""
+
+    @property
+    def matmul(self) -> str:
+        """Torch dtype name of the operands of matrix multiplications outside of float8 layers."""
+        return self.autocast or self.weights
 
 
 @dataclass(frozen=True)
@@ -96,3 +113,9 @@ class Plan:
     """Fingerprint of device and software, for reuse of the record."""
     data_fingerprint: str
     """Hash of the data's content."""
+    vocabulary: Vocabulary = BYTE_TOKENS
+    """Special ids of the tokens; eke's byte tokens for synthetic data."""
+    store: str = ""
+    """Key of the prepared tokens in the cache folder; empty where there are none."""
+    deepspeed: dict[str, Any] | None = None
+    """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""

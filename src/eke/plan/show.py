@@ -3,6 +3,7 @@
 import textwrap
 
 from eke.plan.plan import Plan
+from eke.schema import PretrainedModel
 from eke.units import format_bytes, format_count, format_flops
 
 
@@ -14,7 +15,7 @@ def render_plan(plan: Plan) -> str:
     chosen = "  ".join(
         f"{group}={option}"
         for group, option in sorted(plan.choices.items())
-        if option != "none" and group not in ("hardware", "sweep", "engine", "distributed")
+        if option not in ("none", "loop") and group not in ("hardware", "sweep", "distributed")
     )
     options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
     lines = [f"plan {plan.run_id}", *options, ""]
@@ -23,13 +24,36 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _which_model(plan: Plan) -> str:
+    """What was chosen, the checkpoint behind it, and how much of it a token sees."""
+    words = f"model={plan.config.model.option}"
+    if isinstance(plan.config.model, PretrainedModel):
+        words += f" {plan.config.model.name_or_path}"
+    if plan.size.num_active_parameters != plan.size.num_parameters:
+        words += f", {format_count(plan.size.num_active_parameters)} active per token"
+    return words
+
+
+def _trained_row(plan: Plan) -> list[tuple[str, str, str]]:
+    """How many numbers are trained, where that is not all of them."""
+    count, option = plan.size.num_trained_parameters, plan.config.peft.option
+    if option == "none":
+        return []
+    if count is None:
+        return [("trained parameters", "unknown", f"peft={option}; the built model tells")]
+    share = f"{count / plan.size.num_parameters:.2%} as many as the model has, by peft={option}"
+    return [("trained parameters", format_count(count), share)]
+
+
 def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     size, steps = plan.size, plan.steps
-    flops = size.flops_per_sample * plan.batch.samples_per_step
+    flops = size.flops_per_sample
+    step = "unknown" if flops is None else format_flops(flops * plan.batch.samples_per_step)
     memory = plan.device.memory_bytes
     return [
-        ("parameters", format_count(size.num_parameters), f"model={plan.config.model.option}"),
-        ("model FLOPs per step", format_flops(flops), size.flops_formula),
+        ("parameters", format_count(size.num_parameters), _which_model(plan)),
+        *_trained_row(plan),
+        ("model FLOPs per step", step, size.flops_formula),
         (
             "samples in all",
             format_count(steps.total * plan.batch.samples_per_step),

@@ -30,5 +30,5 @@ def read_plan(paths: RunPaths) -> Plan:
     """
     try:
         return make_converter().structure(read_json(paths.plan), Plan)
-    except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
         raise RunError(f"{paths.plan}: not a readable plan ({error})") from error

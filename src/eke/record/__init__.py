@@ -2,6 +2,14 @@
 
 from eke.record import derive, metrics
 from eke.record.outcome import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+from eke.record.ranks import (
+    DeadRank,
+    RankFailure,
+    read_dead_rank,
+    read_rank_failures,
+    write_dead_rank,
+    write_rank_failure,
+)
 from eke.record.record import (
     RECORD_VERSION,
     Failure,
@@ -28,12 +36,14 @@ __all__ = [
     "EXIT_RESUMABLE",
     "EXIT_USER",
     "RECORD_VERSION",
+    "DeadRank",
     "Failure",
     "Loss",
     "MeasuredMemory",
     "MemoryRecord",
     "Outcome",
     "PredictedMemory",
+    "RankFailure",
     "Record",
     "Spread",
     "Throughput",
@@ -42,7 +52,11 @@ __all__ = [
     "derive",
     "metrics",
     "read_attempts",
+    "read_dead_rank",
+    "read_rank_failures",
     "read_record",
     "start_attempt",
+    "write_dead_rank",
+    "write_rank_failure",
     "write_record",
 ]

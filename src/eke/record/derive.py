@@ -32,13 +32,21 @@ def timing(rows: Sequence[metrics.Row]) -> Timing:
         train_s=sum(row[metrics.STEP_TIME] for row in steps) if steps else None,
         steady_step_s=spread([row[metrics.STEP_TIME] for row in steady]),
         warmup_steps_s=[row[metrics.STEP_TIME] for row in steps if not is_steady(row)],
+        data_frac=waiting_frac(steady),
         phases={name: value for name, value in phases.items() if value},
     )
 
 
+def waiting_frac(steady: Sequence[metrics.Row]) -> float | None:
+    """Share of these steps' time in the phase `data`: no batch was there to compute with."""
+    seconds = sum(row[metrics.STEP_TIME] for row in steady)
+    waited = sum(row[metrics.phase_key("data")] for row in steady)
+    return waited / seconds if seconds else None
+
+
 def throughput(
     rows: Sequence[metrics.Row],
-    flops_per_sample: float,
+    flops_per_sample: float | None,
     flops_formula: str,
     num_devices: int,
     peak_flops: float | None,
@@ -47,7 +55,7 @@ def throughput(
 
     Args:
         rows: of metrics.jsonl.
-        flops_per_sample: model FLOPs of one sample, forward and backward.
+        flops_per_sample: model FLOPs of one sample, forward and backward, None when unknown.
         flops_formula: how they were computed.
         num_devices: devices that share the work.
         peak_flops: datasheet peak of one device in FLOP/s, None when unknown.
@@ -57,12 +65,14 @@ def throughput(
     if not seconds:
         return Throughput(flops_formula=flops_formula)
     samples_per_s = sum(row[metrics.SAMPLES] for row in steady) / seconds
-    flops = flops_per_sample * samples_per_s / num_devices
+    flops = None
+    if flops_per_sample is not None:
+        flops = flops_per_sample * samples_per_s / num_devices
     return Throughput(
         samples_per_s=samples_per_s,
         tokens_per_s=sum(row[metrics.TOKENS] for row in steady) / seconds,
         model_flops_per_s=flops,
-        mfu_frac=flops / peak_flops if peak_flops else None,
+        mfu_frac=flops / peak_flops if flops is not None and peak_flops else None,
         flops_formula=flops_formula,
     )
 

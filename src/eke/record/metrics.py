@@ -17,6 +17,7 @@ Row = dict[str, Any]
 STEP = "train/global_step"
 ATTEMPT = "attempt"
 LOSS = "train/loss"
+GRAD_NORM = "train/grad_norm"
 EVAL_LOSS = "eval/loss"
 BITS_PER_BYTE = "eval/bits_per_byte"
 STEP_TIME = "train/step_time_s"

@@ -32,6 +32,8 @@ class Timing:
     steady_step_s: Spread | None = None
     """One optimizer step after warm-up."""
     warmup_steps_s: list[float] = field(default_factory=list)
+    data_frac: float | None = None
+    """Share of the steady steps' time that was spent waiting for data."""
     phases: dict[str, Spread] = field(default_factory=dict)
     """Seconds per step spent in `data`, `forward`, `backward` and `optimizer`."""
 
@@ -59,6 +61,8 @@ class MeasuredMemory:
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None
     """Resident memory of the process at its highest."""
+    peak_per_rank_bytes: list[int | None] | None = None
+    """`peak_allocated_bytes` of each process of a run that has several; the rest is rank 0's."""
     stages: dict[str, int] = field(default_factory=dict)
     """Memory after each of the guides' stages: `empty`, `kernels_loaded`, `weights`, `training`."""
 
@@ -102,6 +106,8 @@ class Failure:
     """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`."""
     message: str
     traceback: str = ""
+    lost_contact: bool = False
+    """Only the symptom in this process: another one of the run ended or stopped answering."""
 
 
 @dataclass

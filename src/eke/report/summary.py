@@ -3,6 +3,8 @@
 A line whose number was not measured is left out.
 """
 
+from typing import Any
+
 from eke.record import Outcome, Record, Spread
 from eke.units import format_bytes, format_count, format_flops, format_seconds
 
@@ -102,6 +104,9 @@ def _memory_lines(record: Record) -> list[Line]:
         note = f"{format_bytes(reserved)} reserved" if reserved is not None else ""
         basis = memory.basis.split(";")[0]
         note = f"{note}; {basis}" if note else basis
+        if memory.peak_per_rank_bytes:
+            peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
+            note += f"; each of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
         lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
     if memory.stages:
         stages = ", ".join(
@@ -136,16 +141,39 @@ def _effective_lines(record: Record) -> list[Line]:
         kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
         dtypes = " and ".join(seen["matmul_dtypes"])
         lines.append(("computed in", dtypes, f"attention: {kernels}"))
+    if "float8_layers" in seen:
+        layers = f"in {seen['float8_layers']} of {seen['linear_layers']} linear layers"
+        lines.append(("float8", layers, "emulated" if seen["float8_emulated"] else ""))
+    if seen.get("skipped_steps"):
+        why = f"gradients overflowed; loss scale {seen['loss_scale']:g} at the end"
+        lines.append(("skipped", f"{seen['skipped_steps']} steps", why))
     if "optimizer_bytes_per_parameter" in seen:
         name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
         per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
         lines.append(("optimizer", name, per_parameter))
-    if seen.get("layer_calls_per_micro_batch", 1) >= 2:
-        calls = f"{seen['layer_calls_per_micro_batch']:g} forward passes per layer"
-        lines.append(("checkpointing", "activations recomputed", calls))
+    if not_looked_into := seen.get("not_looked_into"):
+        lines.append(("computed in", "compiled code", f"not looked into: {not_looked_into}"))
+    lines += _memory_technique_lines(seen)
     if compiler := seen.get("compile"):
         counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
+        if compiler.get("cache_hits"):
+            counts += f", {compiler['cache_hits']} graphs from the cache"
         if record.timing.compile_s is not None:
             counts = f"{format_seconds(record.timing.compile_s)} compiling; {counts}"
         lines.append(("compiled", f"{compiler['graphs']} graphs", counts))
+    return lines
+
+
+def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
+    lines: list[Line] = []
+    if layers := seen.get("layers_recomputed"):
+        operations = seen["operations_recomputed_per_micro_batch"]
+        matmuls = seen["matmuls_recomputed_per_micro_batch"]
+        repeated = f"{operations:g} operations repeated, {matmuls:g} of them matrix multiplications"
+        lines.append(("checkpointing", f"{layers} layers recomputed", repeated))
+    if num_weights := seen.get("optimizer_steps_in_backward"):
+        note = f"{num_weights} weights updated there"
+        lines.append(("gradients", "freed within the backward pass", note))
+    if moved := seen.get("activation_bytes_offloaded"):
+        lines.append(("activations", f"{format_bytes(moved)} offloaded", "in the first two steps"))
     return lines

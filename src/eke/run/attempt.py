@@ -1,7 +1,6 @@
 """One attempt at a run: build, train, and a record whatever happens."""
 
 import logging
-import warnings
 from dataclasses import dataclass, field
 
 import torch
@@ -9,16 +8,28 @@ import torch
 from eke.hardware import foreign_processes
 from eke.paths import RunPaths
 from eke.plan import Plan
-from eke.record import Failure, Outcome, metrics, write_record
+from eke.record import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Failure,
+    Outcome,
+    metrics,
+    write_rank_failure,
+    write_record,
+)
+from eke.run.engines import train
 from eke.run.failure import classify
 from eke.run.job import Job, build_job, choose_device
-from eke.run.loop import train
-from eke.run.memory import memory_in_use
+from eke.run.memory import device_peak, memory_in_use
 from eke.run.meter import HostClock, Meter
 from eke.run.mirror import open_tracker, summary_values
 from eke.run.process import seconds_since_start
+from eke.run.quiet import quiet_libraries
+from eke.run.ranks import ALONE, Ranks
 from eke.run.results import make_record
 from eke.run.stop import StopFlag
+from eke.track import Tracker
+from eke.track.tracker import Untracked
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +44,7 @@ class Attempt:
     stop: StopFlag
     empty: int | None
     """Resident memory before torch was imported."""
+    ranks: Ranks = ALONE
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
     job: Job | None = None
@@ -40,25 +52,11 @@ class Attempt:
 
 def work(attempt: Attempt) -> int:
     """Train, and write the record whatever happens; returns the outcome's exit code."""
-    quiet_libraries()
     plan = attempt.plan
     foreign = foreign_processes(plan.device)
-    meter = Meter(HostClock(), attempt.number, timed_from=0)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
-    failure: Failure | None = None
-    try:
-        note_first_stages(attempt)
-        attempt.job = build_job(
-            plan, attempt.paths, attempt.number, attempt.stop, tracker, meter, attempt.stages
-        )
-        attempt.startup_s = seconds_since_start()
-        train(attempt.job)
-        attempt.job.note_stage("training")
-        outcome = Outcome.ok
-    except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
-        outcome, failure = classify(error, meter.phase)
-        write_last_rows(attempt)
-        say_failure(outcome, failure)
+    outcome, failure = attempt_training(attempt, tracker)
+    write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
     record.shared_device = None if foreign is None else bool(foreign)
@@ -69,6 +67,45 @@ def work(attempt: Attempt) -> int:
         record.warnings.append(f"tracker: {tracker.problem}")
         write_record(attempt.paths, record)
     return outcome.exit_code
+
+
+def help_out(attempt: Attempt) -> int:
+    """Train as one of the ranks behind rank 0, which writes; only a failure is told from here."""
+    outcome, failure = attempt_training(attempt, Untracked())
+    if failure is None or outcome not in (Outcome.oom, Outcome.crashed):
+        return EXIT_OK  # all ranks ended together, and rank 0 says how
+    if not failure.lost_contact:
+        rank = attempt.ranks.rank
+        write_rank_failure(attempt.paths, attempt.number, rank, outcome, failure)
+    return EXIT_FAILED
+
+
+def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
+    """Build and train, and say how it ended, whatever happens."""
+    quiet_libraries(attempt.plan)
+    meter = Meter(HostClock(), attempt.number, timed_from=0)
+    try:
+        note_first_stages(attempt)
+        job = attempt.job = build_job(
+            attempt.plan,
+            attempt.paths,
+            attempt.number,
+            attempt.stop,
+            tracker,
+            meter,
+            attempt.stages,
+            attempt.ranks,
+        )
+        attempt.startup_s = seconds_since_start()
+        train(job)
+        job.note_stage("training")
+        if attempt.ranks.world_size > 1:
+            job.peaks = attempt.ranks.gather(device_peak(job.device) or job.profiled_peak)
+        return Outcome.ok, None
+    except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
+        outcome, failure = classify(error, meter.phase)
+        say_failure(outcome, failure)
+        return outcome, failure
 
 
 def note_first_stages(attempt: Attempt) -> None:
@@ -85,8 +122,11 @@ def note_first_stages(attempt: Attempt) -> None:
 
 
 def write_last_rows(attempt: Attempt) -> None:
-    """Write the steps since the last write, if the device still answers and the disk takes them."""
-    if attempt.job is None:
+    """Write the steps since the last write, if the device still answers and the disk takes them.
+
+    Not for several ranks: each knows its own part of those losses, and another may be gone.
+    """
+    if attempt.job is None or attempt.ranks.world_size > 1:
         return
     try:
         rows = attempt.job.meter.flush()
@@ -101,12 +141,3 @@ def say_failure(outcome: Outcome, failure: Failure) -> None:
     log.error("%s: %s", outcome.value, failure.message)
     if failure.traceback and outcome is Outcome.crashed:
         log.error(failure.traceback)
-
-
-def quiet_libraries() -> None:
-    """Keep progress bars and advice of other libraries out of the log."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning)

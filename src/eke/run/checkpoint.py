@@ -6,27 +6,31 @@ functions of the step's number and need no saving. Weights are safetensors; the 
 `weights_only`, so that no checkpoint can run code.
 """
 
-import json
 import logging
 import os
-import random
 import re
 import shutil
 import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_model, save_model
 from torch import nn
 
+from eke.build.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from eke.build.export import CONFIG, INDEX, WEIGHTS, load_weights, save_pretrained, system_error
+from eke.build.optimizer import evaluation_weights, restore_training_weights
+from eke.build.sharding import WholeState, cut_optimizer
 from eke.files import fsync_directory, read_json, write_json
+from eke.run.random_state import RandomState, capture_random_state, restore_random_state
 
 log = logging.getLogger(__name__)
 
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.pt"
-STATE, MANIFEST = "state.json", "manifest.json"
+OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
+PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
+"""Names that `part_name` makes."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -41,41 +45,91 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
     keep: int,
+    random_states: Sequence[RandomState] = (),
+    tokenizer: Any = None,
+    whole: WholeState | None = None,
 ) -> Path:
     """Write a checkpoint and drop all but the newest `keep` complete ones.
+
+    Args:
+        folder: where checkpoints are.
+        step: optimizer steps done.
+        model: without wrappers.
+        optimizer: of that model.
+        scaler: of the loss, if there is one.
+        keep: complete checkpoints to leave.
+        random_states: one per rank; none takes this process's own.
+        tokenizer: of transformers, to lie beside the weights.
+        whole: what to write where model and optimizer only hold parts; None asks them.
 
     Raises:
         OSError: the disk is full; earlier checkpoints are untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / checkpoint_name(step)
-    unfinished = folder / f".{final.name}.{os.getpid()}.tmp"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir()
-        save_model(model, str(unfinished / MODEL))
+    unfinished = unfinished_folder(folder, step, os.getpid())
+    with translated_errors(folder / checkpoint_name(step)), removed_on_error(unfinished):
+        begin_checkpoint(unfinished)
+        states = whole.optimizer if whole else optimizer.state_dict()
+        with evaluation_weights(optimizer) as training_weights:
+            save_pretrained(model, unfinished, tokenizer, weights=whole.weights if whole else None)
         tensors = {
-            "optimizer": optimizer.state_dict(),
+            "optimizer": states,
+            "training_weights": training_weights,
             "scaler": scaler.state_dict() if scaler else {},
-            "torch_rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "random": list(random_states) or [capture_random_state()],
         }
         # Opened here: a file that torch opens loses the system's error.
         with open(unfinished / OPTIMIZER, "wb") as file:
             torch.save(tensors, file)
-        write_json(unfinished / STATE, {"step": step, **_python_random_states()})
-        write_json(unfinished / MANIFEST, _manifest(unfinished))
-    except Exception as error:
+        write_json(unfinished / STATE, {"step": step})
+        return finish_checkpoint(unfinished, step, keep)
+
+
+def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
+    """Where the checkpoint of a process is written before it has its name."""
+    return folder / f".{checkpoint_name(step)}.{pid}.tmp"
+
+
+def begin_checkpoint(unfinished: Path) -> None:
+    """An empty folder to write into."""
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+
+
+def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
+    """Make all files durable and list them; only then the folder gets its name.
+
+    Drops all but the newest `keep` complete checkpoints.
+    """
+    final = unfinished.parent / checkpoint_name(step)
+    write_json(unfinished / MANIFEST, _manifest(unfinished))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(unfinished, final)
+    fsync_directory(final.parent)
+    _prune(final.parent, keep)
+    return final
+
+
+@contextmanager
+def removed_on_error(unfinished: Path) -> Iterator[None]:
+    """Whatever fails leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        system = _system_error(error)
+        raise
+
+
+@contextmanager
+def translated_errors(final: Path) -> Iterator[None]:
+    """A library's error about the disk becomes the system's, with the checkpoint's name."""
+    try:
+        yield
+    except Exception as error:
+        system = system_error(error)
         if system is None:
             raise
         raise OSError(system.errno, system.strerror, str(final)) from error
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(unfinished, final)
-    fsync_directory(folder)
-    _prune(folder, keep)
-    return final
 
 
 def load_checkpoint(
@@ -83,22 +137,33 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
+    rank: int = 0,
 ) -> int:
     """Restore everything a complete checkpoint holds; returns the steps it was taken after."""
-    load_model(model, path / MODEL, strict=True)
+    load_weights(model, path)
     tensors = torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu")
-    optimizer.load_state_dict(tensors["optimizer"])
+    load_optimizer(optimizer, cut_optimizer(tensors["optimizer"], optimizer))
+    restore_training_weights(optimizer, tensors["training_weights"])
     if scaler is not None and tensors["scaler"]:
         scaler.load_state_dict(tensors["scaler"])
+    restore_random_state(tensors["random"][rank])
     state = read_json(path / STATE)
-    torch.set_rng_state(tensors["torch_rng"])
-    if tensors["cuda_rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(tensors["cuda_rng"])
-    version, internal, gauss = state["python_rng"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy_rng"]
-    np.random.set_state((name, np.array(keys, np.uint32), *rest))
     return int(state["step"])
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer in the formats it was saved in.
+
+    torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
+    Adafactor keeps float32 beside bfloat16 weights.
+    """
+    optimizer.load_state_dict(saved)
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, state in saved["state"].items():
+        mine = optimizer.state[weights[number]]
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and mine[key].dtype != value.dtype:
+                mine[key] = value.to(mine[key].device)
 
 
 def newest_complete(folder: Path) -> Path | None:
@@ -123,22 +188,23 @@ def find_damage(path: Path) -> str:
                 return f"{name} is damaged (checksum)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
-    return "" if {MODEL, OPTIMIZER, STATE} <= set(manifest) else "the manifest is incomplete"
+    kept = set(manifest)
+    model = CONFIG in kept and {WEIGHTS, INDEX} & kept
+    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= kept
+    whole = (model or adapter) and STATE in kept and _has_optimizer(kept)
+    return "" if whole else "the manifest is incomplete"
 
 
-def _system_error(error: BaseException) -> OSError | None:
-    """The system's error behind one of a library, if there is one.
+def part_name(rank: int, world_size: int) -> str:
+    """File of one rank's part of the optimizer state."""
+    return f"optimizer-{rank:05d}-of-{world_size:05d}.pt"
 
-    torch 2.13 raises a RuntimeError while the OSError is being handled; safetensors 0.8 names the
-    number, as Rust prints it.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError):
-            return link
-        link = link.__context__
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+
+def _has_optimizer(names: set[str]) -> bool:
+    """The optimizer state in one file, or every rank's part of it."""
+    counts = [found[1] for name in names if (found := re.fullmatch(PART, name))]
+    parts = {part_name(rank, int(counts[0])) for rank in range(int(counts[0]))} if counts else set()
+    return OPTIMIZER in names or (bool(parts) and parts <= names)
 
 
 def _manifest(folder: Path) -> dict[str, tuple[int, int]]:
@@ -165,11 +231,3 @@ def _prune(folder: Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _python_random_states() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    numbers = np.asarray(keys).tolist()
-    state = {"python_rng": random.getstate(), "numpy_rng": [name, numbers, *rest]}
-    plain: dict[str, Any] = json.loads(json.dumps(state))
-    return plain

@@ -5,7 +5,9 @@ import traceback
 
 import torch
 
+from eke.errors import EkeError
 from eke.record import Failure, Outcome
+from eke.run.ranks import is_lost_contact
 from eke.run.stop import Stopped
 
 OUT_OF_MEMORY = (
@@ -43,7 +45,12 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
         return Outcome.diverged, Failure(phase, str(error))
+    if isinstance(error, EkeError):
+        return Outcome.crashed, Failure(phase, str(error))
     trace = "".join(traceback.format_exception(error))
+    if is_lost_contact(error):
+        message = f"another process of this run is gone, or hangs: {_first_line(error)}"
+        return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
     if is_out_of_memory(error):
         return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -1,28 +1,37 @@
 """Everything one training works with, built from the plan."""
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import accelerate.utils
 import torch
 from accelerate import Accelerator
 from torch import nn
 
+from eke.build.activation_offload import build_activation_offload
+from eke.build.cache_release import CacheRelease, build_cache_release
 from eke.build.checkpointing import apply_checkpointing
-from eke.build.compile import compile_model, unwrap
-from eke.build.data import Data, build_data
+from eke.build.data import Data, build_data, load_tokenizer
+from eke.build.distributed import build_handlers
+from eke.build.kernels import apply_kernels
+from eke.build.loss import LossFunction, fuse_loss
 from eke.build.masks import spare_mask_checks
-from eke.build.model import build_model
+from eke.build.model import build_model_and_report
 from eke.build.optimizer import build_optimizer
+from eke.build.peft import apply_peft, frozen_at_random
 from eke.build.precision import Formats, build_formats
 from eke.build.schedule import Multiplier, build_schedule
+from eke.build.sources import is_packed
 from eke.paths import RunPaths
 from eke.plan import Plan
-from eke.run.checkpoint import load_checkpoint, newest_complete
 from eke.run.memory import memory_in_use
 from eke.run.meter import Meter, make_clock
+from eke.run.ranks import ALONE, Ranks
+from eke.run.share import share_model
+from eke.run.start import Built, build_device, start
 from eke.run.stop import StopFlag
+from eke.run.update import Update
 from eke.track import Tracker
 
 log = logging.getLogger(__name__)
@@ -38,17 +47,25 @@ class Job:
     device: torch.device
     accelerator: Accelerator
     model: nn.Module
-    """As it is called: prepared, and compiled where that was asked for."""
+    """As it is called: shared between ranks, and compiled where that was asked for."""
     bare_model: nn.Module
     """The same weights without wrappers: for checkpoints and for looking inside."""
     optimizer: torch.optim.Optimizer
+    update: Update
     formats: Formats
+    loss: LossFunction
+    offload: AbstractContextManager[Any]
+    """Context of each training forward pass: where what it saves for backward is kept."""
+    cache_release: CacheRelease
     multiplier: Multiplier
     data: Data
     meter: Meter
     stop: StopFlag
     start_step: int
     tracker: Tracker
+    tokenizer: Any = None
+    """Of transformers, to lie beside the weights; None for eke's bytes."""
+    ranks: Ranks = ALONE
     parameters: list[nn.Parameter] = field(default_factory=list)
     """The trainable ones."""
     stages: dict[str, int] = field(default_factory=dict)
@@ -59,9 +76,11 @@ class Job:
     checkpoint_s: float = 0.0
     profiled_peak: int | None = None
     """Peak of the CPU's tensor allocator in the profiled step."""
+    peaks: list[int | None] | None = None
+    """Peak of each rank's tensor allocator, where there are several."""
 
     def warn(self, message: str) -> None:
-        """Say something once, in the log and in the record."""
+        """Say something once, in the log of this rank and, on rank 0, in the record."""
         if message not in self.warnings:
             self.warnings.append(message)
             log.warning(message)
@@ -96,49 +115,53 @@ def build_job(
     tracker: Tracker,
     meter: Meter,
     stages: dict[str, int],
+    ranks: Ranks = ALONE,
 ) -> Job:
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = choose_device(plan)
     meter.clock = make_clock(device)
-    accelerator = Accelerator(cpu=device.type == "cpu")
+    # Precision and all else is eke's: an `accelerate launch` in front may not change it.
+    accelerator = Accelerator(
+        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
+    )
     formats = build_formats(plan, device)
-    bare = build_model(plan, device)
-    spare_mask_checks(bare)
+    bare, report = build_model_and_report(plan, build_device(plan, device))
+    bare = apply_peft(plan, bare)
+    spare_mask_checks(bare, packed=is_packed(plan.config))
+    apply_kernels(plan, bare)
+    fuse_loss(plan, bare)
     apply_checkpointing(plan, bare)
+    shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
-    accelerate.utils.set_seed(plan.config.seed)  # dropout; a checkpoint brings its own states
-    start_step = _resume(paths, bare, optimizer, formats)
-    model = compile_model(plan, accelerator.prepare_model(bare))
-    meter.timed_from = start_step + plan.config.train.timing_warmup_steps
+    built = Built(plan, accelerator, bare, shared, optimizer, formats, device, ranks)
+    started = start(built, paths)
+    meter.timed_from = started.step + plan.config.train.timing_warmup_steps
     job = Job(
         plan=plan,
         paths=paths,
         attempt=attempt,
         device=device,
         accelerator=accelerator,
-        model=model,
-        bare_model=unwrap(model),
+        model=started.model,
+        bare_model=bare,
         optimizer=optimizer,
-        formats=formats,
+        update=started.update,
+        formats=started.formats,
+        loss=started.loss,
+        offload=build_activation_offload(plan, bare),
+        cache_release=build_cache_release(plan, device),
         multiplier=build_schedule(plan),
         data=build_data(plan),
         meter=meter,
         stop=stop,
-        start_step=start_step,
+        start_step=started.step,
         tracker=tracker,
-        parameters=[p for p in bare.parameters() if p.requires_grad],
+        tokenizer=load_tokenizer(plan),
+        ranks=ranks,
+        parameters=built.parameters,
         stages=stages,
     )
+    for warning in (*report.warnings, *frozen_at_random(bare, report.new_weights)):
+        job.warn(warning)
     job.note_stage("weights")
     return job
-
-
-def _resume(
-    paths: RunPaths, model: nn.Module, optimizer: torch.optim.Optimizer, formats: Formats
-) -> int:
-    checkpoint = newest_complete(paths.checkpoints)
-    if checkpoint is None:
-        return 0
-    step = load_checkpoint(checkpoint, model, optimizer, formats.scaler)
-    log.info("continuing after step %d (%s)", step, checkpoint.name)
-    return step

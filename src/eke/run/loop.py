@@ -4,21 +4,26 @@ Nothing here waits for the device between two writes of metrics.jsonl: losses, n
 kept on the device and read `train.log_every` steps at a time (tests/unit/run/test_no_sync.py).
 """
 
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from eke.build.batches import MicroBatch
-from eke.build.loss import loss_sum
-from eke.record import metrics
-from eke.run.checkpoint import save_checkpoint
+from eke.build.optimizer import evaluation_weights, set_learning_rate
+from eke.files import replace_link
+from eke.paths import RunPaths
+from eke.record import Outcome, metrics
+from eke.run.checkpoint import checkpoint_name, save_checkpoint
 from eke.run.failure import Diverged
 from eke.run.job import Job
-from eke.run.look import closer_look
+from eke.run.look import closer_look, look_at_evaluation
+from eke.run.parts import HoldsPart, save_parts
+from eke.run.random_state import capture_random_state
+from eke.run.ranks import StepTotals
 from eke.run.stop import Stopped
 from eke.units import format_seconds
 
@@ -34,78 +39,100 @@ def train(job: Job) -> None:
     Raises:
         Stopped: a signal asked for it; the checkpoint is complete.
         Diverged: a loss is not finite.
+        RunError: the attention kernel that was asked for does not take this model's inputs.
     """
-    plan, settings = job.plan, job.plan.config.train
-    said = time.monotonic()
+    between = BetweenSteps(job)
     if job.start_step == 0:
         evaluate(job, 0)
-    batches = job.data.train_steps(job.start_step)
+    batches = job.data.train_steps(job.start_step, job.ranks.rank, job.update.even)
     job.model.train()
-    for step in range(job.start_step, plan.steps.total):
+    for step in range(job.start_step, job.plan.steps.total):
         with closer_look(job, step - job.start_step):
-            train_step(job, batches, step)
+            totals = train_step(job, batches, step)
+        between.finish(step, totals)
+
+
+class BetweenSteps:
+    """What follows each optimizer step, whatever took it: writing, evaluating, saving, stopping."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.said = time.monotonic()
+
+    def finish(self, step: int, totals: StepTotals) -> None:
+        """Do what is due after this step, counted from 0.
+
+        Raises:
+            Stopped: a signal asked for it; the checkpoint is complete.
+            Diverged: a loss is not finite.
+        """
+        job, settings = self.job, self.job.plan.config.train
         done = step + 1
-        is_last = done == plan.steps.total
-        stop = None if is_last else job.stop.outcome  # a run that is done is not interrupted
+        is_last = done == job.plan.steps.total
+        stop = None if is_last else asked_to_stop(job, totals)  # what is done is not interrupted
         eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
         save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
-            if time.monotonic() - said > SAY_EVERY_S and rows and not is_last:
+            if time.monotonic() - self.said > SAY_EVERY_S and rows and not is_last:
                 say(job, rows[-1])
-                said = time.monotonic()
+                self.said = time.monotonic()
         if eval_due:
             evaluate(job, done)
         if settings.save_final if is_last else save_due or stop:
             save(job, done)
         if stop:
-            raise Stopped(stop, f"{job.stop.signal} after step {done}; checkpoint saved")
+            who = job.stop.signal or "another process"
+            raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
 
 
-def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> None:
-    """One optimizer step over all micro-batches of the global batch."""
-    meter, scaler = job.meter, job.formats.scaler
-    meter.enter("data")
-    cut = [batch.to(job.device) for batch in next(batches)]
+def asked_to_stop(job: Job, totals: StepTotals) -> Outcome | None:
+    """Alone, stop after this step; ranks stop after the step before which they knew of it."""
+    return job.stop.outcome if job.ranks.world_size == 1 else totals.stop
+
+
+def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
+    """One optimizer step over all micro-batches of the global batch; returns what it held."""
+    meter = job.meter
+    cut, totals = next_step(job, batches)
     # The mean over every target of the global batch: the same however the batch is cut.
-    num_targets = max(1, sum(batch.num_targets for batch in cut))
-    total = torch.zeros((), device=job.device)
-    for batch in cut:
-        meter.enter("forward")
-        with job.formats.autocast():
-            logits = job.model(**batch.inputs).logits
-            loss = loss_sum(logits, batch.labels) / num_targets
-        meter.enter("backward")
-        job.accelerator.backward(scaler.scale(loss) if scaler else loss)
-        total += loss.detach()
-        del logits, loss
-    meter.enter("optimizer")
+    num_targets = max(1, totals.num_targets)
+    # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
-    for group in job.optimizer.param_groups:
-        group["lr"] = learning_rate
-    grad_norm = clip_gradients(job)
-    if scaler:
-        scaler.step(job.optimizer)
-        scaler.update()
-    else:
-        job.optimizer.step()
-    job.optimizer.zero_grad(set_to_none=True)
-    num_samples = sum(batch.num_samples for batch in cut)
-    num_tokens = sum(batch.num_tokens for batch in cut)
-    meter.end_step(step, total, grad_norm, learning_rate, num_samples, num_tokens)
+    set_learning_rate(job.optimizer, learning_rate)
+    total = torch.zeros((), device=job.device)
+    for number, batch in enumerate(cut, start=1):
+        with job.update.exchange(last=number == len(cut)):
+            meter.enter("forward")
+            with job.formats.autocast(), job.offload:
+                loss = job.loss(job.model, batch) / num_targets
+            job.cache_release.after_forward(step)
+            meter.enter("backward")
+            job.update.backward(loss)
+        total += loss.detach()
+        del loss
+    meter.enter("optimizer")
+    grad_norm = job.update.apply(learning_rate)
+    meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
+    return totals
 
 
-def clip_gradients(job: Job) -> Tensor:
-    """Global gradient norm before clipping; clips where that was asked for."""
-    if job.formats.scaler:
-        job.formats.scaler.unscale_(job.optimizer)
-    gradients = [p.grad for p in job.parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if job.plan.config.train.max_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(
-            job.parameters, job.plan.config.train.max_grad_norm, norm
-        )
-    return norm
+def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[MicroBatch], StepTotals]:
+    """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
+    job.meter.enter("data")
+    # A rank without samples in an epoch's last, short step still takes part in the exchange.
+    cut = [batch.to(job.device) for batch in next(batches) or [job.data.placeholder()]]
+    return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
+
+
+def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
+    """What this rank's part of a step holds; known on the host."""
+    return StepTotals(
+        sum(batch.num_targets for batch in cut),
+        sum(batch.num_samples for batch in cut),
+        sum(batch.num_tokens for batch in cut),
+        stop,
+    )
 
 
 @torch.no_grad()
@@ -116,13 +143,22 @@ def evaluate(job: Job, step: int) -> None:
     job.model.eval()
     total = torch.zeros((), device=job.device)
     num_targets = 0
-    for batch in job.data.eval_loader():
-        moved = batch.to(job.device)
-        with job.formats.autocast():
-            total += loss_sum(job.model(**moved.inputs).logits, moved.labels)
-        num_targets += batch.num_targets
-    loss = total.item() / max(1, num_targets)
+    with evaluation_weights(job.optimizer):
+        for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
+            moved = batch.to(job.device)
+            with look_at_evaluation(job), job.formats.eval_autocast():
+                total += job.loss(job.model, moved)
+            num_targets += batch.num_targets
+    counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
+    loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
     job.model.train()
+    if job.ranks.is_main:
+        note_evaluation(job, step, loss)
+    job.eval_s += time.perf_counter() - start
+
+
+def note_evaluation(job: Job, step: int, loss: float) -> None:
+    """Write the row of one evaluation."""
     row: metrics.Row = {
         metrics.STEP: step,
         metrics.ATTEMPT: job.attempt,
@@ -135,18 +171,18 @@ def evaluate(job: Job, step: int) -> None:
     metrics.append_rows(job.paths.metrics, [row])
     job.tracker.log([row])
     log.info(said)
-    job.eval_s += time.perf_counter() - start
 
 
 def write_metrics(job: Job) -> list[metrics.Row]:
-    """Write the rows of the steps since the last write.
+    """Write the rows of the steps since the last write; all ranks take part, rank 0 writes.
 
     Raises:
         Diverged: one of the losses is not finite, and the run is to stop then.
     """
-    rows = job.meter.flush()
-    metrics.append_rows(job.paths.metrics, rows)
-    job.tracker.log(rows)
+    rows = job.meter.flush(job.ranks)
+    if job.ranks.is_main:
+        metrics.append_rows(job.paths.metrics, rows)
+        job.tracker.log(rows)
     if job.plan.config.train.stop_on_nonfinite:
         for row in rows:
             if not math.isfinite(row[metrics.LOSS]):
@@ -155,18 +191,50 @@ def write_metrics(job: Job) -> list[metrics.Row]:
 
 
 def save(job: Job, step: int) -> None:
-    """Write a checkpoint."""
+    """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
     job.meter.phase = "checkpoint"
-    save_checkpoint(
-        job.paths.checkpoints,
-        step,
-        job.bare_model,
-        job.optimizer,
-        job.formats.scaler,
-        job.plan.config.train.keep_checkpoints,
-    )
+    if isinstance(job.update, HoldsPart):
+        save_parts(
+            job.paths.checkpoints,
+            step,
+            job.bare_model,
+            job.update,
+            job.plan.config.train.keep_checkpoints,
+            job.ranks,
+            job.tokenizer,
+        )
+    else:
+        save_whole(job, step)
+    if job.ranks.is_main:
+        link_model(job.paths, step)
     job.checkpoint_s += time.perf_counter() - start
+
+
+def save_whole(job: Job, step: int) -> None:
+    """Rank 0 has all there is to save, but for the other ranks' random states."""
+    random_states = job.ranks.gather(capture_random_state())
+    whole = job.update.gather(keep=job.ranks.is_main)
+    if job.ranks.is_main:
+        save_checkpoint(
+            job.paths.checkpoints,
+            step,
+            job.bare_model,
+            job.optimizer,
+            job.formats.scaler,
+            job.plan.config.train.keep_checkpoints,
+            random_states,
+            job.tokenizer,
+            whole,
+        )
+
+
+def link_model(paths: RunPaths, step: int) -> None:
+    """`model` in the run folder is the newest checkpoint: a name to load that stays the same."""
+    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}"
+    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
+        if not paths.model.exists() or paths.model.is_symlink():
+            replace_link(paths.model, target)
 
 
 def say(job: Job, row: metrics.Row) -> None:

@@ -1,11 +1,15 @@
 """How much memory a run takes: the device's own counters on a GPU, a profiled step on a CPU."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from eke.build.four_bits import quant_tensors
+from eke.build.optimizer import state_tensors
+from eke.build.sharding import part
 from eke.run.process import resident_bytes
 
 
@@ -27,16 +31,29 @@ def memory_in_use(device: torch.device) -> int | None:
         return None
 
 
-def live_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of weights, buffers, gradients and optimizer state, shared storages counted once."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    tensors += [p.grad for p in model.parameters() if p.grad is not None]
-    tensors += [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor)
-    ]
+def device_peak(device: torch.device) -> int | None:
+    """Highest sum of tensors so far on a GPU; PyTorch does not count it on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def live_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Tensor] = ()
+) -> int:
+    """Bytes of weights, buffers, gradients and optimizer state, shared storages counted once.
+
+    As in `eke.sizes.StateBytes`, the optimizer's scalar step counters are left out.
+
+    Args:
+        model: without wrappers.
+        optimizer: of that model.
+        others: tensors that neither of them knows of.
+    """
+    weights: list[Tensor] = [*model.parameters()]
+    weights += [p for group in optimizer.param_groups for p in group["params"]]  # or their copies
+    tensors = [*weights, *model.buffers(), *quant_tensors(model), *others]
+    tensors += [p.grad for p in weights if p.grad is not None]
+    tensors += state_tensors(optimizer)
+    tensors = [part(tensor) for tensor in tensors]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 

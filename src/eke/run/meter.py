@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eke.record import metrics
+from eke.run.ranks import ALONE, Ranks
 
 
 class Clock(Protocol):
@@ -70,6 +71,10 @@ class StepNote:
     """The compiler ran in this step."""
 
 
+def _stack(scalars: list[Tensor]) -> Tensor:
+    return torch.stack([scalar.detach().float().reshape(()) for scalar in scalars])
+
+
 @dataclass
 class Meter:
     """Notes steps and turns them into rows."""
@@ -103,16 +108,16 @@ class Meter:
         self.notes.append(note)
         self._stamps = []
 
-    def flush(self) -> list[metrics.Row]:
-        """Rows of the steps noted since the last call: the one place that waits for the device."""
+    def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
+        """Rows of the steps noted since the last call: the one place that waits for the device.
+
+        Each rank has noted its own part of the loss, and the norm of the gradient all share.
+        """
         if not self.notes:
             return []
-        tensors = [t for note in self.notes for t in (note.loss, note.grad_norm)]
-        values = torch.stack([t.detach().float().reshape(()) for t in tensors]).tolist()
-        rows = [
-            self._row(note, values[2 * number], values[2 * number + 1])
-            for number, note in enumerate(self.notes)
-        ]
+        losses = ranks.sum(_stack([note.loss for note in self.notes]))
+        values = torch.stack([losses, _stack([note.grad_norm for note in self.notes])]).tolist()
+        rows = [self._row(*each) for each in zip(self.notes, *values, strict=True)]
         self.notes = []
         return rows
 
@@ -124,7 +129,7 @@ class Meter:
             metrics.STEP: note.step + 1,
             metrics.ATTEMPT: self.attempt,
             metrics.LOSS: loss,
-            "train/grad_norm": grad_norm,
+            metrics.GRAD_NORM: grad_norm,
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),
             **{metrics.phase_key(phase): value for phase, value in seconds.items()},

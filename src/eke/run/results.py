@@ -1,5 +1,7 @@
 """The record of an attempt: what the plan and the rows tell, and what the job's objects add."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
 from eke.record import Failure, MeasuredMemory, MemoryRecord, Outcome, Record, metrics
 from eke.run.job import Job
+from eke.run.notes import AT_THE_END
 from eke.run.process import process_peak
 
 
@@ -28,11 +31,14 @@ def make_record(
     if unreadable:
         record.warnings.append(f"{unreadable} torn lines in {paths.metrics.name}, from a kill")
     if job:
+        for note in AT_THE_END:
+            note(job)
         record.warnings += job.warnings
         record.timing.eval_s = job.eval_s
         record.timing.checkpoint_s = job.checkpoint_s
         record.memory = MemoryRecord(measured=measured_memory(job))
         record.effective = effective(job)
+        record.warnings += count_skipped(job, rows, record.effective)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
     return record
 
@@ -45,12 +51,14 @@ def measured_memory(job: Job) -> MeasuredMemory:
             peak_allocated_bytes=torch.cuda.max_memory_allocated(job.device),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device),
             process_peak_bytes=process_peak(),
+            peak_per_rank_bytes=job.peaks,
             stages=dict(job.stages),
         )
     return MeasuredMemory(
         basis="CPU tensor allocator, one profiled step; stages: resident memory of the process",
         peak_allocated_bytes=job.profiled_peak,
         process_peak_bytes=process_peak(),
+        peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
     )
 
@@ -59,8 +67,28 @@ def effective(job: Job) -> dict[str, Any]:
     """What was read from the running objects."""
     found = dict(job.effective)
     found["device"] = str(next(job.bare_model.parameters()).device)
+    if job.data.padding.frac is not None:
+        found["padding_frac"] = job.data.padding.frac
     if job.formats.scaler:
         found["loss_scale"] = job.formats.scaler.get_scale()
     if job.plan.config.compile.option != "none":
         found["compile"] = compile_report()
     return found
+
+
+def count_skipped(job: Job, rows: Sequence[metrics.Row], found: dict[str, Any]) -> list[str]:
+    """Put into `found` how many steps of the whole run the loss scaler skipped.
+
+    Their gradients overflowed: the norm is not finite. Returns a warning where they are the rule.
+    """
+    if job.formats.scaler is None:
+        return []
+    norms = [row[metrics.GRAD_NORM] for row in metrics.latest(rows, metrics.LOSS)]
+    skipped = sum(not math.isfinite(norm) for norm in norms)
+    found["skipped_steps"] = skipped
+    if skipped <= len(norms) / 2:
+        return []
+    return [
+        f"{skipped} of {len(norms)} steps were skipped: their gradients overflowed float16 at "
+        "every loss scale tried (precision=bf16)"
+    ]

@@ -5,7 +5,7 @@ import os
 import signal
 from types import FrameType
 
-from eke.paths import SUPERVISOR
+from eke.paths import AGENT, SUPERVISOR
 from eke.record import Outcome
 
 _MEANING = {
@@ -43,15 +43,23 @@ class Stopped(Exception):
 
 
 def stop_with_supervisor() -> None:
-    """Have the kernel send SIGTERM to this process when its supervisor dies (Linux).
+    """Leave no orphan that trains on unseen when whoever started this worker dies (Linux).
 
-    So that killing the supervisor leaves no orphan that trains on unseen; it saves a checkpoint
-    and ends as preempted.
+    Without its supervisor it saves a checkpoint and ends as preempted. One of several ranks is
+    killed with the agent that started them: the agent outlives its supervisor to stop them in
+    order, so when it is gone, somebody wants all of them gone.
     """
-    if os.environ.get(SUPERVISOR) != str(os.getppid()):
-        return
+    parent = str(os.getppid())
+    if os.environ.get(SUPERVISOR) == parent:
+        end_with_parent(signal.SIGTERM)
+    elif os.environ.get(AGENT) == parent:
+        end_with_parent(signal.SIGKILL)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send a signal to this process when its parent dies."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     try:
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(set_parent_death_signal, number)
     except (OSError, AttributeError):  # not Linux: nothing to ask for
         return

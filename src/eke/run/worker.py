@@ -1,4 +1,4 @@
-"""`python -m eke.run.worker RUN_DIR`: the one process that trains, whoever starts it.
+"""`python -m eke.run.worker RUN_DIR`: the process that trains, whoever starts it; one per rank.
 
 It reads plan.json, trains, writes record.json, and leaves by `os._exit`: interpreter teardown of
 communication libraries can abort a perfectly good run, so no exit code may come after the record.
@@ -7,17 +7,28 @@ communication libraries can abort a perfectly good run, so no exit code may come
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.paths import RunPaths
-from eke.plan import read_plan
+from eke.paths import RANK, RunPaths
+from eke.plan import Plan, read_plan
 from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
 from eke.run.process import resident_bytes
+from eke.run.quiet import quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
 
-QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""torch's native code, its profiler above all, writes notes that mean nothing to users."""
+QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+"""torch's native code, its profiler above all, writes notes that mean nothing to users; bars
+fill a log."""
+
+PLAN_TIMEOUT_S = 120.0
+PLAN_POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -25,30 +36,88 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m eke.run.worker RUN_DIR\n")
         return EXIT_USER
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
-    for name, level in QUIET.items():
-        os.environ.setdefault(name, level)
+    paths = RunPaths(Path(arguments[0]).absolute())
     stop = StopFlag()
     stop.listen()
     stop_with_supervisor()
+    drop_settings_of_launchers()
     empty = resident_bytes()
-    paths = RunPaths(Path(arguments[0]).absolute())
     try:
-        plan = read_plan(paths)
-        number = start_attempt(paths, plan.machine)
-        metrics.seal(paths.metrics)
-        # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
-        from eke.run.attempt import Attempt, work
-
-        return work(Attempt(plan, paths, number, stop, empty))
+        rank = int(os.environ.get(RANK, "0"))
+        if rank:
+            redirect_output(paths, rank)
+        set_up_output()
+        return follow(paths, stop, empty) if rank else lead(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:
         sys.stderr.write(f"the run folder cannot be written: {error}\n")
         return EXIT_FAILED
+
+
+def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+    """Train alone, or as the rank that writes."""
+    plan = read_plan(paths)
+    number = start_attempt(paths, plan.machine)
+    metrics.seal(paths.metrics)
+    # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
+    from eke.run.attempt import Attempt, work
+    from eke.run.ranks import choose_transport, join_ranks
+
+    choose_transport(plan.config.distributed.p2p)
+    ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+    ranks.tell(number)
+    return work(Attempt(plan, paths, number, stop, empty, ranks))
+
+
+def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
+    from eke.run.attempt import Attempt, help_out
+    from eke.run.ranks import choose_transport, join_ranks
+
+    plan = wait_for_plan(paths)
+    choose_transport(plan.config.distributed.p2p)
+    ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+    number = ranks.tell(None)
+    return help_out(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
+
+
+def wait_for_plan(paths: RunPaths) -> Plan:
+    """The plan, which rank 0's supervisor writes; under a hand-typed torchrun we may be early.
+
+    Raises:
+        RunError: it did not come in time.
+    """
+    deadline = time.monotonic() + PLAN_TIMEOUT_S
+    while not paths.plan.exists() and time.monotonic() < deadline:
+        time.sleep(PLAN_POLL_S)
+    return read_plan(paths)
+
+
+def redirect_output(paths: RunPaths, rank: int) -> None:
+    """What a rank behind rank 0 prints, native code included, goes into a log of its own."""
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
+def set_up_output() -> None:
+    """Times in the log, and no chatter of libraries."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
+    quiet_imports()
+
+
+def drop_settings_of_launchers() -> None:
+    """`accelerate launch` hands its own configuration on; what counts is eke's."""
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
 
 
 if __name__ == "__main__":

@@ -1,35 +1,57 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
+from eke.schema.attention import Attention, Backend
+from eke.schema.compiling import Compile, CompileMode
 from eke.schema.config import SCHEMA_VERSION, VARIANTS, Config, register
+from eke.schema.dataloader import DataLoader
+from eke.schema.distributed import FSDP, Distributed, Exchange, PeerToPeer
+from eke.schema.engine import Engine, Trainer
+from eke.schema.kernels import Kernels
 from eke.schema.limits import Limit
-from eke.schema.model import BertModel, GPT2Model, LlamaModel, Model, T5Model
-from eke.schema.surroundings import Hardware, Paths, Tracker, TrackerMode
-from eke.schema.technique import (
+from eke.schema.memory import Checkpointing, Memory
+from eke.schema.model import (
+    BertModel,
+    GPT2Model,
+    LlamaModel,
+    MixtralModel,
+    Model,
+    PretrainedModel,
+    T5Model,
+)
+from eke.schema.offload import Offload
+from eke.schema.optimizer import (
     SGD,
     Adafactor,
     AdamW,
-    Attention,
-    Checkpointing,
-    Compile,
-    Compute,
-    DataLoader,
-    DecayingSchedule,
-    Distributed,
-    Engine,
-    Memory,
+    AdamW8bit,
+    AdamWTorchAO4bit,
+    AdamWTorchAO8bit,
+    AdjustLR,
+    Apollo,
+    GaLore,
+    Lion,
+    Lion8bit,
+    Muon,
     Optimizer,
-    Precision,
-    Schedule,
-    Switch,
-    WSDSchedule,
+    ScaleType,
+    ScheduleFree,
 )
+from eke.schema.peft import Adapters, FourBits, Lora, Peft, QLora, TrainedBias
+from eke.schema.precision import Compute, Evaluation, Float8, Precision, Weights
+from eke.schema.schedule import DecayingSchedule, Schedule, WSDSchedule
+from eke.schema.surroundings import Hardware, Paths, Tracker, TrackerMode
+from eke.schema.switch import Switch
 from eke.schema.work import (
     MAX_STEPS,
     Batch,
     Data,
+    Files,
+    Hub,
     Lengths,
     MaskedLM,
+    Packing,
     PythonSource,
+    Rows,
     Seq2SeqLM,
     SequenceClassification,
     Synthetic,
@@ -39,17 +61,26 @@ from eke.schema.work import (
 )
 
 __all__ = [
+    "FSDP",
     "MAX_STEPS",
     "SCHEMA_VERSION",
     "SGD",
     "VARIANTS",
     "Adafactor",
     "AdamW",
+    "AdamW8bit",
+    "AdamWTorchAO4bit",
+    "AdamWTorchAO8bit",
+    "Adapters",
+    "AdjustLR",
+    "Apollo",
     "Attention",
+    "Backend",
     "Batch",
     "BertModel",
     "Checkpointing",
     "Compile",
+    "CompileMode",
     "Compute",
     "Config",
     "Data",
@@ -57,19 +88,41 @@ __all__ = [
     "DecayingSchedule",
     "Distributed",
     "Engine",
+    "Evaluation",
+    "Exchange",
+    "Files",
+    "Float8",
+    "FourBits",
     "GPT2Model",
+    "GaLore",
     "Hardware",
+    "Hub",
+    "Kernels",
     "Lengths",
     "Limit",
+    "Lion",
+    "Lion8bit",
     "LlamaModel",
+    "Lora",
     "MaskedLM",
     "Memory",
+    "MixtralModel",
     "Model",
+    "Muon",
+    "Offload",
     "Optimizer",
+    "Packing",
     "Paths",
+    "PeerToPeer",
+    "Peft",
     "Precision",
+    "PretrainedModel",
     "PythonSource",
+    "QLora",
+    "Rows",
+    "ScaleType",
     "Schedule",
+    "ScheduleFree",
     "Seq2SeqLM",
     "SequenceClassification",
     "Switch",
@@ -80,6 +133,9 @@ __all__ = [
     "Tracker",
     "TrackerMode",
     "Train",
+    "TrainedBias",
+    "Trainer",
     "WSDSchedule",
+    "Weights",
     "register",
 ]

@@ -40,10 +40,8 @@ def dataclasses_to_plain(converter: cattrs.Converter) -> Callable[[Any], dict[st
 def _variant_hook(
     converter: cattrs.Converter, group: str, classes: list[Any]
 ) -> Callable[[Any, Any], Any]:
-    by_fields = {frozenset(f.name for f in dataclasses.fields(cls)): cls for cls in classes}
-
     def structure(value: Any, _: Any) -> Any:
-        cls = by_fields.get(frozenset(value))
+        cls = _class_of(value, classes, VARIANTS[group])
         if cls is None:
             raise ValueError(f"no variant of {group} has exactly the keys {sorted(value)}")
         return cls(
@@ -55,3 +53,12 @@ def _variant_hook(
         )
 
     return structure
+
+
+def _class_of(value: Any, classes: list[Any], variants: dict[str, type]) -> Any:
+    """The class with exactly these keys; of several the one that is named as the option is."""
+    fitting = [
+        cls for cls in classes if {f.name for f in dataclasses.fields(cls)} == frozenset(value)
+    ]
+    named = variants.get(value.get("option", ""))
+    return named if named in fitting else next(iter(fitting), None)

@@ -5,8 +5,20 @@ from dataclasses import dataclass, field
 from hydra.core.config_store import ConfigStore
 
 from eke.schema import model as models
-from eke.schema import surroundings, technique, work
+from eke.schema import surroundings, work
+from eke.schema.attention import Attention
+from eke.schema.compiling import Compile
+from eke.schema.dataloader import DataLoader
+from eke.schema.distributed import DISTRIBUTEDS, Distributed
+from eke.schema.engine import Engine, Trainer
+from eke.schema.kernels import Kernels
 from eke.schema.limits import at_least, between
+from eke.schema.memory import Memory
+from eke.schema.offload import Offload
+from eke.schema.optimizer import OPTIMIZERS, Optimizer
+from eke.schema.peft import PEFTS, Peft
+from eke.schema.precision import Precision
+from eke.schema.schedule import SCHEDULES, Schedule
 
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""
@@ -20,15 +32,19 @@ class Config:
     task: work.Task = field(default_factory=work.Task)
     data: work.Data = field(default_factory=work.Data)
     batch: work.Batch = field(default_factory=work.Batch)
-    precision: technique.Precision = field(default_factory=technique.Precision)
-    optimizer: technique.Optimizer = field(default_factory=technique.Optimizer)
-    schedule: technique.Schedule = field(default_factory=technique.Schedule)
-    memory: technique.Memory = field(default_factory=technique.Memory)
-    attention: technique.Attention = field(default_factory=technique.Attention)
-    compile: technique.Compile = field(default_factory=technique.Compile)
-    distributed: technique.Distributed = field(default_factory=technique.Distributed)
-    dataloader: technique.DataLoader = field(default_factory=technique.DataLoader)
-    engine: technique.Engine = field(default_factory=technique.Engine)
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    memory: Memory = field(default_factory=Memory)
+    attention: Attention = field(default_factory=Attention)
+    compile: Compile = field(default_factory=Compile)
+    kernels: Kernels = field(default_factory=Kernels)
+    distributed: Distributed = field(default_factory=Distributed)
+    offload: Offload = field(default_factory=Offload)
+    dataloader: DataLoader = field(default_factory=DataLoader)
+    peft: Peft = field(default_factory=Peft)
+    engine: Engine = field(default_factory=Engine)
+    trainer: Trainer = field(default_factory=Trainer)
     tracker: surroundings.Tracker = field(default_factory=surroundings.Tracker)
     hardware: surroundings.Hardware = field(default_factory=surroundings.Hardware)
     train: work.Train = field(default_factory=work.Train)
@@ -46,9 +62,11 @@ class Config:
 VARIANTS: dict[str, dict[str, type]] = {
     "model": {
         "llama": models.LlamaModel,
+        "mixtral": models.MixtralModel,
         "bert": models.BertModel,
         "gpt2": models.GPT2Model,
         "t5": models.T5Model,
+        "pretrained": models.PretrainedModel,
     },
     "task": {
         "causal_lm": work.Task,
@@ -60,17 +78,13 @@ VARIANTS: dict[str, dict[str, type]] = {
         "python_source": work.PythonSource,
         "synthetic": work.Synthetic,
         "text": work.Text,
+        "files": work.Files,
+        "hub": work.Hub,
     },
-    "optimizer": {
-        "adamw": technique.AdamW,
-        "adafactor": technique.Adafactor,
-        "sgd": technique.SGD,
-    },
-    "schedule": {
-        "constant": technique.Schedule,
-        "decaying": technique.DecayingSchedule,
-        "wsd": technique.WSDSchedule,
-    },
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "distributed": DISTRIBUTEDS,
+    "peft": PEFTS,
 }
 """Groups whose options have different fields: schema name -> class, named by the option's file."""
 

@@ -30,6 +30,8 @@ class Limit:
         """What is wanted instead of `value`, for an error message."""
         if self.high is not None:
             low, high = _number(self.low or 0), _number(self.high)
+            if self.low_open:
+                return f"above {low} and below {high}"
             form = "at least {} and below {}" if self.high_open else "between {} and {}"
             return form.format(low, high)
         if value > LARGEST:
@@ -59,3 +61,8 @@ def between(low: float, high: float) -> dict[str, Limit]:
 def below(low: float, high: float) -> dict[str, Limit]:
     """The value must be `low` or more, and less than `high`."""
     return {"limit": Limit(low=low, high=high, high_open=True)}
+
+
+def inside(low: float, high: float) -> dict[str, Limit]:
+    """The value must lie in the open interval."""
+    return {"limit": Limit(low=low, high=high, low_open=True, high_open=True)}

@@ -18,13 +18,15 @@ class Tracker:
     option: str = "wandb"
     """The option chosen; set by the option's file."""
     mode: TrackerMode = TrackerMode.offline
-    """offline makes no connection at all."""
+    """offline makes no connection at all. W&B only."""
     project: str = "eke"
-    """Project the runs are filed under."""
+    """Project the runs are filed under; MLflow's experiment."""
     entity: str | None = None
-    """Team or user; null is the account's default."""
+    """Team or user at W&B; null is the account's default."""
     group: str | None = None
     """Groups the runs of a sweep; null is the sweep's id, if there is one."""
+    uri: str | None = None
+    """MLflow's tracking URI: a server, or `sqlite:////path`; null is a file in the run folder."""
 
 
 @dataclass

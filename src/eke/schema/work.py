@@ -14,6 +14,18 @@ class Lengths(Enum):
 
     fixed = "fixed"
     uniform = "uniform"
+    lognormal = "lognormal"
+
+
+class Packing(Enum):
+    """How samples of unequal length share a forward pass."""
+
+    off = "off"
+    """Each sample is a row of its own, padded to the longest."""
+    on = "on"
+    """Rows of `seq_len` tokens hold several whole samples; none sees another."""
+    padding_free = "padding_free"
+    """The samples of a micro-batch lie end to end in one row; none sees another."""
 
 
 @dataclass
@@ -60,11 +72,22 @@ class Data:
     """Training samples; null takes all there are."""
     num_eval_samples: int = field(default=64, metadata=between(1, 10**7))
     """Evaluation samples, never seen in training."""
+    packing: Packing = Packing.off
+    """off pads; on packs whole samples into rows of `seq_len`; padding_free lays a micro-batch end
+    to end (both for causal_lm on decoders)."""
+    length_grouping: bool = False
+    """Samples of similar length share an optimizer step, so that less is padded."""
+    pad_to_multiple_of: int | None = field(default=None, metadata=between(2, 4096))
+    """Pad each micro-batch to a multiple of this many tokens (8 suits tensor cores); null: not."""
 
 
 @dataclass
 class PythonSource(Data):
-    """The Python standard library's own source: real text on every machine, byte tokens, packed."""
+    """The Python standard library's own source: real text on every machine, packed."""
+
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
 
 
 @dataclass
@@ -72,9 +95,14 @@ class Synthetic(Data):
     """Random token ids and labels, as in the guides: any shape, nothing to learn."""
 
     lengths: Lengths = Lengths.fixed
-    """fixed: every sample has `seq_len` tokens; uniform: between `min_len` and `seq_len`."""
+    """fixed: every sample has `seq_len` tokens; uniform: between `min_len` and `seq_len`;
+    lognormal: around `median_len`, clipped to that interval."""
     min_len: int | None = field(default=None, metadata=at_least(2))
-    """Shortest sample when lengths are uniform; null is half of `seq_len`."""
+    """Shortest sample; null is half of `seq_len` when lengths are uniform, 2 when lognormal."""
+    median_len: int | None = field(default=None, metadata=at_least(2))
+    """Median of lognormal lengths; null is a quarter of `seq_len`."""
+    sigma: float = field(default=0.6, metadata=between(0.01, 5))
+    """Standard deviation of the logarithm of lognormal lengths."""
     min_token: int = field(default=100, metadata=at_least(0))
     """Smallest token id (the guides' 100 leaves out special tokens)."""
     max_token: int = field(default=30000, metadata=at_least(1))
@@ -85,7 +113,7 @@ class Synthetic(Data):
 
 @dataclass
 class Text(Data):
-    """A text file, or all files of a folder; byte tokens, packed."""
+    """A text file, or all files of a folder, packed."""
 
     path: str = "???"
     """File or folder."""
@@ -93,6 +121,61 @@ class Text(Data):
     """Which files of a folder (searched recursively)."""
     eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
     """Share kept for evaluation: whole files of a folder, the end of a single file."""
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+
+
+@dataclass
+class Rows(Data):
+    """Rows with named columns; each is one sample."""
+
+    text: str = "text"
+    """Column with the text (causal_lm without `prompt`, masked_lm, sequence_classification)."""
+    prompt: str | None = None
+    """Column that is read and not predicted: the prompt in causal_lm, the source in seq2seq_lm."""
+    response: str | None = None
+    """Column that is predicted after the prompt: the answer in causal_lm, the target in
+    seq2seq_lm."""
+    label: str = "label"
+    """Column with the class: a whole number from 0 on, or a text (numbered in sorted order)."""
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
+    """Share of the rows kept for evaluation, chosen by a hash of their content."""
+    max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
+    """Share of rows that may be unusable (not JSON, a wrong type, ...); they are left out."""
+
+
+@dataclass
+class Files(Rows):
+    """Local files of rows."""
+
+    path: str = "???"
+    """File, folder or glob."""
+    pattern: str | None = None
+    """Which files of a folder (searched recursively); null is all of the format's names."""
+    eval_path: str | None = None
+    """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
+
+
+@dataclass
+class Hub(Rows):
+    """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
+
+    name: str = "???"
+    """Name on the hub (`owner/name`), or a folder."""
+    config_name: str | None = None
+    """Configuration of the data set; null where it has only one."""
+    split: str = "train"
+    """Split to train on."""
+    eval_split: str | None = None
+    """Split to evaluate on; null keeps `eval_frac` of the rows."""
+    revision: str | None = None
+    """Branch, tag or commit; null is the newest at the time of the first download."""
+    streaming: bool = False
+    """Read the first `num_samples` rows without downloading all."""
 
 
 @dataclass

@@ -1,26 +1,51 @@
 """Closed-form sizes of models and their training state; no torch, no transformers."""
 
-from eke.sizes.families import FAMILIES, VALID_TASKS
+from eke.sizes.adapters import KEPT_WHOLE, Targets, choose_targets, is_ia3, linear_layers
+from eke.sizes.families import DECODERS, FAMILIES, VALID_TASKS
 from eke.sizes.flops import Flops, training_flops
-from eke.sizes.measure import model_size, parameter_shapes, structure
+from eke.sizes.measure import (
+    adapted_layers,
+    model_size,
+    parameter_shapes,
+    structure,
+    training_structure,
+)
+from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
+from eke.sizes.sharing import STAGE, shared_state_bytes
 from eke.sizes.size import ModelSize
-from eke.sizes.state import FLOAT32_BYTES, StateBytes, state_bytes
-from eke.sizes.structure import Attention, Structure, Tokens, Weight
+from eke.sizes.state import StateBytes, has_master, state_bytes, weight_bytes
+from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
 
 __all__ = [
+    "DECODERS",
     "FAMILIES",
     "FLOAT32_BYTES",
+    "KEPT_WHOLE",
+    "STAGE",
     "VALID_TASKS",
     "Attention",
     "Flops",
     "ModelSize",
+    "Role",
     "StateBytes",
     "Structure",
+    "Targets",
     "Tokens",
     "Weight",
+    "adapted_layers",
+    "choose_targets",
+    "has_master",
+    "is_ia3",
+    "is_quantised",
+    "linear_layers",
     "model_size",
+    "optimizer_bytes",
     "parameter_shapes",
+    "projection_rank",
+    "shared_state_bytes",
     "state_bytes",
     "structure",
     "training_flops",
+    "training_structure",
+    "weight_bytes",
 ]

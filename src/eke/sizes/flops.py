@@ -4,6 +4,10 @@
 two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention
 counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1
 (PaLM counts it in full; implementations that compute the masked half do more work than this).
+Of a mixture of experts only those count that a token passes through.
+A frozen weight needs no gradient of its own, only that of its input: 4 instead of 6 (Hu et al.
+2021, arXiv:2106.09685, section 4.2). Where nothing below a layer is trained not even that is
+needed; it is counted, at most the first layer's attention projections.
 Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
 arithmetic, and recomputation, which is overhead and no model FLOPs.
 """
@@ -13,10 +17,12 @@ from math import prod
 from typing import cast
 
 from eke.schema import Config, Seq2SeqLM
-from eke.sizes.structure import Attention, Structure, Tokens
+from eke.sizes.structure import Attention, Structure, Tokens, Weight
 
 PER_PARAMETER = 6
 """Forward multiply and add, and twice that backward: arXiv:2204.02311, appendix B."""
+PER_FROZEN_PARAMETER = 4
+"""Without the gradient of the weight itself."""
 PER_SCORE = 12
 """Two products of attention, 2 FLOPs each, three times (forward, two gradients): same source."""
 
@@ -52,9 +58,13 @@ def training_flops(config: Config, structure: Structure) -> Flops:
     Source: the two papers named at the top of this file.
     """
     tokens = tokens_per_sample(config)
-    matmul = sum(PER_PARAMETER * prod(w.shape) * tokens[w.tokens] for w in structure.weights)
+    matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
     attention = sum(attention_flops(a, tokens) for a in structure.attention)
     return Flops(float(matmul), float(attention), _formula(structure, tokens))
+
+
+def _per_parameter(weight: Weight) -> int:
+    return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
 def attention_flops(attention: Attention, tokens: dict[Tokens, int]) -> float:
@@ -65,16 +75,18 @@ def attention_flops(attention: Attention, tokens: dict[Tokens, int]) -> float:
 
 def _formula(structure: Structure, tokens: dict[Tokens, int]) -> str:
     """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
-    sizes = dict.fromkeys((Tokens.source, Tokens.target, Tokens.sample), 0)
-    for weight in structure.weights:
-        if weight.tokens in sizes:
-            sizes[weight.tokens] += prod(weight.shape)
     units = {Tokens.source: "tokens", Tokens.target: "decoder tokens", Tokens.sample: "per sample"}
-    parts = [
-        f"{PER_PARAMETER} x {size} x {tokens[kind]} {units[kind]}"
-        for kind, size in sizes.items()
-        if size
-    ]
+    parts = []
+    for kind, unit in units.items():
+        for trained in (True, False):
+            counted = [w for w in structure.weights if (w.trained, w.tokens) == (trained, kind)]
+            if not counted:
+                continue
+            factor = PER_PARAMETER if trained else PER_FROZEN_PARAMETER
+            active = any(w.num_active != prod(w.shape) for w in counted)
+            words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
+            size = sum(w.num_active for w in counted)
+            parts.append(f"{factor} x {size}{words} x {tokens[kind]} {unit}")
     parts += [
         f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {tokens[a.queries]} x "
         f"{tokens[a.keys]}{' / 2 (causal)' if a.causal else ''}"

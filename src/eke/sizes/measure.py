@@ -3,7 +3,8 @@
 from math import prod
 
 from eke.errors import ConfigError, Problem
-from eke.schema import Config
+from eke.schema import Adapters, Config
+from eke.sizes.adapters import adapt, choose_targets, linear_layers
 from eke.sizes.families import FAMILIES, VALID_TASKS
 from eke.sizes.flops import training_flops
 from eke.sizes.size import ModelSize
@@ -24,8 +25,21 @@ def structure(config: Config) -> Structure:
     return FAMILIES[family](config)
 
 
+def training_structure(config: Config) -> Structure:
+    """The tensors as they are trained: with adapters, frozen and 4-bit weights.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    return adapt(config, structure(config))
+
+
+def _architecture(config: Config) -> str:
+    return getattr(config.model, "model_type", config.model.family)
+
+
 def parameter_shapes(config: Config) -> tuple[tuple[int, ...], ...]:
-    """Shape of every trainable tensor, shared ones once; the order is not the model's.
+    """Shape of every tensor of the model itself, shared ones once; the order is not the model's.
 
     Raises:
         ConfigError: if the family has no head for the task.
@@ -36,15 +50,38 @@ def parameter_shapes(config: Config) -> tuple[tuple[int, ...], ...]:
 def model_size(config: Config) -> ModelSize:
     """Parameters and training FLOPs, equal to what the real transformers class has.
 
+    Adapters are counted among the trained parameters, and not among the model's.
+
     Raises:
         ConfigError: if the family has no head for the task.
     """
     parts = structure(config)
-    flops = training_flops(config, parts)
+    trained = adapt(config, parts)
+    flops = training_flops(config, trained) if parts.attention and _is_known(config) else None
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
         num_parameters=sum(prod(w.shape) for w in parts.weights),
-        num_matmul_parameters=sum(prod(w.shape) for w in parts.weights if w.tokens in per_token),
-        flops_per_sample=flops.total,
-        flops_formula=flops.formula,
+        num_active_parameters=sum(w.num_active for w in parts.weights),
+        num_trained_parameters=(
+            sum(prod(w.shape) for w in trained.weights if w.trained) if _is_known(config) else None
+        ),
+        num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
+        flops_per_sample=flops.total if flops else None,
+        flops_formula=flops.formula if flops else f"unknown for {_architecture(config)}",
     )
+
+
+def adapted_layers(config: Config) -> tuple[str, ...]:
+    """Names of the adapted layers, from the Transformer layer on, sorted; none where unknown.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    if not isinstance(config.peft, Adapters):
+        return ()
+    return tuple(sorted(choose_targets(config, linear_layers(structure(config))).modules))
+
+
+def _is_known(config: Config) -> bool:
+    """Whether it is known what is trained: adapters go by the names of layers."""
+    return config.model.family != "other" or not isinstance(config.peft, Adapters)

@@ -8,12 +8,17 @@ class ModelSize:
     """Counts for one model and one task head."""
 
     num_parameters: int
-    """Trainable parameters, shared ones counted once."""
+    """Of the model itself, shared ones counted once; adapters are none of it."""
+    num_trained_parameters: int | None
+    """That an optimizer changes: adapters, or all that an output depends on; None where only the
+    built model can tell."""
+    num_active_parameters: int
+    """Without the experts that a token does not pass through; else as `num_parameters`."""
     num_matmul_parameters: int
     """Parameters that are multiplied with every token: no embeddings, norms or biases, no heads
-    behind pooling; a tied output projection counts."""
-    flops_per_sample: float
+    behind pooling; a tied output projection counts, and of experts those a token passes through."""
+    flops_per_sample: float | None
     """Floating-point operations of one training step per sample, forward and backward,
-    recomputation not counted (model FLOPs)."""
+    recomputation not counted (model FLOPs); None where they cannot be known."""
     flops_formula: str
     """How `flops_per_sample` was computed, in one line."""

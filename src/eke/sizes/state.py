@@ -1,35 +1,58 @@
 """Memory of the training state: what stays allocated between steps, to the byte."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from eke.schema import SGD, Config, Optimizer
-from eke.schema import Adafactor as AdafactorConfig
-from eke.schema import AdamW as AdamWConfig
-from eke.sizes.measure import structure
+from eke.schema import FSDP, Config, Exchange, QLora, Switch, Weights
+from eke.sizes.measure import training_structure
+from eke.sizes.optimizers import FLOAT32_BYTES, optimizer_bytes
 from eke.sizes.size import ModelSize
+from eke.sizes.structure import Weight
 
-FLOAT32_BYTES = 4
-"""Weights, gradients and optimizer state are float32 in every precision eke has."""
+BFLOAT16_BYTES = 2
 
-Shape = tuple[int, ...]
+BLOCK, SCALES_PER_BLOCK = 64, 256
+"""Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
+
+CODE_BYTES, SCALE_CODE_BYTES = 16 * FLOAT32_BYTES, 256 * FLOAT32_BYTES
+"""The values that 4 and 8 bits stand for, kept with each tensor."""
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one process, without activations."""
+    """Bytes of one process, without activations; of the first one, which has the largest parts."""
 
     weights: int
     gradients: int
+    """All of them; the largest one where the optimizer steps in the backward pass."""
     optimizer: int
     """Moments; scalar step counters are left out."""
+    master: int = 0
+    """Float32 copies of narrower weights, for the optimizer to step on."""
+    start: int = 0
+    """All weights: what a process holds before it has only its part of them."""
 
     @property
     def total(self) -> int:
-        """All three."""
-        return self.weights + self.gradients + self.optimizer
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer + self.master
+
+    @property
+    def peak(self) -> int:
+        """The most of them at any time."""
+        return max(self.start, self.total)
+
+
+def weight_bytes(config: Config) -> int:
+    """Bytes of one of the model's own numbers, and of its gradient."""
+    narrow = config.precision.weights is Weights.bfloat16
+    return BFLOAT16_BYTES if narrow else FLOAT32_BYTES
+
+
+def has_master(config: Config) -> bool:
+    """Whether the optimizer steps on float32 copies: only where asked for, and of use."""
+    return config.precision.weights is Weights.bfloat16 and config.precision.master is Switch.on
 
 
 def state_bytes(config: Config, size: ModelSize) -> StateBytes:
@@ -38,38 +61,60 @@ def state_bytes(config: Config, size: ModelSize) -> StateBytes:
     Raises:
         ConfigError: if the family has no head for the task.
     """
-    trained = [weight.shape for weight in structure(config).weights if weight.trained]
-    count = NUMBERS[type(config.optimizer)]
+    whole = training_structure(config).weights
+    weights = [replace(weight, shape=_part(config, weight.shape)) for weight in whole]
+    trained = [weight for weight in weights if weight.trained]
+    gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
+    master = has_master(config)
+    at_once = max if config.memory.optimizer_in_backward else sum
     return StateBytes(
-        weights=FLOAT32_BYTES * size.num_parameters,
-        gradients=FLOAT32_BYTES * sum(prod(shape) for shape in trained),
-        optimizer=FLOAT32_BYTES * sum(count(config.optimizer, shape) for shape in trained),
+        weights=sum(_stored_bytes(config, weight) for weight in weights),
+        gradients=at_once(_number_bytes(config, w) * prod(w.shape) for w in gradients),
+        optimizer=optimizer_bytes(
+            config, trained, lambda w: FLOAT32_BYTES if master else _number_bytes(config, w)
+        ),
+        master=FLOAT32_BYTES * sum(prod(w.shape) for w in trained) if master else 0,
+        start=sum(_stored_bytes(config, weight) for weight in whole),
     )
 
 
-def _adamw(optimizer: Optimizer, shape: Shape) -> int:
-    """Two moments as large as the parameter."""
-    return 2 * prod(shape)
+def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What the first process holds of a tensor: FSDP2 cuts the first dimension, rounding up.
 
-
-def _adafactor(optimizer: Optimizer, shape: Shape) -> int:
-    """Rows and columns of a matrix, all of a vector, no first moment.
-
-    Source: transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4.
+    Source: torch's Shard placement, as `torch.chunk` cuts.
     """
-    if len(shape) < 2:
-        return prod(shape)
-    return prod(shape[:-1]) + prod(shape[:-2] + shape[-1:])
+    if not isinstance(config.distributed, FSDP) or not shape:
+        return shape
+    return (-(-shape[0] // config.distributed.num_processes), *shape[1:])
 
 
-def _sgd(optimizer: Optimizer, shape: Shape) -> int:
-    """The momentum buffer; torch makes none at momentum 0."""
-    return prod(shape) if cast(SGD, optimizer).momentum else 0
+def _adds_up_whole(config: Config) -> bool:
+    """Whether gradients of several micro-batches add up before they are shared out."""
+    sharing, batch = config.distributed, config.batch
+    per_round = batch.per_device * sharing.num_processes
+    accumulation = batch.target // per_round if batch.target else batch.accumulation or 1
+    return isinstance(sharing, FSDP) and sharing.exchange is Exchange.last and accumulation > 1
 
 
-NUMBERS: dict[type[Optimizer], Callable[[Optimizer, Shape], int]] = {
-    AdamWConfig: _adamw,
-    AdafactorConfig: _adafactor,
-    SGD: _sgd,
-}
-"""Optimizer schema -> numbers it keeps for a parameter of one shape."""
+def _number_bytes(config: Config, weight: Weight) -> int:
+    """Adapters stay float32 beside narrower weights: peft's default."""
+    return FLOAT32_BYTES if weight.is_adapter else weight_bytes(config)
+
+
+def _stored_bytes(config: Config, weight: Weight) -> int:
+    numbers = prod(weight.shape)
+    if not weight.four_bits:
+        return _number_bytes(config, weight) * numbers
+    return four_bit_bytes(numbers, cast(QLora, config.peft).double_quant)
+
+
+def four_bit_bytes(numbers: int, double_quant: bool) -> int:
+    """Bytes of one tensor as bitsandbytes 0.50 keeps it: two numbers in a byte, and the scales.
+
+    Source: bitsandbytes.functional.quantize_4bit and QuantState; arXiv:2305.14314, section 3.
+    """
+    blocks = -(-numbers // BLOCK)
+    packed = -(-numbers // 2) + CODE_BYTES
+    if not double_quant:
+        return packed + FLOAT32_BYTES * blocks
+    return packed + blocks + FLOAT32_BYTES * -(-blocks // SCALES_PER_BLOCK) + SCALE_CODE_BYTES

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 
 class Tokens(Enum):
@@ -18,6 +19,19 @@ class Tokens(Enum):
     """One vector per sample: heads that run behind pooling."""
 
 
+class Role(Enum):
+    """What a parameter is to an optimizer that does not treat all of them alike."""
+
+    hidden = "hidden"
+    """A matrix inside a Transformer layer."""
+    embedding = "embedding"
+    """A table of vectors, tied output projections included."""
+    outer = "outer"
+    """Any other tensor of two or more dimensions: heads, poolers, stacked experts."""
+    vector = "vector"
+    """Biases, normalisation weights, and what else has one row or one column: IA3's scales."""
+
+
 @dataclass(frozen=True)
 class Weight:
     """One parameter tensor."""
@@ -27,6 +41,32 @@ class Weight:
     """A tied output projection is one weight, multiplied with the tokens it is applied to."""
     trained: bool = True
     """False for a tensor that no output depends on: it gets no gradient and no optimizer state."""
+    active: tuple[int, int] = (1, 1)
+    """Of a mixture of experts: how many of how many experts a token passes through."""
+    place: Role = Role.hidden
+    """Where it is, as far as its shape does not say it."""
+    module: str = ""
+    """Of a linear layer inside a Transformer layer, weight or bias: its name from that layer on."""
+    is_head: bool = False
+    """Of the head that a classification task adds."""
+    is_adapter: bool = False
+    """Added by parameter-efficient fine-tuning."""
+    four_bits: bool = False
+    """Kept as 4-bit numbers, a scale to each block of them."""
+
+    @property
+    def role(self) -> Role:
+        """What it is to an optimizer; the build side reads the same from a module."""
+        if sum(length > 1 for length in self.shape) < 2:
+            return Role.vector
+        stacked = len(self.shape) > 2
+        return Role.outer if stacked and self.place is Role.hidden else self.place
+
+    @property
+    def num_active(self) -> int:
+        """Numbers that one token is multiplied with, where it is multiplied at all."""
+        chosen, of = self.active
+        return prod(self.shape) * chosen // of
 
 
 @dataclass(frozen=True)
@@ -50,11 +90,32 @@ class Structure:
     attention: tuple[Attention, ...]
 
 
-def linear(out: int, inp: int, tokens: Tokens, *, bias: bool) -> Iterator[Weight]:
+def linear(
+    out: int,
+    inp: int,
+    tokens: Tokens,
+    *,
+    bias: bool,
+    place: Role = Role.hidden,
+    module: str = "",
+    is_head: bool = False,
+) -> Iterator[Weight]:
     """A linear layer, weight as torch stores it: [out, in]."""
-    yield Weight((out, inp), tokens)
+    yield Weight((out, inp), tokens, place=place, module=module, is_head=is_head)
     if bias:
-        yield Weight((out,))
+        yield Weight((out,), module=module, is_head=is_head)
+
+
+def table(rows: int, width: int, tokens: Tokens = Tokens.none) -> Weight:
+    """An embedding; it is multiplied with `tokens` where it is the output projection, too."""
+    return Weight((rows, width), tokens, place=Role.embedding)
+
+
+def head(
+    out: int, inp: int, tokens: Tokens, *, bias: bool, is_head: bool = False
+) -> Iterator[Weight]:
+    """A linear layer behind the last Transformer layer."""
+    return linear(out, inp, tokens, bias=bias, place=Role.outer, is_head=is_head)
 
 
 def layer_norm(width: int) -> Iterator[Weight]:

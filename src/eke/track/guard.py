@@ -7,6 +7,7 @@ goes to every process of a job, wandb-core dies of it, and the next `log` raises
 import logging
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,8 +19,11 @@ from eke.track.tracker import Row
 
 _log = logging.getLogger(__name__)
 
-SECRETS = ("WANDB_API_KEY",)
+SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """Environment variables whose values may turn up in a library's messages and must not leave it."""
+
+EVERY_ROW = "(metrics.jsonl has every row)"
+"""What a user is told beside every trouble."""
 
 KILLED_S = 1.0
 """Seconds a killed mirror gets to notice it."""
@@ -68,6 +72,10 @@ class Limits:
     next measured step; a mirror that overran it once is not waited for until it has caught up."""
     num_rows: int = 10_000
     """Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
+    remedy: str = ""
+    """The command that sends what did not arrive; empty where there is none."""
+    is_quiet: bool = False
+    """Trouble goes into `problem` only, not into the log: there is no training to reassure."""
 
 
 class Guard:
@@ -138,7 +146,8 @@ class Guard:
         with self._changed:
             lost = f"{self._lost} rows not mirrored" if self._lost else ""
             cause = "; ".join(text for text in (self._reason, lost) if text)
-            return f"{cause} (metrics.jsonl has every row)" if cause else ""
+            remedy = f" -> {self._limits.remedy}" if self._limits.remedy else ""
+            return f"{cause} {EVERY_ROW}{remedy}" if cause else ""
 
     def _is_idle(self) -> bool:
         return self._pending == 0 or bool(self._reason)
@@ -189,7 +198,8 @@ class Guard:
             self._lost += self._pending
             self._pending = 0
             self._changed.notify_all()
-        _log.warning("tracker: %s; training goes on", self.problem)
+        if not self._limits.is_quiet:
+            _log.warning("tracker: %s; training goes on", self.problem)
 
 
 def describe(error: BaseException) -> str:
@@ -199,6 +209,7 @@ def describe(error: BaseException) -> str:
     for variable in SECRETS:
         if secret := os.environ.get(variable):
             text = text.replace(secret, "***")
+    text = re.sub(r"://[^/@\s]+@", "://***@", text)  # user and password of a URI
     if isinstance(error, MirrorError):
         return text
     return f"stopped by {name}: {text}" if text else f"stopped by {name}"

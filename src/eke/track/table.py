@@ -1,28 +1,54 @@
 """Which option builds which tracker."""
 
+import dataclasses
+import shlex
 from collections.abc import Callable
 
 from eke.schema import TrackerMode
+from eke.track.accelerate_run import AccelerateRun, Backend
 from eke.track.guard import Guard, Limits
+from eke.track.mlflow_backend import MLflowBackend
+from eke.track.tensorboard_backend import TensorBoardBackend
 from eke.track.tracker import TrackedRun, Tracker, Untracked
+from eke.track.trackio_backend import TrackioBackend
 from eke.track.wandb_run import WandbRun
 
 ONLINE = Limits(finish_s=30.0)
-"""An upload that takes longer than half a minute after the last step is left to `wandb sync`."""
+"""An upload that takes longer than half a minute after the last step is left to `eke sync`."""
 OFFLINE = Limits(finish_s=10.0)
 """Offline, finishing takes milliseconds; ten seconds is a file system in trouble."""
+
+DATABASE = Limits(finish_s=30.0)
+"""MLflow makes a new database in seconds; a short run is over before that."""
 
 
 def _wandb(run: TrackedRun) -> Tracker:
     limits = ONLINE if run.settings.mode is TrackerMode.online else OFFLINE
-    return Guard(WandbRun(run, upload_s=0.8 * limits.finish_s), limits)
+    remedy = f"eke sync {shlex.quote(str(run.directory))}"
+    mirror = WandbRun(run, upload_s=0.8 * limits.finish_s)
+    return Guard(mirror, dataclasses.replace(limits, remedy=remedy))
+
+
+def _over_accelerate(
+    make: Callable[[], Backend], limits: Limits = OFFLINE
+) -> Callable[[TrackedRun], Tracker]:
+    def build(run: TrackedRun) -> Tracker:
+        return Guard(AccelerateRun(run, make()), limits)
+
+    return build
 
 
 def _none(run: TrackedRun) -> Tracker:
     return Untracked()
 
 
-TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {"none": _none, "wandb": _wandb}
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "mlflow": _over_accelerate(MLflowBackend, DATABASE),
+    "none": _none,
+    "tensorboard": _over_accelerate(TensorBoardBackend),
+    "trackio": _over_accelerate(TrackioBackend),
+    "wandb": _wandb,
+}
 """Option of the group `tracker` -> the function that builds it."""
 
 

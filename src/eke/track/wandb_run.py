@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eke.paths import RunPaths
+from eke.record import metrics
+from eke.schema import TrackerMode
+from eke.track.catch_up import EVAL, TRAIN, CatchUp
 from eke.track.guard import MirrorError
 from eke.track.tracker import Row, TrackedRun
 from eke.track.wandb_file import count_rows
@@ -20,8 +24,9 @@ MAX_TAG_CHARACTERS = 64
 """Longer tags make `wandb.init` raise."""
 FLUSH_INTERVAL_S = 1.0
 """Seconds of data a killed run may lose. W&B's default of 15 s loses short runs whole."""
-STEP = "train/global_step"
-"""The x axis. Never W&B's `_step`: it counts calls and is shifted when attempts are joined."""
+STEP = metrics.STEP
+"""The x axis, and W&B's own `_step` as well: the training and the evaluation row of a step become
+one row of W&B's, and a step that is repeated after a resume cannot become a second one."""
 
 
 class WandbRun:
@@ -36,7 +41,9 @@ class WandbRun:
         self._run = run
         self._upload_s = upload_s
         self._wandb_run: wandb.Run | None = None
-        self._num_rows = 0
+        self._num_steps = 0
+        self._last_step = -1
+        self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
         """Import wandb and start its helper process, wandb-core; no connection is made.
@@ -92,13 +99,19 @@ class WandbRun:
         )
         self._check_folder(self._wandb_run.settings.sync_dir)
         self._wandb_run.define_metric("*", step_metric=STEP)
+        if settings.mode is TrackerMode.online:  # offline nobody knows what has arrived
+            last = self._wandb_run.starting_step - 1
+            self._catch_up.seen = {TRAIN: last, EVAL: last}
 
     def log(self, rows: Sequence[Row]) -> None:
-        """One W&B row for each row."""
+        """One W&B row for each step; online, only for the steps that the server lacks."""
         assert self._wandb_run is not None, "open comes first"
-        for row in rows:
-            self._wandb_run.log(dict(row))
-            self._num_rows += 1
+        is_online = self._run.settings.mode is TrackerMode.online
+        for row in self._catch_up.missing(rows) if is_online else rows:
+            step = int(row[STEP])
+            self._wandb_run.log(dict(row), step=step)
+            self._num_steps += step > self._last_step
+            self._last_step = max(step, self._last_step)
 
     def summary(self, values: Row) -> None:
         """Set values of the run's summary."""
@@ -116,22 +129,21 @@ class WandbRun:
 
         assert self._wandb_run is not None, "open comes first"
         settings = self._wandb_run.settings
-        upload = f"-> wandb sync {settings.sync_dir}"
         try:
             self._wandb_run.finish(exit_code)
         except TimeoutError:
             why = f"the upload did not end within {self._upload_s:g} s"
-            raise MirrorError(f"{why} {upload}") from None
+            raise MirrorError(why) from None
         finally:
             wandb.teardown()  # `finish` returns before the last records are written
         written = count_rows(settings.sync_file)
-        if written != self._num_rows:
+        if written != self._num_steps:
             raise MirrorError(
-                f"W&B's file {settings.sync_file} holds {written} of {self._num_rows} rows: "
+                f"W&B's file {settings.sync_file} holds {written} of {self._num_steps} rows: "
                 "is the disk full?"
             )
         if error := find_fatal_error(Path(settings.log_internal)):
-            raise MirrorError(f"the upload failed: {error} {upload}")
+            raise MirrorError(f"the upload failed: {error}")
 
     def abandon(self) -> None:
         """End wandb-core; a later `init` in this process would fail otherwise."""
@@ -140,11 +152,8 @@ class WandbRun:
         wandb.teardown()
 
     def kill(self) -> None:
-        """Kill wandb-core: whoever waits for it gets an exception. Linux only, else nothing."""
-        for listing in Path("/proc/self/task").glob("*/children"):
-            for pid in listing.read_text().split():
-                if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
-                    os.kill(int(pid), signal.SIGKILL)
+        """Kill wandb-core."""
+        kill_core()
 
     def _make_settings(self) -> "wandb.Settings":
         """What W&B may do: write its file and nothing else."""
@@ -176,6 +185,14 @@ class WandbRun:
         expected = (self._run.directory / "wandb").resolve()
         if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
             raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
+
+
+def kill_core() -> None:
+    """Kill this process's wandb-core: who waits for it gets an exception. Linux, else nothing."""
+    for listing in Path("/proc/self/task").glob("*/children"):
+        for pid in listing.read_text().split():
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def make_tags(tags: Iterable[str]) -> list[str]:

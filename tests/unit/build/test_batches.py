@@ -108,6 +108,15 @@ def test_the_cut_changes_no_sample(order, per_device, world_size) -> None:
         assert sorted(k for cut in cuts for piece in cut for k in piece) == sorted(keys)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_rounds_are_the_most_that_any_rank_has(world_size) -> None:
+    order = Order(31, 12, 0)
+    samplers = [StepSampler(order, 0, 7, 5, rank, world_size) for rank in range(world_size)]
+    cuts = [[len(cut) for cut in sampler.cuts()] for sampler in samplers]
+    most = [max(numbers) for numbers in zip(*cuts, strict=True)]
+    assert all(list(sampler.rounds()) == most for sampler in samplers)
+
+
 def test_one_rank_keeps_the_order() -> None:
     keys = [(0, n) for n in (4, 2, 9, 7, 1)]
     assert cut_step(keys, 2) == [keys[:2], keys[2:4], keys[4:]]
@@ -116,8 +125,9 @@ def test_one_rank_keeps_the_order() -> None:
 
 def test_epochs_and_seeds_are_other_permutations() -> None:
     order = Order(num_samples=50, samples_per_step=7, seed=0)
-    permutations = [order.permutation(0), order.permutation(1), Order(50, 7, 1).permutation(0)]
-    assert order.permutation(1) == permutations[1], "the same twice"
+    made = [order.permutation(0), order.permutation(1), Order(50, 7, 1).permutation(0)]
+    permutations = [p.tolist() for p in made]
+    assert order.permutation(1).tolist() == permutations[1], "the same twice"
     assert len({tuple(p) for p in permutations}) == 3
     assert all(sorted(p) == list(range(50)) for p in permutations)
 

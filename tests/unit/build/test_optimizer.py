@@ -1,14 +1,24 @@
 """Optimizers: what is decayed, which implementation, and which numbers reach it."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 from unit.build.plans import hand_plan, options_of
-from unit.plan.cases import SYNTHETIC, plan_of
+from unit.plan.cases import SYNTHETIC, decision, plan_of
 from unit.sizes.configs import TINY_CASES
 
 from eke.build.model import build_model
-from eke.build.optimizer import BUILDERS, build_optimizer, parameter_groups
+from eke.build.optimizer import BUILDERS, build_optimizer, parameter_groups, set_learning_rate
+from eke.errors import RunError
+from eke.sizes import Role, structure
+
+COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
+"""Options whose first step compiles for many seconds."""
+
+HERE = sorted(set(BUILDERS) - COMPILED - {"adamw_apex_fused"})
+"""Options that take a step on any CPU at once."""
 
 
 class Small(nn.Module):
@@ -31,8 +41,8 @@ def test_options_are_builders() -> None:
 def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     model = Small()
     decayed, rest = parameter_groups(model, 0.1)
-    assert decayed["weight_decay"] == 0.1
-    assert rest["weight_decay"] == 0.0
+    assert (decayed["weight_decay"], decayed["role"]) == (0.1, "outer")
+    assert (rest["weight_decay"], rest["role"]) == (0.0, "vector")
     assert [id(p) for p in decayed["params"]] == [id(model.linear.weight)]
     wanted = {id(model.linear.bias), id(model.norm.weight), id(model.norm.bias)}
     assert {id(p) for p in rest["params"]} == wanted
@@ -53,7 +63,21 @@ def test_every_parameter_of_a_model_is_in_one_group(model, task) -> None:
         p for name, p in network.named_parameters() if "norm" in name.lower() or ".ln_" in name
     ]
     assert norms
-    assert not {id(p) for p in norms} & {id(p) for p in groups[0]["params"]}
+    undecayed = next(group for group in groups if group["weight_decay"] == 0)
+    assert {id(p) for p in norms} <= {id(p) for p in undecayed["params"]}
+
+
+@pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
+def test_roles_are_those_that_sizes_are_computed_with(model, task) -> None:
+    plan = hand_plan(f"model={model}", f"task={task}")
+    network = build_model(plan, torch.device("meta"))
+    found = Counter(
+        (group["role"], tuple(p.shape))
+        for group in parameter_groups(network, 0.1)
+        for p in group["params"]
+    )
+    assert found == Counter((w.role.value, w.shape) for w in structure(plan.config).weights)
+    assert {role for role, _ in found} >= {Role.hidden.value, Role.embedding.value}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +127,117 @@ def test_the_numbers_of_sgd_reach_it() -> None:
     assert (group["lr"], group["momentum"], group["nesterov"]) == (0.5, 0.3, True)
 
 
-@pytest.mark.parametrize("option", sorted(BUILDERS))
+NUMBERS = {
+    "adamw_8bit": ({"min_8bit_size": 5}, lambda o: o.args.min_8bit_size == 5),
+    "lion": ({"beta1": 0.7, "beta2": 0.8}, lambda o: o.param_groups[0]["betas"] == (0.7, 0.8)),
+    "lion_8bit": ({"min_8bit_size": 5}, lambda o: o.args.min_8bit_size == 5),
+    "adamw_torchao_8bit": ({"block_size": 64}, lambda o: o.block_size == 64),
+    "adamw_torchao_4bit": ({"block_size": 64}, lambda o: o.block_size == 64),
+    "adamw_bf16_sr": ({}, lambda o: o.bf16_stochastic_round),
+    "schedule_free": (
+        {"beta1": 0.5, "average_power": 1, "lr_power": 3},
+        lambda o: [o.param_groups[0][k] for k in ("betas", "r", "weight_lr_power", "train_mode")]
+        == [(0.5, 0.999), 1, 3, True],
+    ),
+}  # fmt: skip
+"""Option -> keys, and whether they have reached the optimizer."""
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_the_numbers_reach_it(option) -> None:
+    keys, reached = NUMBERS[option]
+    common = {"lr": 0.5, "weight_decay": 0.25}
+    optimizer = built(
+        f"optimizer={option}", *(f"optimizer.{k}={v}" for k, v in {**common, **keys}.items())
+    )
+    assert reached(optimizer)
+    assert [float(g["lr"]) for g in optimizer.param_groups] == [0.5, 0.5]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.25, 0.0]
+
+
+@pytest.mark.parametrize("option", ["galore", "apollo"])
+def test_the_numbers_of_a_projection_reach_matrices_inside_layers_alone(option) -> None:
+    plan = plan_of(
+        *SYNTHETIC, f"optimizer={option}", "optimizer.rank=3", "optimizer.update_proj_gap=7",
+        "optimizer.scale=0.5",
+    )  # fmt: skip
+    network = build_model(plan, torch.device("cpu"))
+    groups = {g["role"]: g for g in build_optimizer(plan, network).param_groups}
+    hidden = groups.pop("hidden")
+    assert (hidden["rank"], hidden["update_proj_gap"], hidden["scale"]) == (3, 7, 0.5)
+    assert groups
+    assert not any("rank" in group for group in groups.values())
+
+
+@pytest.mark.parametrize("option", ["galore", "apollo"])
+def test_a_rank_that_is_left_open_is_a_quarter_of_the_width(option) -> None:
+    plan = plan_of(*SYNTHETIC, f"optimizer={option}", "model.hidden_size=64")
+    assert decision(plan, "optimizer.rank") == ("16", "a quarter of model.hidden_size 64")
+    optimizer = build_optimizer(plan, build_model(plan, torch.device("cpu")))
+    assert {g["rank"] for g in optimizer.param_groups if "rank" in g} == {16}
+    typed = plan_of(*SYNTHETIC, f"optimizer={option}", "model.hidden_size=64", "optimizer.rank=16")
+    assert typed.run_id == plan.run_id, "asked for or decided, it is the same run"
+
+
+@pytest.mark.parametrize("option", HERE)
+def test_the_rate_of_a_step_reaches_every_group(option) -> None:
+    optimizer = built(f"optimizer={option}") if option != "muon" else whole("optimizer=muon")
+    set_learning_rate(optimizer, 0.125)
+    assert {float(group["lr"]) for group in optimizer.param_groups} == {0.125}
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    """torchao refuses any other: its compiled step has read the tensor."""
+    optimizer = built("optimizer=adamw_torchao_8bit")
+    before = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.125)
+    assert all(a is g["lr"] for a, g in zip(before, optimizer.param_groups, strict=True))
+    assert [t.item() for t in before] == [0.125, 0.125]
+
+
+def test_muon_has_the_matrices_inside_layers_and_adamw_the_rest() -> None:
+    optimizer = whole("optimizer=muon", "optimizer.adamw_lr=2e-3", "optimizer.lr=1e-3")
+    muon, adamw = optimizer.parts
+    assert [g["role"] for g in muon.param_groups] == ["hidden"]
+    assert {g["role"] for g in adamw.param_groups} == {"embedding", "vector"}
+    set_learning_rate(optimizer, 0.5)
+    assert muon.param_groups[0]["lr"] == 0.5
+    assert {g["lr"] for g in adamw.param_groups} == {1.0}
+
+
+def test_muon_without_such_a_matrix_says_what_to_type() -> None:
+    with pytest.raises(RunError, match="optimizer=adamw"):
+        built("optimizer=muon")
+
+
+def test_embeddings_of_8_bit_optimizers_have_32_bit_states_unless_told_otherwise() -> None:
+    for option, keep, wanted in [
+        ("adamw_8bit", "true", torch.float32),
+        ("adamw_8bit", "false", torch.uint8),
+        ("lion_8bit", "true", torch.float32),
+    ]:
+        optimizer = whole(f"optimizer={option}", f"optimizer.embeddings_32bit={keep}")
+        table, hidden = (
+            next(g["params"][0] for g in optimizer.param_groups if g["role"] == role)
+            for role in ("embedding", "hidden")
+        )
+        for p in (table, hidden):
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert optimizer.state[table]["state1"].dtype is wanted
+        assert optimizer.state[hidden]["state1"].dtype is torch.uint8
+
+
+def whole(*overrides):
+    """The optimizer of a whole model."""
+    plan = plan_of(*SYNTHETIC, *overrides)
+    return build_optimizer(plan, build_model(plan, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    "option", [pytest.param(o, marks=pytest.mark.slow) for o in sorted(COMPILED)]
+    + [o for o in HERE if o != "muon"],
+)  # fmt: skip
 def test_a_step_changes_every_trainable_parameter_and_no_other(option) -> None:
     torch.manual_seed(0)
     model = Small()

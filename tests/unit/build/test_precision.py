@@ -1,11 +1,16 @@
 """Formats that are really computed in, on a CPU too."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
+from unit.sizes.configs import TINY_CASES
 
-from eke.build.precision import BUILDERS, build_formats
+from eke.build.heads import HEADS
+from eke.build.model import build_model
+from eke.build.precision import BUILDERS, build_formats, set_tf32
 from eke.schema import Compute
 
 DEVICE = torch.device("cpu")
@@ -84,3 +89,70 @@ def test_a_cpu_leaves_the_global_flags_alone(option) -> None:
     before = torch.backends.cuda.matmul.allow_tf32
     formats(option, device=GPU)
     assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+@pytest.mark.parametrize(
+    ("option", "task"),
+    [
+        pytest.param(o, t, marks=pytest.mark.slow if t == "sequence_classification" else ())
+        for o, t in TINY_CASES
+    ],
+)
+def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
+    """So that runs in several formats start from the same model."""
+    assert task in HEADS
+    wide, narrow = (
+        build_model(plan_of(f"model={option}", f"task={task}", *SYNTHETIC, p), DEVICE)
+        for p in ("precision=fp32", "precision=bf16_pure")
+    )
+    other = dict(narrow.named_parameters())
+    for name, weight in wide.named_parameters():
+        assert other[name].dtype == torch.bfloat16
+        assert torch.equal(weight.bfloat16(), other[name]), name
+
+
+def test_pure_bfloat16_needs_no_autocast() -> None:
+    with formats("bf16_pure").autocast():
+        assert not torch.is_autocast_enabled("cpu")
+        assert nn.Linear(8, 8)(torch.randn(2, 8)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("option", "evaluation", "dtype"),
+    [
+        ("fp32", "same", torch.float32),
+        ("bf16", "same", torch.bfloat16),
+        ("fp32", "bfloat16", torch.bfloat16),
+        ("fp32", "float16", torch.float16),
+        ("bf16", "float32", torch.float32),
+        ("fp16", "bfloat16", torch.bfloat16),
+    ],
+)
+def test_evaluation_has_a_format_of_its_own(option, evaluation, dtype) -> None:
+    overrides = (f"precision={option}", f"precision.evaluation={evaluation}")
+    made = build_formats(plan_of(*SYNTHETIC, *overrides), DEVICE)
+    with made.eval_autocast():
+        assert nn.Linear(8, 8)(torch.randn(2, 8)).dtype == dtype
+
+
+@pytest.fixture
+def tf32_flags():
+    """torch's flags, put back as they were."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_tf32_is_set_under_all_its_names_without_a_warning(tf32_flags) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for on in (True, False, True):
+            set_tf32(on)
+            assert torch.backends.cuda.matmul.allow_tf32 is on
+            assert torch.backends.cudnn.allow_tf32 is on
+            # inductor reads this one for the key of its cache, flex attention for its kernels
+            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+            if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch 2.9
+                expected = "tf32" if on else "ieee"
+                assert torch.backends.cuda.matmul.fp32_precision == expected

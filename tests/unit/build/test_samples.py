@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from eke.build.samples import RandomTokens, mix_seed, pack_windows
-from eke.corpus import Piece
+from eke.build.samples import RandomTokens, pack_windows
+from eke.corpus import Piece, mix_seed
 from eke.schema import Lengths, Synthetic
 from eke.tokens import BOS, NUM_SPECIAL_TOKENS
 
@@ -18,21 +18,21 @@ def random_tokens(**changes):
 
 def test_tokens_are_within_their_limits() -> None:
     source = random_tokens(min_token=100, max_token=120)
-    tokens = torch.cat([source.tokens(index) for index in range(50)])
+    tokens = torch.cat([source.row(index).tokens for index in range(50)])
     assert tokens.dtype == torch.int64
     assert set(tokens.tolist()) == set(range(100, 120)), "every id, and no other"
 
 
 def test_the_vocabulary_is_a_limit() -> None:
     source = dataclasses.replace(random_tokens(), vocab_size=110)
-    assert max(int(source.tokens(index).max()) for index in range(20)) == 109
+    assert max(int(source.row(index).tokens.max()) for index in range(20)) == 109
 
 
 def test_samples_depend_on_their_number_alone() -> None:
     source = random_tokens()
-    forwards = [source.tokens(index).tolist() for index in range(5)]
+    forwards = [source.row(index).tokens.tolist() for index in range(5)]
     torch.manual_seed(99)
-    backwards = [source.tokens(index).tolist() for index in reversed(range(5))]
+    backwards = [source.row(index).tokens.tolist() for index in reversed(range(5))]
     assert forwards == backwards[::-1]
     assert len({tuple(tokens) for tokens in forwards}) == 5
 
@@ -42,17 +42,17 @@ def test_samples_depend_on_their_number_alone() -> None:
 def test_splits_and_seeds_are_other_samples(other) -> None:
     source = random_tokens()
     changed = dataclasses.replace(source, **other)
-    assert not torch.equal(source.tokens(0), changed.tokens(0))
+    assert not torch.equal(source.row(0).tokens, changed.row(0).tokens)
 
 
 def test_fixed_lengths_are_fixed() -> None:
-    assert {len(random_tokens().tokens(index)) for index in range(20)} == {32}
+    assert {len(random_tokens().row(index).tokens) for index in range(20)} == {32}
 
 
 @pytest.mark.parametrize(("min_len", "shortest"), [(None, 16), (30, 30), (2, 2)], ids=str)
 def test_uniform_lengths_reach_both_ends(min_len, shortest) -> None:
     source = random_tokens(lengths=Lengths.uniform, min_len=min_len)
-    lengths = [len(source.tokens(index)) for index in range(200)]
+    lengths = [len(source.row(index).tokens) for index in range(200)]
     assert (min(lengths), max(lengths)) == (shortest, 32)
 
 
@@ -69,7 +69,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    random_tokens().tokens(0)
+    random_tokens().row(0)
     random_tokens().label(0)
     assert torch.equal(torch.rand(1), expected)
 
@@ -100,7 +100,7 @@ def coded(text: str) -> list[int]:
 
 def test_pieces_are_packed_class_by_class(pieces) -> None:
     windows = pack_windows(pieces, 3, ["x", "y"])
-    found = [windows.tokens(index).tolist() for index in range(len(windows))]
+    found = [windows.row(index).tokens.tolist() for index in range(len(windows))]
     assert found == [coded("abc"), coded("de|"), coded("hij"), coded("kl|"), coded("fg|")]
     assert [windows.label(index) for index in range(5)] == [0, 0, 0, 0, 1]
 
@@ -112,7 +112,7 @@ def test_the_order_of_labels_is_the_order_of_classes(pieces) -> None:
 
 def test_what_does_not_fill_a_window_is_left_out(pieces) -> None:
     windows = pack_windows(pieces, 5, ["x", "y"])
-    found = [windows.tokens(index).tolist() for index in range(len(windows))]
+    found = [windows.row(index).tokens.tolist() for index in range(len(windows))]
     assert found == [coded("abcde"), coded("|hijk")]
 
 
@@ -123,20 +123,20 @@ def test_what_does_not_fill_a_window_is_left_out(pieces) -> None:
 )
 def test_kept_windows_are_spread_over_the_text(keep, starts, pieces) -> None:
     windows = pack_windows(pieces, 3, ["x", "y"], keep)
-    found = [windows.tokens(index)[0].item() for index in range(len(windows))]
+    found = [windows.row(index).tokens[0].item() for index in range(len(windows))]
     assert found == coded(starts)
 
 
 def test_a_piece_of_a_file_is_only_that(tmp_path) -> None:
     (tmp_path / "a").write_text("0123456789")
     windows = pack_windows((Piece(tmp_path / "a", 3, 5),), 6, [""])
-    assert windows.tokens(0).tolist() == coded("34567|")
+    assert windows.row(0).tokens.tolist() == coded("34567|")
 
 
 def test_every_byte_is_a_token_of_its_own(tmp_path) -> None:
     (tmp_path / "a").write_bytes(bytes(range(256)))
     windows = pack_windows((Piece(tmp_path / "a", 0, 256),), 256, [""])
-    assert windows.tokens(0).tolist() == list(range(8, 264))
+    assert windows.row(0).tokens.tolist() == list(range(8, 264))
 
 
 def test_no_text_no_windows() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from unit.sizes.configs import make_config
 
+from eke.build.samples import Row
 from eke.build.tasks import TASKS, TaskSamples
 from eke.schema import VARIANTS
 from eke.tokens import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS, PAD
@@ -18,8 +19,10 @@ class Counting:
     def __len__(self) -> int:
         return 100
 
-    def tokens(self, index):
-        return torch.arange(NUM_SPECIAL_TOKENS, NUM_SPECIAL_TOKENS + self.length)
+    framed = False
+
+    def row(self, index):
+        return Row(torch.arange(NUM_SPECIAL_TOKENS, NUM_SPECIAL_TOKENS + self.length))
 
     def label(self, index):
         return index % 3
@@ -54,7 +57,7 @@ def test_of_the_chosen_tokens_eight_in_ten_are_masked(frac) -> None:
     made = [source[0, index] for index in range(100)]
     inputs = torch.stack([m["input_ids"] for m in made])
     labels = torch.stack([m["labels"] for m in made])
-    original = Counting(200).tokens(0).expand_as(inputs)
+    original = Counting(200).row(0).tokens.expand_as(inputs)
     chosen = labels != IGNORED
     assert torch.equal(labels[chosen], original[chosen])
     assert torch.equal(inputs[~chosen], original[~chosen]), "what is not predicted is not touched"
@@ -91,7 +94,7 @@ def test_classification_ends_in_eos_and_keeps_the_source() -> None:
     assert made["input_ids"].tolist() == [*range(8, 31), EOS]
     assert made["labels"].shape == ()
     assert [source[0, n]["labels"].item() for n in range(4)] == [0, 1, 2, 0]
-    assert Counting().tokens(0)[-1] == 31
+    assert Counting().row(0).tokens[-1] == 31
 
 
 SEQ2SEQ = ("task=seq2seq_lm", "model=tiny_t5")

@@ -6,7 +6,7 @@ from eke.compose.catalogue import make_catalogue
 
 def test_help_fits_one_screen() -> None:
     lines = help_text().splitlines()
-    assert len(lines) <= 40
+    assert len(lines) <= 48
     assert max(len(line) for line in lines) <= 100
     assert all(line == line.rstrip() for line in lines)
 

@@ -53,7 +53,9 @@ def test_every_fix_is_right_by_itself() -> None:
 def test_every_fix_composes() -> None:
     for fix in FIXES:
         typed = list(split_arguments(shlex.split(fix)).overrides)
-        typed += ["data=text"] if "data.path=" in fix and "data=text" not in typed else []
+        pretrained = "model.name_or_path=" in fix and "model=pretrained" not in typed
+        typed += ["model=pretrained"] if pretrained else []
+        typed += ["data=text"] if "data.path=" in fix and " data=" not in f" {fix}" else []
         assert compose(typed).config.model.option, fix
 
 

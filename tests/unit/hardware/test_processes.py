@@ -66,6 +66,15 @@ def test_a_sibling_is_a_rank_under_torchrun_and_foreign_otherwise(gpu, proc, mon
     assert foreign_processes(GPU, proc) == []
 
 
+def test_under_a_supervisor_the_launcher_is_one_further_up(gpu, proc, monkeypatch):
+    """A hand-typed torchrun starts train.py, and that starts the worker of rank 0."""
+    gpu((OTHER, MIB))  # a child of the shell, which stands for torchrun here
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert foreign_processes(GPU, proc) != []
+    monkeypatch.setenv("EKE_SUPERVISOR", str(LAUNCHER))
+    assert foreign_processes(GPU, proc) == []
+
+
 def test_only_visible_gpus_count(machine, proc, monkeypatch):
     fake = machine("NVIDIA H200", "NVIDIA H200")
     fake.gpus[1].processes = [(OTHER, MIB)]

@@ -1,9 +1,11 @@
 """Which folder a run gets, and that only one process works in it."""
 
 import dataclasses
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from support import environment
@@ -207,3 +209,15 @@ def test_claiming_leaves_the_record_alone(paths) -> None:
     write_record(paths, record)
     with claim(paths):
         assert read_record(paths) == record
+
+
+def test_a_glance_at_the_lock_does_not_make_a_run_busy(paths) -> None:
+    """`eke sync` takes it shared for a moment, to see whether somebody works on the run."""
+    paths.lock.touch()
+    glance = os.open(paths.lock, os.O_RDONLY)
+    fcntl.flock(glance, fcntl.LOCK_SH)
+    over = threading.Timer(0.03, os.close, [glance])
+    over.start()
+    with claim(paths):
+        pass
+    over.join()

@@ -6,7 +6,17 @@ import pytest
 from unit.record.samples import bare_record, step_row
 
 from eke.launch.settle import LOG_LINES, describe_exit, log_tail, settle
-from eke.record import metrics, read_record, start_attempt, write_record
+from eke.record import (
+    DeadRank,
+    Failure,
+    Outcome,
+    metrics,
+    read_record,
+    start_attempt,
+    write_dead_rank,
+    write_rank_failure,
+    write_record,
+)
 
 
 def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
@@ -35,7 +45,7 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
     record = settle(paths, plan, code, attempts_before=0)
     assert (record.outcome, record.exit_code, record.attempt) == ("crashed", 1, 0)
     assert words in record.failure.message
-    assert record.failure.traceback.splitlines() == [f"line {n}" for n in range(80, 100)]
+    assert record.failure.traceback.splitlines() == [f"line {n}" for n in range(60, 100)]
     assert len(record.failure.traceback.splitlines()) == LOG_LINES
     assert record.steps_done == 2
     assert record.loss.train_final == 2.0
@@ -66,3 +76,62 @@ def test_the_tail_of_a_log_that_is_no_text(paths) -> None:
     assert log_tail(paths) == ""
     paths.log.write_bytes(b"good\n\xff\xfe bad\n")
     assert log_tail(paths).splitlines()[0] == "good"
+
+
+def lost(attempt: int):
+    """Rank 0's record of a run whose other process is gone."""
+    record = bare_record(outcome="crashed", exit_code=1, attempt=attempt)
+    record.failure = Failure("backward", "another process of this run is gone", lost_contact=True)
+    return record
+
+
+def test_what_the_failed_rank_says_replaces_the_symptom(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    told = Failure("forward", "out of memory in forward: 2 GiB", "trace")
+    write_rank_failure(paths, number, 3, Outcome.oom, told)
+    record = settle(paths, plan, 1, attempts_before=0)
+    assert (record.outcome, record.exit_code) == ("oom", Outcome.oom.exit_code)
+    assert record.failure.message == "process 3 of this run: out of memory in forward: 2 GiB"
+    assert read_record(paths) == record
+
+
+def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    write_dead_rank(paths, DeadRank(number, 1, -signal.SIGSEGV))
+    record = settle(paths, plan, 1, attempts_before=0)
+    assert record.failure.message == "process 1 of this run: killed by SIGSEGV"
+
+
+def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
+    """It gave up waiting for a process that hangs; that one was killed afterwards."""
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    write_dead_rank(paths, DeadRank(number, 0, 1))
+    assert settle(paths, plan, 1, attempts_before=0) == lost(number)
+
+
+def test_notes_of_an_earlier_attempt_count_for_nothing(paths, plan) -> None:
+    start_attempt(paths, {})
+    write_rank_failure(paths, 0, 1, Outcome.oom, Failure("forward", "old"))
+    write_dead_rank(paths, DeadRank(0, 1, -9))
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    assert settle(paths, plan, 1, attempts_before=1) == lost(number)
+
+
+def test_a_rank_failure_stands_when_rank_0_left_no_record(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_rank_failure(paths, number, 1, Outcome.oom, Failure("forward", "2 GiB"))
+    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0)
+    assert (record.outcome, record.failure.phase) == ("oom", "forward")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"attempt": 0}', "\x00"])
+def test_torn_notes_are_passed_by(content, paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    paths.rank_failure(1).write_text(content)
+    paths.dead_rank.write_text(content)
+    assert settle(paths, plan, 1, attempts_before=0) == lost(number)

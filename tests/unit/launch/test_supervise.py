@@ -33,7 +33,7 @@ def run(paths, monkeypatch):
 
     def run(code: str, view=None) -> int:
         command = [sys.executable, "-c", f"import os, signal, sys, time\n{code}", str(paths.folder)]
-        monkeypatch.setattr(module, "worker_command", lambda _: command)
+        monkeypatch.setattr(module, "worker_command", lambda *_: command)
         return supervise(paths, view or SilentView())
 
     return run
@@ -175,6 +175,7 @@ def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())
     assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
     assert worker_command(paths)[1:] == ["-m", "eke.run.worker", str(paths.folder)]
+    assert worker_command(paths, 3)[1:] == ["-m", "eke.run.agent", str(paths.folder), "3"]
     found = subprocess.run(
         [sys.executable, "-c", "import eke; print(eke.__file__)"],
         env=variables,

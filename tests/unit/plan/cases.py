@@ -34,8 +34,10 @@ def config_of(*overrides: str) -> Config:
     Hydra takes a fifth of a second, so it only chooses options, and only once for each choice.
     """
     groups = [o for o in overrides if "." not in o.split("=")[0]]
-    if "data=text" in groups:
+    if {"data=text", "data=jsonl", "data=csv", "data=parquet"} & set(groups):
         groups.append("data.path=unset")
+    if "data=hub" in groups:
+        groups.append("data.name=unset")
     tree = OmegaConf.structured(make_config(*groups))
     for override in OverridesParser.create().parse_overrides(
         [o for o in overrides if o not in groups]

@@ -8,10 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import last_wins
 from unit.plan.cases import CPU, GPU, SYNTHETIC, decision, plan_config, plan_of
+from unit.record.samples import step_row
 from unit.sizes.configs import make_config
 
 from eke.errors import ConfigError
-from eke.plan import Decision
+from eke.plan import Decision, outline_record
+from eke.record import Outcome
 
 # --- batch --------------------------------------------------------------------------------------
 
@@ -206,6 +208,56 @@ def test_formats(typed, autocast, scaling) -> None:
     plan = plan_of(*SYNTHETIC, f"precision={typed}")
     assert (plan.compute.autocast, plan.compute.loss_scaling) == (autocast, scaling)
     assert (decision(plan, "loss scaling") is not None) == scaling
+
+
+def test_pure_bfloat16_needs_no_cast() -> None:
+    plan = plan_of(*SYNTHETIC, "precision=bf16_pure")
+    assert (plan.compute.autocast, plan.compute.weights) == (None, "bfloat16")
+    assert plan.compute.matmul == "bfloat16"
+    assert not plan.compute.master
+    value, reason = decision(plan, "precision.master")
+    assert value == "off"
+    assert "4 bytes per parameter" in reason
+
+
+@pytest.mark.parametrize(
+    ("typed", "resolved"),
+    [
+        (("precision=fp32",), None),
+        (("precision=bf16",), "bfloat16"),
+        (("precision=bf16_pure",), None),
+        (("precision=fp32", "precision.evaluation=float16"), "float16"),
+        (("precision=bf16", "precision.evaluation=float32"), None),
+    ],
+    ids=str,
+)
+def test_the_format_of_evaluation(typed, resolved) -> None:
+    assert plan_of(*SYNTHETIC, *typed).compute.eval_autocast == resolved
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("precision.master=auto", "precision.master=off"),
+        ("precision.evaluation=same", "precision.evaluation=bfloat16"),
+    ],
+)
+def test_two_ways_to_the_same_formats_are_one_run(one, other) -> None:
+    ids = [plan_of(*SYNTHETIC, "precision=bf16_pure", typed).run_id for typed in (one, other)]
+    assert ids[0] == ids[1] != plan_of(*SYNTHETIC, "precision=bf16").run_id
+
+
+@pytest.mark.parametrize(
+    ("typed", "known"),
+    [(("precision=bf16_pure",), True), (("precision=fp8",), False), (("precision=fp32",), True)],
+    ids=str,
+)
+def test_the_peak_a_run_is_measured_against_is_its_own_formats(typed, known) -> None:
+    """No device of eke's table has a float8 peak yet, and bfloat16's would flatter."""
+    plan = plan_of(*SYNTHETIC, *typed, device=GPU)
+    rows = [step_row(number) for number in range(1, 30)]
+    record = outline_record(plan, rows, 0, Outcome.ok, None)
+    assert (record.throughput.mfu_frac is not None) == known
 
 
 @pytest.mark.parametrize(

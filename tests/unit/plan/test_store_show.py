@@ -13,7 +13,7 @@ from eke.record import Failure, Loss, Outcome, Timing, read_record, write_record
 from eke.schema import VARIANTS
 from eke.sizes import VALID_TASKS
 
-MODELS = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
+MODELS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ whole run
   eval loss        5.8000 -> 2.5000                    8.368 -> 3.607 bits per byte
   computed in      bfloat16 and float32                attention: flash
   optimizer        AdamW fused                         8 bytes of state per parameter
-  checkpointing    activations recomputed              2 forward passes per layer
+  checkpointing    12 layers recomputed                804 operations repeated, 84 of them \
+matrix multiplications
   record           runs/0123456789abcdef
   warning: train.steps = 5: no speed will be reported"""
 
@@ -110,7 +111,7 @@ WITHOUT = {
     "bits per byte": ({"loss": Loss(5.0, 4.0, 5.0, 4.0)}, "bits per byte"),
     "kernels": ({"effective": {}}, "computed in"),
     "optimizer": ({"effective": {}}, "optimizer  "),
-    "checkpointing": ({"effective": {"layer_calls_per_micro_batch": 1.0}}, "recomputed"),
+    "checkpointing": ({"effective": {"layers_recomputed": 0}}, "recomputed"),
     "warnings": ({"warnings": []}, "warning"),
 }
 """What was not measured, and the words that must then be absent."""
@@ -148,6 +149,17 @@ def test_an_optimizer_with_one_implementation() -> None:
     shown = lines(full_record(effective=effective))["optimizer"]
     assert shown.split("  ")[0] == "Adafactor"
     assert shown.endswith("0.0312 bytes of state per parameter")
+
+
+def test_float8_and_skipped_steps_are_shown_where_there_are_any() -> None:
+    effective = {"float8_layers": 13, "linear_layers": 15, "float8_emulated": True}
+    shown = lines(full_record(effective=effective))["float8"]
+    assert " ".join(shown.split()) == "in 13 of 15 linear layers emulated"
+    effective = {"skipped_steps": 2, "loss_scale": 16384.0}
+    shown = lines(full_record(effective=effective))["skipped"]
+    assert shown.startswith("2 steps")
+    assert shown.endswith("loss scale 16384 at the end")
+    assert "skipped" not in lines(full_record(effective={**effective, "skipped_steps": 0}))
 
 
 def test_a_shared_device_makes_no_speed_claim() -> None:

@@ -107,9 +107,13 @@ def reads_per_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> float:
 QUIET = {
     "fp32": (),
     "bf16": ("precision=bf16",),
+    "bf16-pure": ("precision=bf16_pure",),
+    "bf16-master": ("precision=bf16_pure", "precision.master=on"),
     "accumulation": ("batch.accumulation=3",),
     "no-clipping": ("train.max_grad_norm=null",),
     "checkpointing": ("memory=checkpointing",),
+    "selective": ("memory=checkpointing_selective",),
+    "in-backward": ("memory=optimizer_in_backward", "train.max_grad_norm=null"),
     "eager-attention": ("attention=eager",),
     "foreach": ("optimizer=adamw_foreach",),
     "forloop": ("optimizer=adamw_forloop",),
@@ -120,6 +124,27 @@ QUIET = {
     "llama": ("model=tiny", "task=causal_lm"),
     "gpt2": ("model=tiny_gpt2", "task=causal_lm"),
     "ragged-llama": ("model=tiny", "task=causal_lm", "data.lengths=uniform"),
+    "packed-llama": ("model=tiny", "task=causal_lm", "data.lengths=uniform", "data.packing=on"),
+    "packed-gpt2": (
+        "model=tiny_gpt2",
+        "task=causal_lm",
+        "data.lengths=uniform",
+        "data.packing=on",
+        "attention=eager",
+    ),
+    "padding-free-llama": (
+        "model=tiny",
+        "task=causal_lm",
+        "data.lengths=uniform",
+        "data.packing=padding_free",
+        "batch.accumulation=2",
+    ),
+    "padding-free-gpt2": (
+        "model=tiny_gpt2",
+        "task=causal_lm",
+        "data.lengths=uniform",
+        "data.packing=padding_free",
+    ),
 }
 
 
@@ -178,12 +203,12 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_a_planted_read_is_found(way, job_after_two_steps, monkeypatch) -> None:
     job = job_after_two_steps()
-    clip = loop.clip_gradients
+    apply = job.update.apply
 
-    def clip_and_look(job: Job) -> torch.Tensor:
-        norm = clip(job)
+    def apply_and_look(learning_rate: float) -> torch.Tensor:
+        norm = apply(learning_rate)
         way(torch.zeros_like(norm))
         return norm
 
-    monkeypatch.setattr(loop, "clip_gradients", clip_and_look)
+    monkeypatch.setattr(job.update, "apply", apply_and_look)
     assert reads_per_step(job, monkeypatch) == 1

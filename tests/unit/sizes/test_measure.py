@@ -7,14 +7,15 @@ import pytest
 import torch
 import transformers
 from support import environment
-from unit.sizes.configs import TINY, make_config
+from unit.sizes.configs import CHECKPOINTS_ONLY, TINY, make_config
 
-from eke.build.model import BUILDERS, HEADS
+from eke.build.heads import HEADS
+from eke.build.model import BUILDERS
 from eke.errors import ConfigError
 from eke.paths import conf_folder
 from eke.sizes import FAMILIES, VALID_TASKS, model_size, parameter_shapes
 
-OPTIONS = sorted(path.stem for path in (conf_folder() / "model").glob("*.yaml"))
+OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 
 PUBLISHED = {
     # The checkpoints' well-known totals with the head of their own pre-training task (BERT without
@@ -29,7 +30,12 @@ PUBLISHED = {
     "t5_base": 222_903_552,
     "t5_3b": 2_851_598_336,
     "llama_1b": 1_235_814_400,
+    "llama2_7b": 6_738_415_616,
     "llama3_8b": 8_030_261_248,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_8b": 8_190_735_360,
+    "mixtral_8x7b": 46_702_792_704,
 }
 
 
@@ -59,6 +65,12 @@ def test_every_option_has_the_tensors_of_the_real_class(option):
         pytest.param(["model=tiny", "model.head_dim=64"], id="wide-heads"),
         pytest.param(["model=tiny", "model.tie_word_embeddings=false"], id="llama-untied"),
         pytest.param(["model=tiny_gpt2", "model.tie_word_embeddings=false"], id="gpt2-untied"),
+        pytest.param(["model=tiny_qwen3", "model.head_dim=null"], id="qwen3-derived-width"),
+        pytest.param(["model=tiny_qwen3", "model.num_key_value_heads=null"], id="qwen3-heads"),
+        pytest.param(["model=tiny_qwen3", "model.tie_word_embeddings=false"], id="qwen3-untied"),
+        pytest.param(["model=tiny_moe", "model.num_local_experts=7"], id="experts"),
+        pytest.param(["model=tiny_moe", "model.num_key_value_heads=2"], id="moe-grouped-query"),
+        pytest.param(["model=tiny", "model.rope_scaling_factor=8"], id="stretched-positions"),
         pytest.param(
             ["model=tiny_bert", "task=masked_lm", "model.tie_word_embeddings=false"],
             id="bert-untied",
@@ -90,6 +102,15 @@ def test_published_sizes(option, count):
     assert model_size(config).num_parameters == count
 
 
+def test_active_parameters_of_mixtral_are_the_published_ones():
+    size = model_size(make_config("model=mixtral_8x7b"))
+    # "13B active parameters": arXiv:2401.04088, section 2.1.
+    assert size.num_active_parameters == 12_879_925_248
+    per_layer = 3 * 14336 * 4096
+    assert size.num_parameters - size.num_active_parameters == 32 * 6 * per_layer
+    assert model_size(make_config("model=tiny")).num_active_parameters == 844928
+
+
 def test_matmul_parameters_of_a_tied_decoder():
     # 4 layers of 4 x 128 x 128 and 3 x 128 x 352, and the embedding that is also the projection.
     expected = 4 * (4 * 128 * 128 + 3 * 128 * 352) + 320 * 128
@@ -111,7 +132,8 @@ def test_task_without_a_head_is_refused_with_its_fix():
 
 def test_families_tasks_and_options_agree():
     families = {make_config(f"model={option}").model.family for option in OPTIONS}
-    assert set(FAMILIES) == set(VALID_TASKS) == set(BUILDERS) == set(TINY) == families
+    assert set(FAMILIES) == set(VALID_TASKS) == families | CHECKPOINTS_ONLY
+    assert set(BUILDERS) == set(TINY) == families
     tasks = {path.stem for path in (conf_folder() / "task").glob("*.yaml")}
     assert {task for valid in VALID_TASKS.values() for task in valid} == tasks == set(HEADS)
 

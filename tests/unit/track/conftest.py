@@ -3,40 +3,41 @@
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import REPO
 
 from eke import schema
+from eke.paths import RunPaths
+from eke.record import Loss, Record, metrics, write_record
 from eke.track import TrackedRun
+from eke.track.tracker import Row
 
-from .stub import Server
+from .stub import Server, serving
 
 CHILD = Path(__file__).with_name("child.py")
 RUN_ID = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment() -> Iterator[None]:
     """Nobody's account, server or settings; what the tracker itself sets is undone."""
+    before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")  # recorded, so that it is restored
+        del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.answers.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
@@ -69,6 +70,11 @@ def make_run(tmp_path: Path) -> Callable[..., TrackedRun]:
     return make
 
 
+def child_environment(**changes: str) -> dict[str, str]:
+    """Environment of a process that is to run this checkout's eke."""
+    return {**os.environ, "PYTHONPATH": str(REPO / "src"), **changes}
+
+
 def start_child(folder: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     """Starts child.py; in a process of its own wandb-core may be killed and the exit be watched."""
     return subprocess.Popen(
@@ -77,7 +83,7 @@ def start_child(folder: Path, *arguments: str, **environment: str) -> "subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment},
+        env=child_environment(**environment),
     )
 
 
@@ -90,9 +96,41 @@ def ask(child: "subprocess.Popen[str]", num_rows: int) -> None:
     assert child.stdout.readline() == "logged\n"
 
 
-def rows(*steps: int) -> list[dict[str, float | int | str]]:
+def make_record(**changes: Any) -> Record:
+    """A record of a run that ended well, in which little was measured."""
+    fields: dict[str, Any] = {
+        "run_id": RUN_ID,
+        "name": "precision=bf16",
+        "outcome": "ok",
+        "exit_code": 0,
+        "attempt": 0,
+        "steps_done": 3,
+        "config": {"seed": 7, "tracker": {"option": "wandb", "project": "eke", "group": "g"}},
+        "choices": {"precision": "bf16"},
+        "overrides": ["precision=bf16"],
+        "plan": {"device": {"name": "cpu"}},
+        "machine": {},
+        "environment": {"python": "3.11.0"},
+        "command": [],
+        "loss": Loss(eval_final=0.1 + 0.2),
+    }
+    return Record(**{**fields, **changes})
+
+
+def make_folder(runs: Path, *batches: list[Row], name: str = RUN_ID, **changes: Any) -> RunPaths:
+    """A run folder as eke leaves it."""
+    paths = RunPaths(runs / name)
+    paths.folder.mkdir(parents=True)
+    for batch in batches or (rows(1, 2, 3),):
+        metrics.append_rows(paths.metrics, batch)
+    write_record(paths, make_record(**{"run_id": name, **changes}))
+    return paths
+
+
+def rows(*steps: int, attempt: int = 0) -> list[Row]:
     """Rows of metrics.jsonl."""
-    return [{"train/global_step": step, "attempt": 0, "train/loss": 1 / step} for step in steps]
+    row = {"attempt": attempt}
+    return [{"train/global_step": step, **row, "train/loss": 1 / step} for step in steps]
 
 
 def find_wandb_files(directory: Path) -> list[Path]:
@@ -105,3 +143,11 @@ def find_cores(pid: int) -> list[int]:
     listings = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for listing in listings for child in listing.read_text().split()]
     return [c for c in children if Path(f"/proc/{c}/comm").read_text().strip() == "wandb-core"]
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10) -> None:
+    """Waits for another process to show something."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)

@@ -191,3 +191,16 @@ def test_a_secret_in_a_message_is_masked(
     guard.finish(0)
     assert "key ***" in guard.problem
     assert "s3cret!" not in guard.problem + caplog.text
+
+
+def test_a_password_in_a_uri_is_masked() -> None:
+    guard = Guard(Recorder("open", ValueError("no way to https://me:s3cret@host/x")), PATIENT)
+    guard.finish(0)
+    assert "https://***@host/x" in guard.problem
+
+
+def test_the_remedy_is_named() -> None:
+    limits = Limits(finish_s=10, patience_s=10, remedy="eke sync runs/1")
+    guard = Guard(Recorder("open", OSError("x")), limits)
+    guard.finish(0)
+    assert guard.problem.endswith("(metrics.jsonl has every row) -> eke sync runs/1")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,16 @@ import pytest
 from eke.track import TrackedRun, build_tracker
 from eke.track.wandb_file import WandbFile, read_wandb_file
 
-from .conftest import CHILD, ask, find_cores, find_wandb_files, rows, start_child
+from .conftest import (
+    CHILD,
+    ask,
+    child_environment,
+    find_cores,
+    find_wandb_files,
+    rows,
+    start_child,
+    wait_until,
+)
 from .stub import Server
 
 SECRET = "5ec7e75ec7e7" + "ab" * 14
@@ -110,17 +118,10 @@ def child(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
-
 def has_rows(folder: Path, count: int) -> bool:
-    """Whether W&B's file, which may not have a header yet, shows so many rows."""
+    """Whether W&B's file, which may not have a header yet, shows so many rows or more."""
     paths = find_wandb_files(folder)
-    return bool(paths) and paths[0].stat().st_size > 7 and len(only_file(folder).rows) == count
+    return bool(paths) and paths[0].stat().st_size > 7 and len(only_file(folder).rows) >= count
 
 
 def test_kill_9_loses_at_most_the_last_interval(
@@ -128,7 +129,8 @@ def test_kill_9_loses_at_most_the_last_interval(
 ) -> None:
     ask(child, 20)
     # The run still goes on; W&B's own interval of 15 s would not show these rows in time.
-    wait_until(lambda: has_rows(tmp_path, 20))
+    # The last step's row stays open: an evaluation may still join it.
+    wait_until(lambda: has_rows(tmp_path, 19))
     ask(child, 5)
     for pid in [child.pid, *find_cores(child.pid)]:
         os.kill(pid, signal.SIGKILL)
@@ -136,13 +138,13 @@ def test_kill_9_loses_at_most_the_last_interval(
     read = only_file(tmp_path)
     steps = [row["train/global_step"] for row in read.rows]
     assert steps == list(range(1, len(steps) + 1))
-    assert 20 <= len(steps) <= 25
+    assert 19 <= len(steps) <= 25
     assert (read.exit_code, read.config["optim"]) == (None, "adafactor")
 
 
 def test_wandb_core_dies_in_mid_run(child: "subprocess.Popen[str]", tmp_path: Path) -> None:
     ask(child, 20)
-    wait_until(lambda: has_rows(tmp_path, 20))
+    wait_until(lambda: has_rows(tmp_path, 19))
     cores = find_cores(child.pid)
     for pid in cores:
         os.kill(pid, signal.SIGKILL)
@@ -225,6 +227,7 @@ def test_a_full_disk_is_noticed(tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", code, str(CHILD), str(tmp_path)],
         input="1000\n",
+        env=child_environment(),
         capture_output=True,
         text=True,
         timeout=60,

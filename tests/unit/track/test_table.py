@@ -10,7 +10,7 @@ from eke import schema
 from eke.paths import conf_folder
 from eke.track import TRACKERS, TrackedRun, build_tracker
 
-from .conftest import find_wandb_files, rows
+from .conftest import child_environment, find_wandb_files, rows
 
 
 def test_options_are_the_trackers() -> None:
@@ -32,7 +32,8 @@ def test_an_unknown_option_is_named(make_run: Callable[..., TrackedRun]) -> None
     tracker = build_tracker(make_run(settings=schema.Tracker(option="aim")))
     tracker.log(rows(1))
     tracker.finish(0)
-    assert tracker.problem == ("tracker.option = aim: there are only none, wandb -> tracker=none")
+    known = "mlflow, none, tensorboard, trackio, wandb"
+    assert tracker.problem == f"tracker.option = aim: there are only {known} -> tracker=none"
 
 
 def test_a_missing_package_is_named(
@@ -49,5 +50,6 @@ def test_a_missing_package_is_named(
 
 def test_importing_the_package_loads_neither_wandb_nor_torch() -> None:
     code = "import sys, eke.track; print({'wandb', 'torch', 'transformers'} & set(sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert answer.stdout.strip() == "set()", answer.stderr

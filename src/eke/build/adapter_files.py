@@ -1,0 +1,49 @@
+"""Adapters on disk in peft's layout: what `peft.PeftModel.from_pretrained(base, folder)` loads.
+
+peft is imported inside the functions: naming a builder must not cost its import.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether the model is peft's; does not import peft for one that is not."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The trained tensors under the names they have in the file: the model's own, not copies."""
+    from peft import get_peft_model_state_dict
+
+    # Without a look at the hub for the base model's vocabulary, which is unchanged.
+    tensors: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return tensors
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Write the trained tensors and peft's configuration; no model card, which would be empty."""
+    mine: Any = model
+    config = mine.peft_config["default"]
+    tensors = {name: t.detach().contiguous() for name, t in adapter_tensors(model).items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    training = config.inference_mode
+    config.inference_mode = True
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.inference_mode = training
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a file, one at a time."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
+            yield name, file.get_tensor(name)

@@ -1,0 +1,76 @@
+"""Float32 copies of bfloat16 weights, for the optimizer to step on.
+
+bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost each time it is
+rounded, and never adds up. Kept in float32 it does. Micikevicius et al. 2017, arXiv:1710.03740,
+section 3.1.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Groups = list[dict[str, Any]]
+
+MASTER = "master"
+"""Key of the copies in the optimizer's state dict."""
+
+
+def build_with_master(
+    groups: Groups, build: Callable[[Groups], torch.optim.Optimizer]
+) -> torch.optim.Optimizer:
+    """The optimizer of float32 copies of these weights, which writes back what it has done.
+
+    Before each step the gradients move over to the copies, after it the weights become the rounded
+    copies. The optimizer's state dict holds the copies, and loads them. Gradient clipping and the
+    gradient norm see the model's gradients as ever.
+
+    Args:
+        groups: parameter groups of the model's weights.
+        build: parameter groups -> optimizer.
+    """
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    copied = []
+    for group in groups:
+        copies = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in group["params"]]
+        pairs += zip(group["params"], copies, strict=True)
+        copied.append({**group, "params": copies})
+    optimizer = build(copied)
+    _connect(optimizer, pairs)
+    return optimizer
+
+
+def _connect(
+    optimizer: torch.optim.Optimizer, pairs: list[tuple[nn.Parameter, nn.Parameter]]
+) -> None:
+    def take_gradients(*_: Any) -> None:
+        for weight, copy in pairs:
+            copy.grad = None if weight.grad is None else weight.grad.to(torch.float32)
+            weight.grad = None  # at most one of them is kept in both formats
+
+    @torch.no_grad()
+    def write_back(*_: Any) -> None:
+        for weight, copy in pairs:
+            weight.copy_(copy)
+
+    def save(_: Any, state: dict[str, Any]) -> None:
+        state[MASTER] = [copy.detach() for _, copy in pairs]
+
+    @torch.no_grad()
+    def load(_: Any, state: dict[str, Any]) -> None:
+        saved: list[Tensor] = state.pop(MASTER)
+        for (_, copy), tensor in zip(pairs, saved, strict=True):
+            copy.copy_(tensor)
+
+    optimizer.register_step_pre_hook(take_gradients)
+    optimizer.register_step_post_hook(write_back)
+    optimizer.register_state_dict_post_hook(save)
+    optimizer.register_load_state_dict_pre_hook(load)
+
+
+def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of what the optimizer steps on without its being a weight of the model."""
+    weights = {id(p) for p in model.parameters()}
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(p.numel() * p.element_size() for p in stepped if id(p) not in weights)

@@ -1,0 +1,107 @@
+"""Optimizers of PyTorch itself, and of transformers."""
+
+import torch
+
+from eke.build.optimizer.composite import Composite
+from eke.build.optimizer.groups import Groups, split
+from eke.build.optimizer.rate import RATIO
+from eke.errors import RunError
+from eke.plan import Plan
+from eke.schema import SGD, Adafactor, AdamW, AdjustLR, Muon
+from eke.sizes import Role
+
+
+def adamw(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW in the implementation that was planned."""
+    config, implementation = plan.config.optimizer, plan.compute.optimizer_implementation
+    assert isinstance(config, AdamW)
+    if implementation == "deepspeed_cpu":
+        return deepspeed_cpu_adam(config, groups)
+    return torch.optim.AdamW(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        foreach=implementation == "foreach",
+        fused=implementation == "fused",
+    )
+
+
+def deepspeed_cpu_adam(config: AdamW, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW in vector instructions of the host; compiled at its first use on a machine."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        adamw_mode=True,
+    )
+    return optimizer
+
+
+def adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Transformers' Adafactor with a fixed learning rate."""
+    from transformers.optimization import Adafactor as TransformersAdafactor
+
+    config = plan.config.optimizer
+    assert isinstance(config, Adafactor)
+    optimizer: torch.optim.Optimizer = TransformersAdafactor(
+        groups,
+        lr=config.lr,
+        eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
+        clip_threshold=config.clip_threshold,
+        decay_rate=config.decay_rate,
+        scale_parameter=False,
+        relative_step=False,
+        warmup_init=False,
+    )
+    return optimizer
+
+
+def sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Stochastic gradient descent."""
+    config = plan.config.optimizer
+    assert isinstance(config, SGD)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def muon(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
+
+    Raises:
+        RunError: no matrix inside a Transformer layer is trained.
+    """
+    config = plan.config.optimizer
+    assert isinstance(config, Muon)
+    hidden, rest = split(groups, Role.hidden)
+    if not hidden:
+        raise RunError(
+            "optimizer = muon: no matrix inside a Transformer layer is trained, and Muon is for "
+            "those alone\n  -> optimizer=adamw"
+        )
+    # torch's own default of ns_coefficients; None is `original`.
+    adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            hidden,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            ns_steps=config.ns_steps,
+            adjust_lr_fn=adjust,
+        )
+    ]
+    ratio = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
+    if rest:
+        parts.append(
+            torch.optim.AdamW(
+                [{**group, RATIO: ratio} for group in rest],
+                lr=config.lr * ratio,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=True,
+            )
+        )
+    return Composite(parts)

@@ -1,0 +1,51 @@
+"""`eke schema`: JSON schemas for editors, written into a folder, and the settings for them."""
+
+import json
+import sys
+from pathlib import Path
+
+from eke.editor.files import write_schemas
+from eke.errors import ConfigError, EkeError, Problem
+from eke.paths import user_path
+
+_FLAGS = ("--config-dir", "-cd")
+_FORM = "eke schema FOLDER"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the schemas and print the editor's settings; returns the exit code."""
+    try:
+        folder, config_dir = _read(arguments)
+        settings = write_schemas(folder, config_dir)
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error.filename or folder}: {error.strerror or error}\n")
+        return EkeError.exit_code
+    number = len(settings["yaml.schemas"])
+    sys.stderr.write(f"{number} schemas in {folder}; settings of the YAML language server:\n")
+    sys.stdout.write(json.dumps(settings, indent=2) + "\n")
+    return 0
+
+
+def _read(arguments: list[str]) -> tuple[Path, Path | None]:
+    folders: list[str] = []
+    config_dir: str | None = None
+    left = list(arguments)
+    while left:
+        word, equals, value = left.pop(0).partition("=")
+        if word in _FLAGS:
+            value = value if equals else left.pop(0) if left else ""
+            if not value:
+                raise ConfigError(Problem(word, "", f"{word} needs a value", f"{word} CONF"))
+            config_dir = value
+        elif word.startswith("-"):
+            fix = f"{_FORM} --config-dir CONF"
+            raise ConfigError(Problem(word, value, "there is no such flag of eke schema", fix))
+        else:
+            folders.append(word + equals + value)
+    if len(folders) != 1:
+        why = "wants one folder, into which it writes"
+        raise ConfigError(Problem("eke schema", " ".join(folders), why, _FORM))
+    return user_path(folders[0]), user_path(config_dir) if config_dir else None

@@ -1,0 +1,102 @@
+"""`eke sync RUNS...`: the command line and the table."""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eke.errors import EkeError
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.track.sync import Options, Report, Verdict, find_runs, sync
+
+DESCRIPTION = """\
+Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
+rebuilt from its metrics.jsonl and record.json, sent as one piece under its own id, and the server
+is asked afterwards what it has. The same command again sends only what is not there yet.
+"""
+HEADER = ("run", "rows", "verdict", "where")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, send, print; returns 0 if all arrived, 1 if some failed, 2 for the user's mistake."""
+    options = _parse(arguments)
+    reports: list[Report] = []
+    code = EXIT_OK
+    try:
+        for report in sync(
+            find_runs(options.runs),
+            Options(
+                options.project, options.entity, options.dry_run, options.again, options.timeout
+            ),
+        ):
+            reports.append(report)
+            if sys.stderr.isatty():
+                sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; the same command sends the rest\n")
+        code = EXIT_RESUMABLE
+    except OSError as error:  # no room for the temporary files
+        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        code = EXIT_FAILED
+    if reports:
+        sys.stdout.write(render(reports) + "\n")
+    if code == EXIT_OK and any(report.verdict.is_failure for report in reports):
+        code = EXIT_FAILED
+    return code
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "eke sync", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUNS", help="run folders, a folder of runs, or a sweep's folder"
+    )
+    parser.add_argument("--project", help="instead of each run's own tracker.project")
+    parser.add_argument("--entity", help="instead of each run's own tracker.entity")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be sent")
+    parser.add_argument("--again", action="store_true", help="send what is there already, too")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=Options.timeout_s,
+        metavar="SECONDS",
+        help="give up on a run after so long, and a second more per 100 rows (default: 60)",
+    )
+    return parser.parse_args(arguments)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+def render(reports: Sequence[Report]) -> str:
+    """One line a run; below, why each that did not arrive did not; last, how many."""
+    rows = [HEADER, *(_row(report) for report in reports)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    for report in reports:
+        if report.note:
+            lines += ["", f"{report.verdict.value}: {_short(report.folder)}", f"  {report.note}"]
+    counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
+    lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(report: Report) -> tuple[str, ...]:
+    count = "" if report.num_rows is None else str(report.num_rows)
+    return (report.folder.name, count, report.verdict.value, report.url)
+
+
+def _short(folder: Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative

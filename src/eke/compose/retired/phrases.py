@@ -1,0 +1,14 @@
+"""What several rows of the tables say."""
+
+Row = tuple[str, str, str] | tuple[str, str, str, dict[str, str]]
+"""Names as typed elsewhere, separated by spaces | why not here | what to type instead, where
+{value} is what was typed | the same for particular values."""
+
+HF = "is the Hugging Face Trainer's name"
+LATER = "is not available in eke yet"
+MODES = ("reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs")
+INFERENCE = "is a backend for inference; it cannot train"
+PARALLEL = f"(a layer's work, or the layers, spread out) {LATER}; fsdp spreads the state"
+NO_NVME = f"(state on a disk) {LATER}; host memory is the next best place"
+OTHER_TRACKER = f"{LATER}; metrics.jsonl is written in any case, and wandb offline needs no server"
+FP8 = "is not a format that weights are trained in; fp8 multiplies in the narrowest there is"

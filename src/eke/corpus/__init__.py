@@ -1,0 +1,75 @@
+"""Where samples come from, without torch: text sources, files of rows, prepared tokens, lengths."""
+
+from eke.corpus.ask import open_store
+from eke.corpus.cache import cache_folder, files_digest
+from eke.corpus.files import ENDINGS, find_files
+from eke.corpus.lengths import mix_seed, synthetic_length, synthetic_lengths
+from eke.corpus.pack import Packs, first_fit
+from eke.corpus.request import HubSource, Request, request_from_json, request_of
+from eke.corpus.store import (
+    DTYPES,
+    Manifest,
+    Store,
+    Stream,
+    read_manifest,
+    store_folder,
+    token_dtype,
+    write_manifest,
+)
+from eke.corpus.text import (
+    EVAL_FRAC,
+    SKIPPED_FOLDERS,
+    Corpus,
+    Piece,
+    count_windows,
+    fingerprint,
+    largest_labels,
+    open_corpus,
+    read_piece,
+    standard_library,
+    text_files,
+    window_length,
+)
+from eke.corpus.vocabulary import AUTO, BYTE_TOKENS, BYTES, Vocabulary, tokenizer_of
+
+__all__ = [
+    "AUTO",
+    "BYTES",
+    "BYTE_TOKENS",
+    "DTYPES",
+    "ENDINGS",
+    "EVAL_FRAC",
+    "SKIPPED_FOLDERS",
+    "Corpus",
+    "HubSource",
+    "Manifest",
+    "Packs",
+    "Piece",
+    "Request",
+    "Store",
+    "Stream",
+    "Vocabulary",
+    "cache_folder",
+    "count_windows",
+    "files_digest",
+    "find_files",
+    "fingerprint",
+    "first_fit",
+    "largest_labels",
+    "mix_seed",
+    "open_corpus",
+    "open_store",
+    "read_manifest",
+    "read_piece",
+    "request_from_json",
+    "request_of",
+    "standard_library",
+    "store_folder",
+    "synthetic_length",
+    "synthetic_lengths",
+    "text_files",
+    "token_dtype",
+    "tokenizer_of",
+    "window_length",
+    "write_manifest",
+]

@@ -1,0 +1,104 @@
+"""Which options of every group could run here: each is put to the rules that a run is put to."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from eke.check import Facts, check
+from eke.compose import compose
+from eke.compose.catalogue import Catalogue, make_catalogue
+from eke.errors import Problem
+from eke.hardware import Device
+from eke.schema import Config
+from eke.sizes import VALID_TASKS
+
+LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
+"""Groups that ask nothing of a machine, or that need a path nobody has typed."""
+
+NEEDS_MORE = {("model", "pretrained")}
+"""Options that say nothing without another key."""
+
+
+@dataclass(frozen=True)
+class OptionFinding:
+    """What the rules say of one option on this machine, everything else left at its default."""
+
+    group: str
+    option: str
+    usable: bool
+    why: str = ""
+    """The limit it breaks, or why it is unsafe or changes nothing; empty for nothing to say."""
+    fix: str = ""
+
+
+def find_options(device: Device) -> tuple[OptionFinding, ...]:
+    """Every option of every group that depends on the machine; some milliseconds each.
+
+    Args:
+        device: what would train here.
+    """
+    catalogue = make_catalogue()
+    base = compose(["tracker=none"]).config  # whose package may be missing like any other
+    # Not about the option that is asked about: a full disk, say.
+    everywhere = {problem.rule for problems in _ask(base, device) for problem in problems}
+    findings = []
+    for group, options in catalogue.options.items():
+        if group in LEFT_OUT:
+            continue
+        for option in options:
+            if (group, option) not in NEEDS_MORE:
+                config = _with(catalogue, base, group, option)
+                findings.append(_finding(config, device, group, option, everywhere))
+    return tuple(findings)
+
+
+def _ask(config: Config, device: Device) -> tuple[list[Problem], list[Problem]]:
+    return check(Facts(config, device))
+
+
+def _finding(
+    config: Config, device: Device, group: str, option: str, everywhere: set[str]
+) -> OptionFinding:
+    refused, warned = _ask(config, device)
+    refused = [problem for problem in refused if problem.rule not in everywhere]
+    warned = [problem for problem in warned if problem.rule not in everywhere]
+    for usable, problems in ((False, refused), (True, warned)):
+        if problems:
+            return OptionFinding(group, option, usable, problems[0].why, problems[0].fix)
+    return OptionFinding(group, option, True)
+
+
+def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
+    """The default configuration with another option in one group.
+
+    Read from the option's file, without Hydra, which takes a tenth of a second to compose.
+    """
+    config = copy.deepcopy(base)
+    setattr(config, group, _section(catalogue, group, option))
+    tasks = VALID_TASKS[config.model.family]
+    if config.task.option not in tasks:
+        config.task = _section(catalogue, "task", tasks[0])
+    return config
+
+
+def _section(catalogue: Catalogue, group: str, option: str) -> Any:
+    """The typed values of one option."""
+    schema = OmegaConf.structured(catalogue.schema_class(group, option))
+    return OmegaConf.to_object(OmegaConf.merge(schema, *_values(catalogue, group, option)))
+
+
+def _values(catalogue: Catalogue, group: str, option: str) -> list[dict[str, object]]:
+    """What the file of an option sets, behind those of the options it builds on."""
+    content = OmegaConf.to_container(OmegaConf.load(catalogue.options[group][option]))
+    assert isinstance(content, dict)
+    values = {str(key): value for key, value in content.items()}
+    defaults = values.pop("defaults", [])
+    assert isinstance(defaults, list)
+    found: list[dict[str, object]] = []
+    for entry in defaults:
+        name = str(entry).partition("@")[0].removeprefix(f"/{group}/")
+        if name in catalogue.options[group] and name != option:
+            found += _values(catalogue, group, name)
+    return [*found, values]

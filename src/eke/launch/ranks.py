@@ -1,0 +1,71 @@
+"""Being one of several processes that torchrun or `accelerate launch` started by hand."""
+
+import os
+import sys
+import time
+from typing import NoReturn
+
+from eke.errors import ConfigError, Problem
+from eke.launch.supervise import worker_command, worker_environment
+from eke.paths import RANK, WORLD_SIZE, RunPaths
+
+#: What rank 0 may need to say why nothing runs, s: the launcher ends all ranks when one leaves.
+SPEECH_S = 30.0
+
+
+def started_ranks() -> int:
+    """How many processes somebody has started for one run; 1 when nobody has."""
+    try:
+        return max(1, int(os.environ.get(WORLD_SIZE, "1"))) if RANK in os.environ else 1
+    except ValueError:
+        return 1
+
+
+def ranks_are_started() -> bool:
+    """Whether this process is one of several of the same run."""
+    return started_ranks() > 1
+
+
+def my_rank() -> int:
+    """The number of this process among them; 0 for the one that plans, prints and writes."""
+    return int(os.environ[RANK]) if ranks_are_started() else 0
+
+
+def check_started_ranks(option: str, num_processes: int) -> None:
+    """The launcher and the configuration must speak of the same number of processes.
+
+    Args:
+        option: of the group `distributed`, or `a sweep`.
+        num_processes: what the configuration says.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    started = started_ranks()
+    if started in (1, num_processes):
+        return
+    why = f"{started} processes were started for this run, as {WORLD_SIZE} in the environment says"
+    fix = f"distributed.num_processes={started}"
+    if option == "a sweep":
+        why = f"{why}; a sweep starts its own"
+        fix = "python train.py -m ...   (without torchrun or accelerate launch)"
+    elif option == "none":
+        fix = f"distributed=ddp {fix}"
+    raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))
+
+
+def let_rank_0_speak() -> None:
+    """Wait, in another rank, until the launcher ends it because rank 0 has spoken and left.
+
+    All ranks find the same mistake at about the same time, and torchrun sends SIGTERM to the
+    others as soon as the first one leaves: rank 0 must be the first.
+    """
+    time.sleep(SPEECH_S)
+
+
+def become_worker(paths: RunPaths) -> NoReturn:
+    """Turn this process into the worker of a rank behind rank 0, under the same launcher."""
+    command = worker_command(paths)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, worker_environment())

@@ -1,0 +1,1 @@
+"""Tokenizing data once, in a process of its own: the only place that imports `datasets`."""

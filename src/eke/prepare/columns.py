@@ -1,0 +1,178 @@
+"""From a row's named values to the texts and the label a sample is made of, or why not."""
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eke.corpus import Request
+from eke.errors import ConfigError, Problem
+
+MAX_NAMES = 10_000
+"""More different text labels than this are no classes."""
+
+
+class BadRowError(Exception):
+    """A row that cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What is used of one row."""
+
+    texts: tuple[str, ...]
+    """One text, or prompt and response."""
+    label: int = 0
+    """Class, or the number of a text label in order of appearance."""
+
+
+@dataclass
+class Columns:
+    """The columns a request reads, and the labels seen so far."""
+
+    request: Request
+    kind: str = ""
+    """number or name, decided by the first row that has a label."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Text labels by number, in order of appearance."""
+    largest: int = 0
+    """Largest label that was too large."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """Columns of the rows, as far as they were looked at."""
+    found: set[str] = field(default_factory=set)
+    """Wanted columns that some row had."""
+
+    @property
+    def wanted(self) -> list[tuple[str, str]]:
+        """Key path and column, texts first."""
+        request = self.request
+        pairs = [("text", request.text), ("prompt", request.prompt),
+                 ("response", request.response), ("label", request.label)]  # fmt: skip
+        return [(f"data.{key}", column) for key, column in pairs if column is not None]
+
+    def take(self, row: Mapping[str, Any]) -> Fields:
+        """The texts and the label of a row.
+
+        Raises:
+            BadRowError: a column is missing, empty of a value, or of the wrong type.
+        """
+        if len(self.found) < len(self.wanted):
+            self.seen.update(str(name) for name in row)
+            self.found.update(column for _, column in self.wanted if column in row)
+        texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
+        label = 0
+        if self.request.label is not None:
+            label = self._label(_value(row, self.request.label))
+        return Fields(tuple(texts), label)
+
+    def _text(self, row: Mapping[str, Any], column: str) -> str:
+        value = _value(row, column)
+        if not isinstance(value, str):
+            raise BadRowError(f"{column} is {_kind(value)}, not text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRowError(f"{column} is not UTF-8 (character {error.start + 1})") from error
+        return value
+
+    def _label(self, value: Any) -> int:
+        column = self.request.label
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
+            digits = value.strip()
+            value = int(digits) if digits.removeprefix("-").isdecimal() else value
+        if not isinstance(value, int | str) or value == "":
+            raise BadRowError(f"{column} is {_kind(value)}, neither a whole number nor a text")
+        kind = "name" if isinstance(value, str) else "number"
+        self.kind = self.kind or kind
+        if kind != self.kind:
+            raise BadRowError(
+                f"{column} is {_shown(value)}, where rows before it had a {self.kind}"
+            )
+        return self._name(value) if isinstance(value, str) else self._number(int(value))
+
+    def _number(self, value: int) -> int:
+        if not 0 <= value < self.request.num_labels:
+            self.largest = max(self.largest, value)
+            raise BadRowError(
+                f"{self.request.label} is {value}, outside 0 to {self.request.num_labels - 1}"
+            )
+        return value
+
+    def _name(self, value: str) -> int:
+        if len(self.names) >= MAX_NAMES and value not in self.names:
+            why = f"has more than {MAX_NAMES} different texts: these are no classes"
+            raise ConfigError(
+                Problem("data.label", str(self.request.label), why, "data.label=COLUMN")
+            )
+        return self.names.setdefault(value, len(self.names))
+
+    def require(self, names: list[str] | None = None) -> None:
+        """All wanted columns exist.
+
+        Args:
+            names: the columns of a table; None takes those of the rows so far.
+
+        Raises:
+            ConfigError: some do not, each with the column that was probably meant.
+        """
+        there = list(self.seen) if names is None else names
+        have = self.found if names is None else set(names)
+        missing = [(key, column) for key, column in self.wanted if column not in have]
+        if missing:
+            raise ConfigError([self._absent(key, column, there) for key, column in missing])
+
+    def _absent(self, key: str, column: str, there: list[str]) -> Problem:
+        used = {c for _, c in self.wanted}
+        free = [name for name in there if name not in used]
+        close = difflib.get_close_matches(column, free, 1, 0.5) or free
+        listed = ", ".join(there[:10]) or "none"
+        why = f"there is no such column; there are: {listed}"
+        return Problem(key, column, why, f"{key}={_typed(close[0])}" if close else f"{key}=COLUMN")
+
+    def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
+        """Text labels in sorted order, and the class of each number in order of appearance.
+
+        Raises:
+            ConfigError: there are more of them than classes.
+        """
+        names = tuple(sorted(self.names))
+        if len(names) > self.request.num_labels:
+            listed = ", ".join(_shown(name) for name in names[:10])
+            why = f"column {self.request.label} has {len(names)} different labels: {listed}"
+            fix = f"task.num_labels={len(names)}"
+            raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
+        return names, {self.names[name]: number for number, name in enumerate(names)}
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        raise BadRowError(f"there is no {column}")
+    return row[column]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {str(value)[:20]}"
+    return "empty" if value == "" else type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 30 else text[:27] + "..."
+
+
+def _typed(column: str) -> str:
+    """A column's name as an override: quoted where Hydra's grammar needs it."""
+    plain = column.isidentifier()
+    return column if plain else "'" + column.replace("\\", "\\\\").replace("'", "\\'") + "'"

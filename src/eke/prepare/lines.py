@@ -1,0 +1,172 @@
+"""Lines of local files through the datasets library, with their numbers; jsonl and csv on top.
+
+Bytes reach Python one to one (latin-1), so that a line that is no UTF-8 is one bad row with its
+number, and not the end of the file.
+"""
+
+import csv
+import glob
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from eke.errors import ConfigError, Problem
+from eke.prepare.columns import BadRowError, Columns
+
+CHUNK_CHARACTERS = 1 << 20
+"""Read at a time."""
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+BOM = "\xef\xbb\xbf"
+"""UTF-8's byte order mark, read as latin-1."""
+
+Row = tuple[str, dict[str, Any] | BadRowError]
+"""Where a row is (`name:line`), and its values, or why it has none."""
+
+
+def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
+    """A streaming data set over one local file."""
+    import datasets
+
+    return datasets.load_dataset(
+        builder,
+        # The library takes names for patterns.
+        data_files=glob.escape(file),
+        split="train",
+        streaming=True,
+        cache_dir=cache,
+        **options,
+    )
+
+
+def reading(name: str, file: str, error: Exception) -> ConfigError:
+    """One clear message for a file that cannot be read to its end."""
+    fix = "data.path=FILE_OR_FOLDER"
+    damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+    words = str(error).lower()
+    if isinstance(error, damaged) or "compressed" in words or "zstd" in type(error).__module__:
+        why = f"the compressed file is cut short or damaged: {error}"
+    else:
+        why = f"cannot be read: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}"
+    return ConfigError(Problem("data.path", file, why, fix))
+
+
+def lines(name: str, file: str, cache: str) -> Iterator[tuple[int, str]]:
+    """Number and bytes (as latin-1) of each line, its end included.
+
+    Raises:
+        ConfigError: the file cannot be read, or its compression is damaged.
+    """
+    texts = _compressed(file) if file.endswith(COMPRESSED) else _plain(file, cache)
+    number = 0
+    while True:
+        try:
+            text = next(texts)
+        except StopIteration:
+            return
+        except Exception as error:  # Arrow's, the decompressors' and the system's
+            raise reading(name, file, error) from error
+        number += 1
+        yield number, text.removeprefix(BOM) if number == 1 else text
+
+
+def _plain(file: str, cache: str) -> Iterator[str]:
+    stream = streamed("text", file, cache, encoding="latin-1", keep_linebreaks=True,
+                      chunksize=CHUNK_CHARACTERS)  # fmt: skip
+    for row in stream:
+        yield row["text"]
+
+
+def _compressed(file: str) -> Iterator[str]:
+    """The library streams these as UTF-8 whatever encoding is asked for (datasets 5.2)."""
+    import fsspec
+
+    with fsspec.open(file, "rb", compression="infer") as opened:
+        for line in opened:
+            yield line.decode("latin-1")
+
+
+def jsonl_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+    """Each line as an object; None for a blank line."""
+    wanted = {column for _, column in columns.wanted}
+    for number, line in lines(name, file, cache):
+        if not line.strip():
+            yield None
+            continue
+        try:
+            yield f"{name}:{number}", _parse(line, wanted)
+        except BadRowError as bad:
+            yield f"{name}:{number}", bad
+
+
+def _parse(line: str, wanted: set[str]) -> dict[str, Any]:
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(found)
+        if len(values) < len(found):
+            names = [key for key, _ in found]
+            twice = [key for key in names if key in wanted and names.count(key) > 1]
+            if twice:
+                raise BadRowError(f"{twice[0]} is there twice")
+        return values
+
+    try:
+        text = line.encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise BadRowError(f"is not UTF-8 (byte {error.start + 1})") from error
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        where = f" (character {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadRowError(f"is not JSON{where}") from error
+    if not isinstance(value, dict):
+        what = "a list" if isinstance(value, list) else "one value"
+        raise BadRowError(f"is {what}, not an object with columns")
+    return value
+
+
+def csv_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+    """Each record by the names in the first one; None for a blank line.
+
+    Raises:
+        ConfigError: a wanted column is not among them.
+    """
+    csv.field_size_limit(2**31 - 1)
+    # What is no UTF-8 survives as half surrogates, and is found in the column it is in.
+    texts = (
+        line.encode("latin-1").decode(errors="surrogateescape")
+        for _, line in lines(name, file, cache)
+    )
+    reader = csv.reader(texts, strict=True)
+    header: list[str] | None = None
+    while True:
+        start = reader.line_num + 1
+        try:
+            record = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield f"{name}:{start}", BadRowError(f"is not CSV: {error}")
+            continue
+        if not record:
+            yield None
+        elif header is None:
+            header = _header(file, record, columns)
+        elif len(record) != len(header):
+            counts = f"{len(record)} values, and the first line names {len(header)} columns"
+            yield f"{name}:{start}", BadRowError(f"has {counts}")
+        else:
+            yield f"{name}:{start}", dict(zip(header, record, strict=True))
+
+
+def _header(file: str, record: list[str], columns: Columns) -> list[str]:
+    names = [name.strip() for name in record]
+    columns.require(names)
+    twice = [column for _, column in columns.wanted if names.count(column) > 1]
+    if twice:
+        why = f"the first line names {twice[0]} twice"
+        raise ConfigError(Problem("data.path", file, why, "data.path=FILE_OR_FOLDER"))
+    return names

@@ -1,0 +1,14 @@
+"""What a checkpoint is, read from its small files; no torch, no transformers, no weights."""
+
+from eke.pretrained.content import content_of
+from eke.pretrained.locate import Located, locate
+from eke.pretrained.resolve import resolve_model
+from eke.pretrained.tokens import resolve_tokenizer
+
+__all__ = [
+    "Located",
+    "content_of",
+    "locate",
+    "resolve_model",
+    "resolve_tokenizer",
+]

@@ -1,0 +1,163 @@
+"""`model=pretrained` with everything that its checkpoint says filled in."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from eke.errors import ConfigError, Problem
+from eke.pretrained.agreement import compare
+from eke.pretrained.architecture import KNOWN, read_sizes
+from eke.pretrained.content import content_of
+from eke.pretrained.locate import CONFIG, Located, locate
+from eke.pretrained.problem import KEY, refuse
+from eke.pretrained.tensors import Shapes, read_shapes
+from eke.schema import Config, PretrainedModel, SequenceClassification
+from eke.units import format_value
+
+TYPED = ("option", "family", "name_or_path", "revision", "dropout")
+"""Fields of `PretrainedModel` that are not the checkpoint's to say."""
+
+
+def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
+    """The configuration with the sizes of its checkpoint; any other model is left as it is.
+
+    Args:
+        config: as composed; not changed.
+        overrides: what was typed: a size among it is refused.
+        planning: only a plan is wanted, so the weights need not be on this machine.
+
+    Raises:
+        ConfigError: there is no checkpoint, it is damaged, or eke cannot train it.
+    """
+    model = config.model
+    if not isinstance(model, PretrainedModel):
+        return config
+    problems = _typed_sizes(model, overrides)
+    if problems:
+        raise ConfigError(problems)
+    found = locate(model.name_or_path, model.revision)
+    raw = read_config(found)
+    _refuse_foreign(found, raw)
+    family, sizes = read_sizes(raw, found.typed)
+    _refuse_task(config, raw, family)
+    shapes = read_shapes(found)
+    if not shapes and found.is_local:
+        raise refuse(found.typed, "its files of weights hold no tensors")
+    if not shapes:
+        _refuse_absent(found, family, planning)
+    compare(family, sizes, shapes, found.typed)
+    filled = dataclasses.replace(
+        model,
+        **_tied(family, sizes, shapes),
+        family=family,
+        model_type=str(raw["model_type"]),
+        name_or_path=str(found.folder) if found.is_local else found.typed,
+        content=content_of(found),
+        num_parameters=sum(map(prod, shapes.values())) if family == "other" else None,
+    )
+    return dataclasses.replace(config, model=filled)
+
+
+def read_config(found: Located) -> dict[str, Any]:
+    """The content of config.json.
+
+    Raises:
+        ConfigError: it is no JSON object, or does not name its architecture.
+    """
+    try:
+        raw = json.loads((found.folder / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refuse(found.typed, f"its {CONFIG} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise refuse(found.typed, f"its {CONFIG} is not JSON: {error}") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type"), str):
+        raise refuse(found.typed, f"its {CONFIG} has no model_type: it is not of transformers")
+    return raw
+
+
+def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Problem]:
+    """Sizes that were typed, or set by a file of the user's."""
+    names = [f.name for f in dataclasses.fields(model) if f.name not in TYPED]
+    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+    defaults = PretrainedModel(name_or_path=model.name_or_path)
+    wrong = [
+        name
+        for name in names
+        if f"model.{name}" in typed or getattr(model, name) != getattr(defaults, name)
+    ]
+    why = "is read from the checkpoint with model=pretrained and cannot be set"
+    fix = f"model=pretrained {KEY}={model.name_or_path}   (without model.{{}})"
+    return [
+        Problem(
+            f"model.{name}", format_value(getattr(model, name)), why, fix.format(name), "pretrained"
+        )
+        for name in wrong
+    ]
+
+
+def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
+    """What is no plain model of transformers."""
+    quantized = raw.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
+        why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
+        raise refuse(found.typed, why, f"{KEY}=THE_UNQUANTIZED_MODEL")
+    kind = raw["model_type"]
+    if raw.get("auto_map") and kind not in KNOWN and not _transformers_has(kind):
+        why = f"{kind} needs Python code from the checkpoint, which eke never runs"
+        raise refuse(found.typed, why)
+
+
+def _transformers_has(model_type: str) -> bool:
+    """Whether transformers ships a folder for the architecture, without importing it."""
+    spec = find_spec("transformers")
+    folders = spec.submodule_search_locations if spec else None
+    name = model_type.replace("-", "_").removesuffix("_text")
+    return any((Path(folder) / "models" / name).is_dir() for folder in folders or ())
+
+
+_BY_ENDING = {
+    "ForCausalLM": "causal_lm",
+    "LMHeadModel": "causal_lm",
+    "ForMaskedLM": "masked_lm",
+    "ForConditionalGeneration": "seq2seq_lm",
+}
+"""End of an architecture's name -> the task it was saved for."""
+
+
+def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
+    """A task that the saved class shows to be another one's; known families have a rule for it."""
+    if family != "other" or isinstance(config.task, SequenceClassification):
+        return
+    names = raw.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    task = next((t for ending, t in _BY_ENDING.items() if name.endswith(ending)), None)
+    if task is None or task == config.task.option:
+        return
+    why = f"the checkpoint was saved by {name}"
+    raise ConfigError(
+        Problem("task", config.task.option, why, f"task={task}", "task_needs_other_model")
+    )
+
+
+def _refuse_absent(found: Located, family: str, planning: bool) -> None:
+    """A hub model of which only config.json is here."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE and not planning:
+        why = "its weights are not in the hub's cache, and HF_HUB_OFFLINE is set"
+        raise refuse(found.typed, why, f"hf download {found.typed}   (with a connection)")
+    if family == "other":
+        why = "eke learns the size of this architecture from its weights, which are not here yet"
+        raise refuse(found.typed, why, f"hf download {found.typed}")
+
+
+def _tied(family: str, sizes: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
+    """T5 is untied only where the checkpoint has a projection: transformers 5 ties it otherwise."""
+    if family == "t5" and shapes and "lm_head.weight" not in shapes:
+        return {**sizes, "tie_word_embeddings": True}
+    return sizes

@@ -1,0 +1,92 @@
+"""`python -m eke.run.agent RUN_DIR PROCESSES`: starts the ranks of one run on this machine.
+
+This is what `torchrun --standalone` does, through the same interface of torch, so that the first
+rank to die can be named in the record. Signals go on to the ranks, which agree on a step to stop
+after; when one of them fails, torch's agent ends the others.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from eke.hardware import usable_cores
+from eke.paths import AGENT, RunPaths
+from eke.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
+from eke.run.stop import end_with_parent
+
+FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+"""Signals that ask a run to stop."""
+
+STOP_TIMEOUT_S = 24 * 3600
+"""How long ranks that were asked to stop may take to save; whoever is in a hurry kills us, and the
+kernel then kills them."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run all ranks to their end; returns 0, or what the run's exit should look like."""
+    paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
+    end_with_parent(signal.SIGTERM)
+    os.environ[AGENT] = str(os.getpid())
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))
+    quiet_elastic()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=str(os.getpid()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,  # a run continues from its checkpoint: typed again, or by its launcher
+        signals_to_handle=FORWARDED,
+    )
+    try:
+        worker = [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
+        elastic_launch(config, worker[0])(*worker[1:])
+        return 0
+    except SignalException:
+        return EXIT_FAILED  # rank 0 has written how it ended
+    except ChildFailedError as error:
+        rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
+        attempt = max(0, len(read_attempts(paths)) - 1)
+        write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode))
+        return EXIT_FAILED
+
+
+def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
+    """Which of several ranks that ended took the others along.
+
+    The first one; of those that ended in the same second one that a signal killed, else one that is
+    not rank 0: whoever is left behind fails with an ordinary exit code, and rank 0 leaves a record
+    that says so itself.
+
+    Args:
+        ends: rank -> time in whole seconds at which torch's agent saw it gone, and exit code.
+    """
+    return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
+
+
+def quiet_elastic() -> None:
+    """Its notes about closing processes mean nothing to users; what they mean is in the record."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def threads_per_rank(num_processes: int) -> int:
+    """This machine's cores, shared out: ranks that each take all of them stand in their own way."""
+    return max(1, usable_cores() // num_processes)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,33 @@
+"""The model with its adapters merged, written when training has ended."""
+
+import logging
+import os
+import shutil
+
+from eke.build.export import save_pretrained
+from eke.build.peft import merge_adapters
+from eke.run.job import Job
+from eke.schema import Adapters
+
+log = logging.getLogger(__name__)
+
+
+def save_merged(job: Job) -> None:
+    """Write `merged` into the run folder where `peft.save_merged` asks for it; the last act.
+
+    It is in the hub's layout, complete under its name or not there, and replaces an earlier one.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    config, final = job.plan.config.peft, job.paths.merged
+    if not (isinstance(config, Adapters) and config.save_merged and job.ranks.is_main):
+        return
+    unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        save_pretrained(merge_adapters(job.bare_model), unfinished, job.tokenizer)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(unfinished, final)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    log.info("merged model: %s", final)

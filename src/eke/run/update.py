@@ -1,0 +1,119 @@
+"""The second half of an optimizer step: gradients are exchanged, clipped and applied.
+
+What shares or offloads the training state brings an `Update` of its own; the loop knows only this.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from eke.build.sharding import WholeState
+from eke.plan import Plan
+
+
+class Update(Protocol):
+    """How one optimizer step is taken."""
+
+    even: bool
+    """Every forward pass talks to the other ranks, so that all need the same number of them."""
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Context of one micro-batch: ranks exchange gradients in the last one of a step."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`: this rank's share of the global batch's mean, a scalar."""
+
+    def apply(self, learning_rate: float) -> Tensor:
+        """Clip, step and forget the gradients; returns their norm before clipping, on the device.
+
+        The norm is that of the whole model over all ranks. The loop has written the learning rate
+        into the optimizer's groups before the first micro-batch.
+        """
+
+    def gather(self, keep: bool) -> WholeState | None:
+        """What a checkpoint holds, where no process has it all; every rank must call it.
+
+        Args:
+            keep: whether this rank wants it; the others may get it empty.
+        """
+
+    def held(self) -> list[Tensor]:
+        """Tensors of this rank that belong neither to the model nor to the optimizer's state."""
+
+
+class PlainUpdate:
+    """Every rank has all weights, and a torch optimizer over them: one process, or ddp."""
+
+    even = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        parameters: list[nn.Parameter],
+    ) -> None:
+        self.accelerator = accelerator
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.parameters = parameters
+        self.world_size = plan.batch.world_size
+        self.max_grad_norm = plan.config.train.max_grad_norm
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients of the earlier micro-batches only add up."""
+        if last or self.world_size == 1:
+            return nullcontext()
+        no_sync: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return no_sync
+
+    def backward(self, loss: Tensor) -> None:
+        """Ranks average their gradients where they should sum them, hence the factor."""
+        shared = loss * self.world_size if self.world_size > 1 else loss
+        self.accelerator.backward(self.scaler.scale(shared) if self.scaler else shared)
+
+    def apply(self, learning_rate: float) -> Tensor:
+        """One step of the optimizer at this learning rate."""
+        norm = self.clip()
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def gather(self, keep: bool) -> WholeState | None:
+        """Nothing: the model and the optimizer hold it all."""
+        return None
+
+    def held(self) -> list[Tensor]:
+        """None."""
+        return []
+
+    def clip(self) -> Tensor:
+        """Global gradient norm before clipping; clips where that was asked for."""
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        norm = total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+        return norm
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Norm of all gradients as one vector, in float32 whatever their format; a scalar.
+
+    torch 2.13's `get_total_norm` answers in the gradients' format: two to three digits in bfloat16.
+    """
+    if all(gradient.dtype == torch.float32 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total

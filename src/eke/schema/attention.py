@@ -1,0 +1,24 @@
+"""Schema of attention."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Backend(Enum):
+    """Kernel of PyTorch's scaled dot-product attention."""
+
+    auto = "auto"
+    flash = "flash"
+    mem_efficient = "mem_efficient"
+    cudnn = "cudnn"
+    math = "math"
+
+
+@dataclass
+class Attention:
+    """Attention implementation."""
+
+    option: str = "sdpa"
+    """The option chosen; set by the option's file."""
+    backend: Backend = Backend.auto
+    """The one kernel sdpa may use (mem_efficient is xFormers'); auto leaves it to PyTorch."""

@@ -1,0 +1,64 @@
+"""Memory of the training state where DeepSpeed shares it out or moves it off the device.
+
+Formulas follow what deepspeed 0.19.8 allocates for float32 weights: the optimizer works on flat
+float32 pieces, copies of the weights cut evenly between processes (arXiv:1910.02054).
+"""
+
+from dataclasses import replace
+from math import prod
+
+from eke.schema import Config
+from eke.sizes.measure import training_structure
+from eke.sizes.optimizers import FLOAT32_BYTES
+from eke.sizes.size import ModelSize
+from eke.sizes.state import StateBytes, state_bytes, weight_bytes
+from eke.sizes.structure import Role
+
+ALIGNMENT = 2
+"""Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
+
+STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
+
+
+def piece_numbers(config: Config) -> int:
+    """Numbers in one process's flat pieces: its share of the trained weights, and the padding.
+
+    ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
+    """
+    processes = config.distributed.num_processes
+    trained = [weight for weight in training_structure(config).weights if weight.trained]
+    if STAGE[config.distributed.option] == 3:
+        return sum(-(-prod(weight.shape) // processes) for weight in trained)
+    unit = ALIGNMENT * processes
+    groups = [sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
+    return sum(-(-numbers // unit) * ALIGNMENT for numbers in groups)
+
+
+def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> StateBytes:
+    """Bytes of one process on its device; everything where nothing is shared or moved.
+
+    ZeRO-3's small weights, which stay whole, are left out: a lower bound, by 10 x hidden size
+    numbers a weight at most.
+
+    Args:
+        config: as planned.
+        size: of the model.
+        host: count what waits in host memory, too: a CPU's device memory is just that.
+    """
+    whole = state_bytes(config, size)
+    if host:  # where models are built before they are cut, moved or rounded to 4 bits
+        whole = replace(whole, start=max(whole.start, weight_bytes(config) * size.num_parameters))
+    if config.distributed.option not in STAGE:
+        return whole
+    stage, offload = STAGE[config.distributed.option], config.offload.option
+    processes = config.distributed.num_processes
+    share = FLOAT32_BYTES * piece_numbers(config)
+    trained = whole.gradients or 1
+    optimizer = share + whole.optimizer * share // trained  # the pieces and their moments
+    gradients = whole.gradients if stage == 1 else share
+    weights = whole.weights if stage < 3 else -(-whole.weights // processes)
+    return StateBytes(
+        weights=0 if offload == "params_cpu" and not host else weights,
+        gradients=0 if offload != "none" and stage > 1 and not host else gradients,
+        optimizer=0 if offload != "none" and not host else optimizer,
+    )

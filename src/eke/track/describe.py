@@ -1,0 +1,40 @@
+"""What a tracker is told about a run: by its worker, and by `eke sync` afterwards."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from eke.record import Record
+from eke.track.tracker import Value
+
+
+def tracker_id(folder: str, run_id: str) -> str:
+    """A run's id in trackers: its folder's name, for runs beside another (`-2`) have one identity.
+
+    A folder that was renamed says nothing; then it is the identity.
+    """
+    return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
+
+
+def describe_command(overrides: Sequence[str]) -> str:
+    """The command line, to be pasted into a shell."""
+    return shlex.join(["python", "train.py", *overrides])
+
+
+def summary_values(record: Record) -> Mapping[str, Value]:
+    """The record's main numbers as flat values; what was not measured is left out."""
+    memory = record.memory.measured
+    step = record.timing.steady_step_s
+    values: dict[str, Value | None] = {
+        "outcome": record.outcome,
+        "samples_per_s": record.throughput.samples_per_s,
+        "tokens_per_s": record.throughput.tokens_per_s,
+        "mfu_frac": record.throughput.mfu_frac,
+        "steady_step_s": step.median if step else None,
+        "peak_allocated_bytes": memory.peak_allocated_bytes if memory else None,
+        "peak_reserved_bytes": memory.peak_reserved_bytes if memory else None,
+        "eval_start": record.loss.eval_start,
+        "eval_final": record.loss.eval_final,
+        "python": record.environment.get("python"),
+    }
+    return {key: value for key, value in values.items() if value is not None}

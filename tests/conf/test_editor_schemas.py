@@ -1,0 +1,151 @@
+"""The committed schemas are what the code says; `EKE_UPDATE=1 pytest ...` writes them anew."""
+
+import json
+import os
+
+import pytest
+from support import REPO
+
+from eke.cli import main as command
+from eke.compose.catalogue import make_catalogue
+from eke.editor.files import as_text, editor_settings
+from eke.editor.schemas import make_schemas
+from eke.schema import Config, SequenceClassification, WSDSchedule
+from eke.schema.docs import field_docs, summary
+
+FOLDER = REPO / "docs" / "schemas"
+SETTINGS = REPO / ".vscode" / "settings.json"
+CATALOGUE = make_catalogue()
+SCHEMAS = make_schemas(CATALOGUE)
+
+
+def fresh_files() -> dict:
+    settings = editor_settings(SCHEMAS, "./docs/schemas", ["conf"])
+    texts = {FOLDER / f"{name}.json": as_text(schema) for name, schema in SCHEMAS.items()}
+    return {**texts, SETTINGS: json.dumps(settings, indent=2) + "\n"}
+
+
+def test_committed_files_are_up_to_date() -> None:
+    fresh = fresh_files()
+    if os.environ.get("EKE_UPDATE"):
+        for old in set(FOLDER.glob("*.json")) - set(fresh):
+            old.unlink()
+        for path, text in fresh.items():
+            path.write_text(text)
+    found = {path for path in fresh if path.exists() and path.read_text() == fresh[path]}
+    stale = sorted({*fresh, *FOLDER.glob("*")} - found)
+    assert not stale, "run EKE_UPDATE=1 pytest tests/conf/test_editor_schemas.py"
+
+
+def test_every_file_of_options_has_one_schema() -> None:
+    patterns = json.loads(SETTINGS.read_text())["yaml.schemas"]
+    matched = [file for globs in patterns.values() for glob in globs for file in REPO.glob(glob)]
+    files = {*REPO.glob("conf/*/*.yaml"), *REPO.glob("sweeps/*.yaml"), REPO / "conf/config.yaml"}
+    assert sorted(matched) == sorted(files)
+    assert all((REPO / schema).is_file() for schema in patterns)
+
+
+def properties_in(schema):
+    """Every key with its schema, wherever it stands."""
+    if isinstance(schema, dict):
+        for name, value in schema.get("properties", {}).items():
+            yield name, value
+        for value in schema.values():
+            yield from properties_in(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from properties_in(value)
+
+
+def test_every_key_is_explained() -> None:
+    classes = [cls for classes in CATALOGUE.sections.values() for cls in classes]
+    said = {doc for cls in [*classes, Config] for doc in field_docs(cls).values()}
+    for name, schema in SCHEMAS.items():
+        keys = dict(properties_in(schema["definitions"]))
+        keys.pop("defaults", None)
+        assert len(keys) > 0
+        for key, found in keys.items():
+            assert found["description"].partition("\n\n")[0] in said, f"{name}: {key}"
+
+
+def test_text_under_a_field_is_found_where_it_is_inherited() -> None:
+    docs = field_docs(WSDSchedule)
+    assert docs["decay_frac"] == "Share of the run spent on the final linear decay."
+    assert docs["final_frac"].startswith("Learning rate at the end")
+    assert docs["warmup_frac"] == "Linear warm-up as a share of the run."
+    assert summary(SequenceClassification) == "Predict one label per sequence."
+
+
+# --- eke schema -----------------------------------------------------------------------------------
+
+OWN = """\
+# optimizer=mine -- another beta2.
+defaults:
+  - {base}
+  - _self_
+beta2: 0.95
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_schemas_of_an_installed_eke(here, capsys) -> None:
+    assert command(["schema", "my schemas/eke"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == editor_settings(SCHEMAS, "./my schemas/eke", ["conf"])
+    assert f"{len(SCHEMAS)} schemas" in said.err
+    written = {p.stem: p.read_text() for p in (here / "my schemas" / "eke").iterdir()}
+    assert written == {name: as_text(schema) for name, schema in SCHEMAS.items()}
+
+
+def test_schemas_know_the_users_own_options(here, capsys) -> None:
+    folder = here / "my_conf" / "optimizer"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(OWN.format(base="adamw"))
+    (folder / "yours.yaml").write_text(OWN.format(base="/optimizer/mine@_here_"))
+    assert command(["schema", "schemas", "--config-dir", "my_conf"]) == 0
+    settings = json.loads(capsys.readouterr().out)
+    globs = settings["yaml.schemas"]["./schemas/optimizer.json"]
+    assert globs == ["conf/optimizer/*.yaml", "my_conf/optimizer/*.yaml"]
+    assert settings["yaml.schemas"]["./schemas/config.json"] == ["conf/config.yaml"]
+    experiment = json.loads((here / "schemas" / "experiment.json").read_text())
+    entries = experiment["properties"]["defaults"]["items"]["else"]["properties"]
+    assert {"mine", "yours"} <= set(entries["override /optimizer"]["enum"])
+    catalogue = make_catalogue(here / "my_conf")
+    assert catalogue.schema_class("optimizer", "yours").__name__ == "AdamW"
+
+
+def test_folders_elsewhere_are_named_in_full(here, capsys) -> None:
+    work = here / "work"
+    work.mkdir()
+    (here / "conf_of_mine" / "experiment").mkdir(parents=True)
+    os.chdir(work)
+    assert command(["schema", "../s", "--config-dir=../conf_of_mine"]) == 0
+    schemas = json.loads(capsys.readouterr().out)["yaml.schemas"]
+    globs = schemas[(here / "s" / "task.json").as_uri()]
+    assert globs == ["conf/task/*.yaml", "**/conf_of_mine/task/*.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param([], "wants one folder", id="nothing"),
+        pytest.param(["a", "b"], "wants one folder", id="two"),
+        pytest.param(["a", "--config-dir"], "needs a value", id="no value"),
+        pytest.param(["a", "--wrte"], "no such flag", id="flag"),
+        pytest.param(["a", "--config-dir", "nowhere"], "no such folder", id="no folder"),
+        pytest.param(["file"], "is a file", id="file"),
+        pytest.param(["file/below"], "Not a directory", id="below a file"),
+    ],
+)
+def test_a_wrong_command_is_one_clear_line(here, capsys, words, said) -> None:
+    (here / "file").write_text("mine")
+    assert command(["schema", *words]) == (1 if words == ["file/below"] else 2)
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert [p.name for p in here.iterdir()] == ["file"], "nothing is half-written"

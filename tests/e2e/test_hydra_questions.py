@@ -1,0 +1,129 @@
+"""`--cfg`, `--info`, `--resolve`, `--package`: Hydra answers, or eke says in one line why not."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from support import REPO, Finished, environment
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """Run `python train.py` with some flags, in an empty folder that has to stay empty."""
+    folder = tmp_path_factory.mktemp("asking")
+
+    def run(*words: str, stdout: int = subprocess.PIPE) -> Finished:
+        done = subprocess.run(
+            [sys.executable, str(REPO / "train.py"), *words],
+            env=environment(folder), cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+        assert not list(folder.iterdir()), "a question leaves nothing behind"
+        return Finished(done.returncode, done.stdout or "", done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def own_options(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own options")
+    (folder / "recipe").mkdir()
+    text = "# @package _global_\n# recipe=mine -- mine.\ndefaults:\n  - low_memory\n  - _self_\n"
+    (folder / "recipe" / "mine.yaml").write_text(f"{text}seed: ${{train.log_every}}\n")
+    return folder
+
+
+def answered(finished: Finished) -> str:
+    assert finished.err == ""
+    assert finished.code == 0
+    return finished.out
+
+
+def test_the_configuration(ask) -> None:
+    shown = yaml.safe_load(answered(ask("--cfg", "job", "optimizer=sgd", "seed=3")))
+    assert shown["optimizer"]["momentum"] == 0.9
+    assert shown["seed"] == 3
+    assert "hydra" not in shown
+    assert set(yaml.safe_load(answered(ask("-c", "hydra")))) == {"hydra"}
+    assert {"hydra", "seed"} <= set(yaml.safe_load(answered(ask("--cfg=all"))))
+
+
+def test_a_part_of_it(ask) -> None:
+    part = answered(ask("--cfg", "job", "--package", "optimizer", "optimizer.lr=0.5"))
+    assert yaml.safe_load(part)["lr"] == 0.5
+    assert answered(ask("--cfg", "job", "-p", "seed")) == "0\n"
+    assert yaml.safe_load(answered(ask("--cfg", "hydra", "-p", "hydra.run"))) == {"dir": "."}
+
+
+def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
+    asked = ("--cfg", "job", "--config-dir", str(own_options), "recipe=mine")
+    assert yaml.safe_load(answered(ask(*asked)))["seed"] == "${train.log_every}"
+    assert yaml.safe_load(answered(ask(*asked, "--resolve")))["seed"] == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--info"], "Config search path", id="alone"),
+        pytest.param(["--info", "seed=1"], "Config search path", id="before an override"),
+        pytest.param(["-i", "defaults"], "Defaults List", id="defaults"),
+        pytest.param(["--info=defaults-tree"], "recipe: none", id="tree"),
+        pytest.param(["--info", "plugins"], "Installed Hydra Plugins", id="plugins"),
+        pytest.param(["--info", "searchpath"], "schema", id="search path"),
+        pytest.param(["--hydra-help"], "Flags", id="help"),
+        pytest.param(["--hydra-help", "-m"], "Flags", id="help with -m"),
+    ],
+)
+def test_how_it_is_composed(ask, words, said) -> None:
+    assert said in answered(ask(*words))
+
+
+def test_ones_own_options_are_seen(ask, own_options) -> None:
+    shown = answered(ask("--info", "defaults", "--config-dir", str(own_options), "recipe=mine"))
+    assert "recipe/mine" in shown
+    assert "recipe/low_memory" in shown
+
+
+REFUSED = [
+    pytest.param("--cfg", "--cfg job", id="no value"),
+    pytest.param("--cfg jobs", "--cfg job", id="value"),
+    pytest.param("--cfg hidra", "--cfg hydra", id="another value"),
+    pytest.param("--cfg seed=1", "--cfg job seed=1", id="an override for a value"),
+    pytest.param("--info default", "--info defaults", id="info's value"),
+    pytest.param("--info=x", "--info all", id="info's value behind ="),
+    pytest.param("-p optimizer", "--cfg job --package optimizer", id="package alone"),
+    pytest.param("--resolve", "--cfg job --resolve", id="resolve alone"),
+    pytest.param("--info defaults --resolve", "--cfg job --resolve", id="resolve with info"),
+    pytest.param("--cfg job -p optimizr", "--cfg job --package optimizer", id="package"),
+    pytest.param("--cfg job --package=", "--package optimizer", id="empty package"),
+    pytest.param("--cfg all -p train.stepz", "--cfg all --package train.steps", id="key"),
+    pytest.param("--cfg job -p optimizer.momentum", "--package optimizer", id="another's key"),
+    pytest.param("--cfg job -p hydra.run", "--cfg hydra --package hydra.run", id="Hydra's part"),
+    pytest.param("--cfg hydra -p hydra.x", "--cfg hydra --package hydra", id="not even Hydra's"),
+    pytest.param("--cfg hydra -p train", "--cfg job --package train", id="not Hydra's"),
+    pytest.param("--cfg job --info", "--info", id="two questions"),
+    pytest.param("--cfg job --cfg hydra", "--cfg hydra", id="one twice"),
+    pytest.param("--cfg job -m seed=1,2", "-m seed=1,2 plan_only=true", id="a sweep"),
+    pytest.param("--info -m seed=1,2", "-m seed=1,2 plan_only=true", id="info of a sweep"),
+    pytest.param("--cfg job --config-name x", "--config-dir FOLDER", id="other configuration"),
+    pytest.param("--cfg job lr=1", "optimizer.lr=1", id="wrong override"),
+    pytest.param("--cfg job data=text", "data.path=FILE_OR_FOLDER", id="missing value"),
+]
+
+
+@pytest.mark.parametrize(("words", "fix"), REFUSED)
+def test_what_cannot_be_asked(ask, words, fix) -> None:
+    finished = ask(*words.split())
+    assert finished.code == 2
+    assert finished.out == ""
+    assert "Traceback" not in finished.err
+    assert finished.err.rstrip().endswith(f" {fix}")
+    assert finished.err.count("->") == 1
+
+
+def test_an_answer_that_cannot_be_written(ask) -> None:
+    with open("/dev/full", "w") as full:
+        finished = ask("--cfg", "job", stdout=full.fileno())
+    assert finished.code == 1
+    assert finished.err == "a file: No space left on device\n"

@@ -1,0 +1,235 @@
+"""The schemas in a real YAML language server, over its protocol: what a user of an editor sees.
+
+It runs where `yaml-language-server` is installed (from npm; seen: 1.25.0).
+"""
+
+import itertools
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+from support import REPO
+
+SERVER = shutil.which("yaml-language-server")
+pytestmark = [
+    pytest.mark.skipif(SERVER is None, reason="yaml-language-server is not installed"),
+    pytest.mark.slow,
+]
+
+ADAMW = "defaults:\n  - /schema/optimizer/adamw@_here_\n  - _self_\noption: adamw\n"
+PRESET = "# @package _global_\n"
+
+
+class Server:
+    """A language server over stdin and stdout, in this repository with its committed settings."""
+
+    def __init__(self) -> None:
+        command = [SERVER, "--stdio"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO
+        )
+        self.numbers = itertools.count(1)
+        self.settings = json.loads((REPO / ".vscode" / "settings.json").read_text())
+        self.settings |= {"yaml.schemaStore.enable": False, "yaml.validate": True}
+        self.settings |= {"yaml.completion": True, "yaml.hover": True}
+        self.problems: dict[str, list[dict[str, Any]]] = {}
+        completion = {"completionItem": {"snippetSupport": True}}
+        self.ask(
+            "initialize",
+            processId=None,
+            rootUri=REPO.as_uri(),
+            workspaceFolders=[{"uri": REPO.as_uri(), "name": "eke"}],
+            capabilities={
+                "textDocument": {
+                    "completion": completion,
+                    "hover": {"contentFormat": ["markdown"]},
+                },
+                "workspace": {"configuration": True},
+            },
+        )
+        self.tell("initialized")
+        self.tell("workspace/didChangeConfiguration", settings=self.settings)
+
+    def send(self, **message: Any) -> None:
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        self.process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        self.process.stdin.flush()
+
+    def tell(self, method: str, **params: Any) -> None:
+        self.send(method=method, params=params)
+
+    def ask(self, method: str, **params: Any) -> Any:
+        number = next(self.numbers)
+        self.send(id=number, method=method, params=params)
+        while True:
+            message = self.receive()
+            if message.get("id") == number and "method" not in message:
+                return message["result"]
+
+    def receive(self) -> dict[str, Any]:
+        length = 0
+        while line := self.process.stdout.readline().strip():
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        assert length, "the server ended"
+        message = json.loads(self.process.stdout.read(length))
+        if "id" in message and "method" in message:
+            self.send(id=message["id"], result=self.answer(message))
+        if message.get("method") == "textDocument/publishDiagnostics":
+            self.problems[message["params"]["uri"]] = message["params"]["diagnostics"]
+        return message
+
+    def answer(self, message: dict[str, Any]) -> Any:
+        if message["method"] != "workspace/configuration":
+            return None
+        sections = [item.get("section", "") + "." for item in message["params"]["items"]]
+        return [
+            {k.removeprefix(s): v for k, v in self.settings.items() if k.startswith(s)} or None
+            for s in sections
+        ]
+
+    def open(self, group: str, text: str) -> str:
+        """A file that was never there before, so that no earlier answer is taken for its own."""
+        name = f"unsaved{next(self.numbers)}.yaml"
+        uri = (REPO / "conf" / group / name).as_uri()
+        document = {"uri": uri, "languageId": "yaml", "version": 1, "text": text}
+        self.tell("textDocument/didOpen", textDocument=document)
+        while uri not in self.problems:
+            self.receive()
+        return uri
+
+    def at(self, group: str, text: str, question: str) -> Any:
+        """Ask at the place marked `|`."""
+        before, _, after = text.partition("|")
+        uri = self.open(group, before + after)
+        lines = before.split("\n")
+        position = {"line": len(lines) - 1, "character": len(lines[-1])}
+        return self.ask(f"textDocument/{question}", textDocument={"uri": uri}, position=position)
+
+    def completions(self, group: str, text: str) -> dict[str, str]:
+        """What would be written for each label that is offered."""
+        items = self.at(group, text, "completion")["items"]
+        return {i["label"]: i.get("insertText") or i["textEdit"]["newText"] for i in items}
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.process.kill()
+    server.process.communicate()
+
+
+MISTAKES = [
+    pytest.param("optimizer", ADAMW + "momentum: 1\n", 4, "momentum is not allowed", id="key"),
+    pytest.param("optimizer", ADAMW + "lr: -1\n", 4, "exclusive minimum of 0", id="limit"),
+    pytest.param("optimizer", ADAMW + "lr: much\n", 4, 'Expected "number"', id="type"),
+    pytest.param("precision", "option: a\ncompute: bf16\n", 1, '"bfloat16"', id="enum"),
+    pytest.param("precision", "option: a\ntf32: on\n", 1, 'Expected "string"', id="a bare on"),
+    pytest.param("precision", "option: a\ntf32: no\n", 1, 'Expected "string"', id="a bare no"),
+    pytest.param("schedule", "warmup_steps: 1.5\n", 0, "integer, null", id="whole or null"),
+    pytest.param(
+        "experiment",
+        f"{PRESET}defaults:\n  - override /precison: bf16\n",
+        2,
+        "override /precison is not allowed",
+        id="group",
+    ),
+    pytest.param(
+        "recipe", f"{PRESET}defaults:\n  - override /precision: bf17\n", 2, '"bf16"', id="option"
+    ),
+    pytest.param(
+        "experiment",
+        f"{PRESET}defaults:\n  - override /optimizer: sgd\noptimizer:\n  beta1: 0.5\n",
+        4,
+        "beta1 is not allowed",
+        id="key of another option",
+    ),
+    pytest.param(
+        "sweep",
+        f"{PRESET}hydra:\n  sweeper:\n    params:\n      precision: fp32,bf17\n",
+        4,
+        "Options of precision",
+        id="swept option",
+    ),
+]
+
+
+@pytest.mark.parametrize(("group", "text", "line", "said"), MISTAKES)
+def test_a_mistake_is_underlined(server, group, text, line, said) -> None:
+    problems = server.problems[server.open(group, text)]
+    assert [p["range"]["start"]["line"] for p in problems] == [line]
+    assert said in problems[0]["message"]
+
+
+def test_what_eke_takes_is_not_underlined(server) -> None:
+    text = ADAMW + "lr: 1e-3\nbeta1: ${seed}\nweight_decay: 0\n"
+    assert server.problems[server.open("optimizer", text)] == []
+    text = 'option: a\ncompute: ${oc.env:FORMAT}\ntf32: "on"\n'
+    assert server.problems[server.open("precision", text)] == []
+
+
+def test_keys_complete_with_their_defaults(server) -> None:
+    offered = server.completions("optimizer", ADAMW + "be|\n")
+    assert offered["beta1"] == "beta1: ${1:0.9}"
+    assert "momentum" not in offered
+
+
+def test_options_complete(server) -> None:
+    text = f"{PRESET}defaults:\n  - override /precision: |\n"
+    options = sorted(card.stem for card in (REPO / "conf" / "precision").glob("*.yaml"))
+    assert list(server.completions("experiment", text)) == options
+    offered = server.completions("experiment", f"{PRESET}defaults:\n  - |\n")
+    assert offered["override /optimizer"] == "override /optimizer: "
+
+
+def test_the_keys_of_a_section_are_those_of_the_option_chosen(server) -> None:
+    text = f"{PRESET}defaults:\n  - override /optimizer: sgd\n  - _self_\noptimizer:\n  |\n"
+    offered = server.completions("experiment", text)
+    assert set(offered) == {"lr", "weight_decay", "momentum", "nesterov"}
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "values"),
+    [
+        pytest.param("precision", "compute", {"float32", "bfloat16", "float16"}, id="enum"),
+        pytest.param("dataloader", "persistent", {"true", "false"}, id="switch"),
+        pytest.param("precision", "tf32", {"auto", '"on"', '"off"'}, id="words YAML takes"),
+        pytest.param(
+            "memory", "checkpointing", {'"off"', "full", "selective"}, id="default YAML takes"
+        ),
+    ],
+)
+def test_values_complete_as_they_must_be_written(server, group, key, values) -> None:
+    written = set(server.completions(group, f"{key}: |\n").values())
+    assert values <= written
+    assert not {"on", "off"} & written
+    for value in written:
+        assert server.problems[server.open(group, f"{key}: {value}\n")] == []
+
+
+def test_a_variant_is_one_completion_away(server) -> None:
+    offered = server.completions("optimizer", "defaults: |\n")
+    assert "/schema/optimizer/sgd@_here_" in offered["fields of sgd"]
+
+
+def test_hovering_shows_what_a_key_is(server) -> None:
+    shown = server.at("optimizer", ADAMW + "bet|a1: 0.5\n", "hover")["contents"]["value"]
+    assert "Decay of the first moment." in shown
+    assert "at least 0 and below 1; default 0.9" in shown
+
+
+def test_every_shipped_file_is_without_a_mark(server) -> None:
+    files = sorted((REPO / "conf").glob("*/*.yaml"))
+    for file in files:
+        assert server.problems[server.open(file.parent.name, file.read_text())] == [], file
+    assert len(files) > 50
+
+
+def test_an_editor_finds_the_schema_by_the_file(server) -> None:
+    """The same text is right in one group's folder and wrong in another's."""
+    text = "option: x\nper_device: 4\n"
+    assert server.problems[server.open("batch", text)] == []
+    assert server.problems[server.open("memory", text)]

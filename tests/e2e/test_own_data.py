@@ -1,0 +1,105 @@
+"""`python train.py` on rows of one's own: every task trains, and the record says what was read."""
+
+import json
+
+import pytest
+from live import record_of, run_folders
+from prepared import BERT, GPT, T5, save_bpe, write_jsonl
+from support import TINY
+
+SHORT = (*TINY, "hardware=cpu", "train.steps=6", "batch.per_device=4", "data.seq_len=24",
+         "train.log_every=1", "model.vocab_size=512")  # fmt: skip
+
+ROWS = [
+    {"text": f"row {n} has {'some ' * (n % 7)}words", "ask": f"what is {n}", "say": f"it is {n}",
+     "label": ("spam", "ham")[n % 2]}
+    for n in range(80)
+]  # fmt: skip
+
+TASKS = {
+    "causal": ("model=tiny", GPT),
+    "prompts": ("model=tiny_gpt2", GPT, "data.prompt=ask", "data.response=say"),
+    "masked": ("model=tiny_bert", BERT, "task=masked_lm"),
+    "bert-classes": ("model=tiny_bert", BERT, "task=sequence_classification"),
+    "llama-classes": ("model=tiny", GPT, "task=sequence_classification"),
+    "gpt2-classes": ("model=tiny_gpt2", GPT, "task=sequence_classification"),
+    "t5-classes": ("model=tiny_t5", T5, "task=sequence_classification"),
+    "seq2seq": ("model=tiny_t5", T5, "task=seq2seq_lm", "data.prompt=ask", "data.response=say"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bytes", "tokenizer"])
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+def test_every_task_computes_the_same_however_rows_are_padded(
+    task, kind, curve_of, tmp_path_factory
+) -> None:
+    """Ragged rows, padded to the longest of four or of one: padding changes nothing."""
+    from equivalence_compare import largest_difference
+
+    folder = tmp_path_factory.mktemp("data")
+    file = write_jsonl(folder / "a.jsonl", ROWS)
+    model, special, *more = task
+    if kind == "tokenizer":
+        more.append(f"data.tokenizer={save_bpe(folder / 'tokenizer', special)}")
+    typed = (*SHORT, model, "data=jsonl", f"data.path={file}", *more, "data.num_eval_samples=4")
+    whole = curve_of(*typed)
+    cut = curve_of(*typed, "batch.per_device=1", "batch.accumulation=4")
+    assert largest_difference(whole, cut) < 1e-5
+    longer = curve_of(*typed, "data.pad_to_multiple_of=16")
+    assert largest_difference(whole, longer) < 1e-5
+
+
+def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": 5}])
+    typed = (*SHORT, "model=tiny_bert", "task=sequence_classification", "data=jsonl",
+             f"data.path={file}", "data.max_bad_frac=0.1")  # fmt: skip
+    done = train_py(*typed)
+    assert done.code == 0, done.text
+    assert "preparing data=jsonl" in done.err
+    assert "1 bad, 0 empty (left out)" in done.out
+    assert "first: a.jsonl:81 text is the number 5, not text" in done.out
+    (folder,) = run_folders(tmp_path)
+    record = record_of(folder)
+    said = {d["key"]: d["value"] for d in record["plan"]["decisions"]}
+    assert said["data rows"] == "80"
+    assert said["data.label"] == "ham=0 spam=1"
+    assert json.loads((folder / "plan.json").read_text())["store"]
+    again = train_py(*typed)
+    assert "answered from" in again.out
+    assert "preparing" not in again.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("data.text=txt",), ["data.text = txt", "-> data.text=text"]),
+        (("data.path=nowhere.jsonl",), ["data.path = nowhere.jsonl", "no such file"]),
+        (("data.tokenizer=nowhere/at-all",), ["data.tokenizer = nowhere/at-all"]),
+    ],
+    ids=["column", "file", "tokenizer"],
+)
+def test_a_mistake_is_one_message_and_starts_nothing(typed, words, train_py, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    base = () if typed[0].startswith("data.path") else (f"data.path={file}",)
+    done = train_py(*SHORT, "data=jsonl", *base, *typed)
+    assert done.code == 2
+    assert "1 problem in this configuration" in done.err
+    assert "Traceback" not in done.text
+    assert all(word in done.err for word in words)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_optimizer_sweep_prepares_once(train_py, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    short = [o for o in SHORT if not o.startswith("train.steps")]
+    typed = (*short, "data=jsonl", f"data.path={file}", "train.steps=2", "optimizer=adamw,sgd")
+    done = train_py("-m", *typed)
+    assert done.code == 0, done.text
+    assert done.err.count("preparing data=jsonl") == 1

@@ -1,0 +1,264 @@
+"""Several processes of one run: stopped, killed, hung, and started by somebody else's launcher."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from live import Live, record_of, rows_of, run_folders
+from support import REPO, TINY, Finished, environment, last_wins
+
+LONG = last_wins(
+    *TINY,
+    "experiment=smoke",
+    "data=synthetic",
+    "data.num_samples=64",
+    "batch.per_device=4",
+    "distributed=ddp",
+    "train.steps=100000",
+    "train.checkpoint_every=20",
+    "hardware=cpu",
+)
+SHORT = last_wins(*LONG, "train.steps=12", "train.checkpoint_every=null")
+
+
+def processes_of(folder: Path, module: str) -> list[int]:
+    """Process ids of the run's workers or of its agent, in the order of starting."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if module in words and any(word.endswith(folder.name) for word in words):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def rank_of(pid: int) -> int:
+    """A worker's rank, from its environment."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return int(dict(e.split("=", 1) for e in entries if "=" in e)["RANK"])
+
+
+def worker(folder: Path, rank: int) -> int:
+    """Process id of one rank."""
+    return next(p for p in processes_of(folder, "eke.run.worker") if rank_of(p) == rank)
+
+
+def wait_until_gone(folder: Path) -> None:
+    """Until no process of the run is left."""
+    deadline = time.monotonic() + 60
+    while processes_of(folder, "eke.run.worker") or processes_of(folder, "eke.run.agent"):
+        assert time.monotonic() < deadline, "processes are left behind"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run of two ranks in its first steps, and its folder."""
+    live = Live(tmp_path, LONG)
+    live.wait_for_step(25)
+    (folder,) = run_folders(tmp_path)
+    yield live, folder
+    if live.process.poll() is None:
+        live.process.kill()
+    for pid in processes_of(folder, "eke.run.agent"):
+        os.kill(pid, signal.SIGKILL)
+    live.process.wait()
+    live.process.stdout.close()
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
+    live, folder = running
+    os.kill(worker(folder, rank), signal.SIGKILL)
+    out = live.finish(timeout=60)
+    assert live.process.returncode == 1, out
+    record = record_of(folder)
+    assert record["outcome"] == "crashed"
+    assert f"process {rank} of this run: killed by SIGKILL" in record["failure"]["message"]
+    assert f"process {rank} of this run: killed by SIGKILL" in out
+    assert "Traceback" not in out.replace(record["failure"]["traceback"], "")
+    wait_until_gone(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (signal.SIGTERM, "preempted"),
+        pytest.param(signal.SIGINT, "cancelled", marks=pytest.mark.slow),
+    ],
+    ids=["SIGTERM", "Ctrl-C"],
+)
+def test_ranks_agree_on_the_step_to_stop_after(number, outcome, running) -> None:
+    live, folder = running
+    live.signal(number)
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    record = record_of(folder)
+    assert record["outcome"] == outcome
+    assert f"after step {record['steps_done']}; checkpoint saved" in record["failure"]["message"]
+    assert (folder / "checkpoints" / f"step-{record['steps_done']:08d}" / "manifest.json").exists()
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow
+def test_one_rank_that_was_asked_to_stop_stops_all(running) -> None:
+    """A cluster may tell the processes one by one."""
+    live, folder = running
+    os.kill(worker(folder, 1), signal.SIGTERM)
+    live.finish()
+    assert live.process.returncode == 75
+    assert record_of(folder)["outcome"] == "preempted"
+
+
+@pytest.mark.slow
+def test_a_killed_supervisor_leaves_a_checkpoint_and_no_orphan(running) -> None:
+    live, folder = running
+    live.process.kill()
+    live.process.wait()
+    wait_until_gone(folder)
+    assert record_of(folder)["outcome"] == "preempted"
+
+
+@pytest.mark.slow
+def test_a_killed_agent_takes_its_ranks_along(running) -> None:
+    live, folder = running
+    (agent,) = processes_of(folder, "eke.run.agent")
+    os.kill(agent, signal.SIGKILL)
+    live.finish(timeout=60)
+    assert live.process.returncode == 1
+    assert "killed by SIGKILL" in record_of(folder)["failure"]["message"]
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow  # torch's agent gives a process that does not answer 30 s before it kills it
+def test_a_rank_that_hangs_is_waited_for_only_so_long(tmp_path) -> None:
+    live = Live(tmp_path, (*LONG, "distributed.timeout_s=3"))
+    live.wait_for_step(5)
+    (folder,) = run_folders(tmp_path)
+    os.kill(worker(folder, 1), signal.SIGSTOP)
+    live.finish(timeout=120)
+    assert live.process.returncode == 1
+    assert (
+        "another process of this run is gone, or hangs" in record_of(folder)["failure"]["message"]
+    )
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["distributed=ddp", "distributed=fsdp"])
+def test_an_interrupted_run_of_two_ranks_continues_to_the_same_curve(
+    strategy, tmp_path, train_py
+) -> None:
+    """Dropout differs between ranks, so each rank's random state must come back, too."""
+    case = last_wins(*LONG, strategy, "train.steps=60", "model.dropout=0.1", "train.log_every=1")
+    whole = train_py(*case, "paths.runs=whole")
+    assert whole.code == 0, whole.text
+    live = Live(tmp_path, case)
+    live.wait_for_step(23)
+    (folder,) = run_folders(tmp_path)
+    os.kill(worker(folder, 1), signal.SIGKILL)
+    live.finish(timeout=60)
+    again = train_py(*case)
+    assert again.code == 0, again.text
+    assert "continuing" in again.text
+    (expected,) = (tmp_path / "whole").iterdir()
+    assert curve(folder) == curve(expected)
+
+
+def curve(folder: Path) -> dict[int, tuple[float, float]]:
+    """Loss and gradient norm by step, the latest attempt's."""
+    rows = [row for row in rows_of(folder) if "train/loss" in row]
+    return {r["train/global_step"]: (r["train/loss"], r["train/grad_norm"]) for r in rows}
+
+
+def launched(tmp: Path, launcher: list[str], *overrides: str) -> Finished:
+    """`torchrun ... train.py overrides`, typed by hand."""
+    command = [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides]
+    done = subprocess.run(
+        command, cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=300
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2"]
+ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes=2", "--mixed_precision=bf16"]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [TORCHRUN, pytest.param(ACCELERATE, marks=pytest.mark.slow)],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_somebody_elses_launcher_trains_the_same_run(launcher, tmp_path, train_py) -> None:
+    done = launched(tmp_path, launcher, *SHORT)
+    assert done.code == 0, done.text
+    assert done.out.count("record  ") == 1, "rank 0 alone speaks"
+    (folder,) = run_folders(tmp_path)
+    assert (folder / "rank_1.log").exists()
+    assert record_of(folder)["effective"]["matmul_dtypes"] == ["float32"], "the launcher's bf16"
+    ours = train_py(*SHORT, "paths.runs=ours")
+    assert ours.code == 0, ours.text
+    (other,) = (tmp_path / "ours").iterdir()
+    assert (other.name, curve(other)) == (folder.name, curve(folder))
+    assert "answered from" in launched(tmp_path, launcher, *SHORT).out
+
+
+def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) -> None:
+    one = [o for o in SHORT if not o.startswith("distributed")]
+    done = launched(tmp_path, TORCHRUN, *one)
+    assert done.code != 0
+    assert done.err.count("-> distributed=ddp distributed.num_processes=2") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_under_a_launcher_is_refused(tmp_path) -> None:
+    done = launched(tmp_path, TORCHRUN, "-m", *SHORT)
+    assert done.err.count("a sweep starts its own") == 1
+
+
+@pytest.mark.slow
+def test_a_sweep_starts_runs_of_one_and_of_two_ranks(train_py, tmp_path) -> None:
+    base = [o for o in SHORT if not o.startswith("distributed")]
+    done = train_py("-m", "distributed=none,ddp", *base)
+    assert done.code == 0, done.text
+    records = [record_of(f) for f in run_folders(tmp_path) if (f / "record.json").exists()]
+    worlds = sorted(r["plan"]["batch"]["world_size"] for r in records)
+    assert worlds == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_rank_0_ends_both(tmp_path, train_py) -> None:
+    """Rank 0 alone writes; the other one must not wait for it for ever."""
+    script = tmp_path / "limited.sh"
+    script.write_text(f'ulimit -f 200\nexec {sys.executable} {REPO / "train.py"} "$@"\n')
+    done = subprocess.run(
+        ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    (folder,) = run_folders(tmp_path)
+    assert "the disk is full" in record_of(folder)["failure"]["message"]
+    wait_until_gone(folder)
+
+
+@pytest.mark.slow
+def test_a_rank_that_runs_out_of_memory_says_so_itself(tmp_path) -> None:
+    """Its address space is cut while it trains; logits of 42 MiB are always mapped anew."""
+    large = ("model.vocab_size=4096", "data.seq_len=128", "batch.per_device=20")
+    live = Live(tmp_path, last_wins(*LONG, *large, "train.log_every=1"))
+    live.wait_for_step(3)
+    (folder,) = run_folders(tmp_path)
+    resource.prlimit(worker(folder, 1), resource.RLIMIT_AS, (2**20, 2**20))
+    out = live.finish(timeout=120)
+    assert live.process.returncode == 1, out
+    record = record_of(folder)
+    assert record["outcome"] == "oom", record["failure"]
+    assert record["failure"]["message"].startswith("process 1 of this run: out of memory in ")
+    wait_until_gone(folder)

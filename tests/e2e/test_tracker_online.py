@@ -1,0 +1,107 @@
+"""Real trainings mirrored to a server that works, fails or is missing; then `eke sync`."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live import SHORT, record_of, rows_of, run_folders
+from support import REPO, environment, last_wins
+from unit.track.stub import Server, serving
+
+pytestmark = pytest.mark.slow
+
+KEY = "ab" * 20
+ONLINE = last_wins(*SHORT, "tracker=wandb", "tracker.mode=online")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+def call(tmp_path: Path, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**environment(tmp_path), "HOME": str(tmp_path), **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def train(tmp_path: Path, *overrides: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return call(tmp_path, str(REPO / "train.py"), *overrides, **variables)
+
+
+def sync(tmp_path: Path, server: Server, *words: str) -> "subprocess.CompletedProcess[str]":
+    account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+    return call(tmp_path, "-m", "eke.cli", "sync", *words, **account)
+
+
+def steps_of(server: Server, folder: Path) -> list[int]:
+    return [row["_step"] for row in server.rows.get(folder.name, [])]
+
+
+def test_an_online_run_arrives_and_sync_has_nothing_to_do(server: Server, tmp_path: Path) -> None:
+    done = train(tmp_path, *ONLINE, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = run_folders(tmp_path)
+    assert not [w for w in record_of(folder)["warnings"] if "tracker" in w]
+    assert steps_of(server, folder) == list(range(21))
+    assert server.exit_codes == {folder.name: 0}
+    server.requests.clear()
+    said = sync(tmp_path, server, "runs")
+    assert (said.returncode, "1 there already" in said.stdout) == (0, True), said.stdout
+    assert [path for path in server.requests if "file_stream" in path] == []
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_costs_the_run_nothing(server: Server, tmp_path: Path) -> None:
+    server.answers.clear()
+    done = train(tmp_path, *ONLINE, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = run_folders(tmp_path)
+    assert len(rows_of(folder)) == 22
+    (warning,) = [w for w in record_of(folder)["warnings"] if "tracker" in w]
+    assert "22 rows not mirrored" in warning
+    assert warning.endswith(f"-> eke sync {folder}")
+    server.answers.set()
+    said = sync(tmp_path, server, "runs")
+    assert (said.returncode, "1 sent" in said.stdout) == (0, True), said.stdout
+    assert steps_of(server, folder) == list(range(21))
+
+
+def test_online_without_a_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = train(tmp_path, *ONLINE)
+    assert done.returncode == 2
+    assert "-> tracker.mode=offline   (or: wandb login)" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_offline_sweep_is_sent_by_its_folder(server: Server, tmp_path: Path) -> None:
+    offline = last_wins(*SHORT, "tracker=wandb", "train.steps=6")
+    assert train(tmp_path, "-m", *offline, "seed=0,1").returncode == 0
+    assert server.requests == []
+    (sweep,) = (tmp_path / "runs").glob("sweep-*")
+    said = sync(tmp_path, server, str(sweep))
+    assert said.returncode == 0, said.stdout + said.stderr
+    folders = [folder for folder in run_folders(tmp_path) if folder != sweep]
+    assert [steps_of(server, folder) for folder in folders] == [list(range(7))] * 2
+    assert {run["groupName"] for run in server.runs.values()} == {sweep.name}
+
+
+@pytest.mark.parametrize(
+    "option", ["tensorboard", "trackio", pytest.param("mlflow", marks=pytest.mark.slow)]
+)
+def test_another_tracker_leaves_no_warning(option: str, tmp_path: Path) -> None:
+    done = train(tmp_path, *last_wins(*SHORT, f"tracker={option}", "train.steps=6"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = run_folders(tmp_path)
+    assert not [w for w in record_of(folder)["warnings"] if "tracker" in w]
+    assert list((folder / option).iterdir())

@@ -1,0 +1,116 @@
+"""The projection fused with the loss gives the plain loss and gradient norm, at every step.
+
+Ragged lengths, so that there are labels to be ignored; dropout 0; float32.
+"""
+
+import pytest
+import torch
+from equivalence_cases import CASES, RAGGED
+from equivalence_compare import largest_difference
+from support import TINY, last_wins
+
+FUSED = "kernels=fused_linear_cross_entropy"
+STEP = (*RAGGED, "batch.per_device=6", "train.steps=8")
+
+HEADS = {
+    **{name: case for name, case in CASES.items() if "classification" not in name},
+    "causal_lm-qwen3": ("model=tiny_qwen3",),
+    "causal_lm-moe": ("model=tiny_moe",),
+    "causal_lm-llama-untied": ("model=tiny", "model.tie_word_embeddings=false"),
+    "masked_lm-bert-untied": (
+        "model=tiny_bert",
+        "task=masked_lm",
+        "model.tie_word_embeddings=false",
+    ),
+    "seq2seq-t5-gated": ("model=tiny_t5", "task=seq2seq_lm", "model.gated=true"),
+}
+"""Every family's head: with a bias (BERT), scaled (T5), tied to the embeddings and not."""
+
+QUICK = ("causal_lm-llama", "masked_lm-bert", "seq2seq-t5")
+"""What `make test` looks at."""
+
+
+def slow(name: str) -> object:
+    """For `make test-all`."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("head", [name if name in QUICK else slow(name) for name in HEADS])
+def test_it_is_the_same_step(head, curve_of) -> None:
+    steps = () if head in QUICK else ("train.steps=24",)
+    base = last_wins(*HEADS[head], *TINY, *STEP, *steps)
+    plain, fused = curve_of(*base), curve_of(*base, FUSED)
+    assert largest_difference(plain, fused) < 1e-5
+    assert plain[0][0] != plain[-1][0], "the loss never moved"
+
+
+TECHNIQUES = {
+    "accumulated": ("batch.per_device=2", "batch.accumulation=3"),
+    "checkpointing": ("memory=checkpointing",),
+    "padding-free": ("data.packing=padding_free",),
+    "compiled": ("compile=aot_eager",),
+    "compiled by dynamo alone": ("compile=eager",),
+}
+
+
+@pytest.mark.parametrize("name", [n if n == "accumulated" else slow(n) for n in TECHNIQUES])
+def test_it_is_the_same_step_with_other_techniques(name, curve_of) -> None:
+    base = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    assert largest_difference(curve_of(*base), curve_of(*base, FUSED, *TECHNIQUES[name])) < 1e-5
+
+
+@pytest.mark.slow
+def test_it_is_the_same_step_compiled_by_inductor(curve_of) -> None:
+    base = (*CASES["causal_lm-llama"], *TINY, *STEP, "data.lengths=fixed", "data.min_len=null")
+    fused = curve_of(*base, FUSED, "compile=inductor")
+    assert largest_difference(curve_of(*base), fused) < 1e-5
+
+
+ROUNDING = {"fp16": 2**-11, "bf16": 2**-8}
+"""Largest relative error of rounding a number to 11 and to 8 significant bits."""
+
+FEWEST_TARGETS = 13
+"""In one of these steps; independent errors of n losses leave their mean with 1 / sqrt(n)."""
+
+
+@pytest.mark.parametrize("precision", ["fp16", slow("bf16")])
+def test_sixteen_bits_add_the_rounding_of_each_loss(precision, curve_of) -> None:
+    """The fused operation rounds the same operands, and then the loss of every target."""
+    base = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    exact = curve_of(*base)
+    plain, fused = (curve_of(*base, f"precision={precision}", o) for o in ("kernels=none", FUSED))
+
+    def furthest(curve: list[tuple[float, float]]) -> float:
+        return max(abs(a[0] - b[0]) / a[0] for a, b in zip(exact, curve, strict=True))
+
+    assert 1e-7 < furthest(fused) < 10 * 2**-9
+    rounded_losses = ROUNDING[precision] / FEWEST_TARGETS**0.5
+    assert furthest(fused) < furthest(plain) + rounded_losses
+
+
+def test_a_fused_loss_that_counts_ignored_labels_would_be_found(curve_of, monkeypatch) -> None:
+    base = (*CASES["causal_lm-llama"], *TINY, *STEP)
+    plain = curve_of(*base)
+    import eke.build.fused_head as fused_head
+
+    true_loss = fused_head.fused_loss_sum
+    monkeypatch.setattr(
+        fused_head,
+        "fused_loss_sum",
+        lambda hidden, weight, bias, labels: true_loss(hidden, weight, bias, labels.clamp(min=0)),
+    )
+    assert largest_difference(plain, curve_of(*base, FUSED)) > 1e-3
+
+
+def test_the_sum_does_not_overflow_in_float16() -> None:
+    """PyTorch's own sum in float16 ends at 65504: 12000 targets at 6 nats are beyond it."""
+    from eke.build.fused_head import fused_loss_sum
+
+    torch.manual_seed(0)
+    hidden = torch.randn(12000, 8)
+    weight = torch.randn(400, 8) * 0.1
+    labels = torch.randint(0, 400, (12000,))
+    exact = fused_loss_sum(hidden, weight, None, labels)
+    half = fused_loss_sum(hidden.half(), weight.half(), None, labels)
+    assert exact > 65504
+    torch.testing.assert_close(half, exact, rtol=1e-3, atol=0)

@@ -1,0 +1,151 @@
+"""Samples that share a row are computed as if each were alone; padding-free is the padded loss."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from equivalence_compare import largest_difference
+from support import TINY
+
+from eke.build.attention import KernelProbe
+from eke.build.data import build_data
+from eke.build.masks import spare_mask_checks
+from eke.build.model import build_model
+from eke.build.pinned import pinned_backend
+from eke.check import RULES, check
+
+RAGGED = (
+    "data=synthetic",
+    "data.lengths=uniform",
+    "data.min_len=3",
+    "data.seq_len=24",
+    "data.num_samples=31",
+    "data.num_eval_samples=6",
+    "train.steps=24",
+    "train.log_every=24",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+    "optimizer.lr=3e-3",
+)
+
+FAMILIES = {
+    "llama": "model=tiny",
+    "gpt2": "model=tiny_gpt2",
+    "qwen3": "model=tiny_qwen3",
+    "moe": "model=tiny_moe",
+}
+CUTS = {
+    "12x1": ("batch.per_device=12",),
+    "3x4": ("batch.per_device=3", "batch.accumulation=4"),
+}
+
+
+@pytest.fixture(autouse=True)
+def unpacked_again():
+    """Other tests of this process have one sequence per row."""
+    yield
+    spare_mask_checks(torch.nn.Identity(), packed=False)
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_padding_free_is_the_padded_loss(family, attention, cut, curve_of) -> None:
+    case = (family, *TINY, *RAGGED, f"attention={attention}", *cut)
+    padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
+    assert largest_difference(padded, free) < 1e-5
+    assert padded[0][0] != padded[-1][0], "the loss never moved"
+
+
+def test_packing_that_leaks_would_be_found(curve_of, monkeypatch) -> None:
+    """Without the sequence numbers every token sees the samples before its own."""
+    case = ("model=tiny", *TINY, *RAGGED, "batch.per_device=12")
+    padded = curve_of(*case)
+    monkeypatch.setattr("eke.build.masks.sequence_numbers", lambda positions: None)
+    assert largest_difference(padded, curve_of(*case, "data.packing=padding_free")) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["flash", "math"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_pinned_kernel_keeps_packed_samples_apart(family, backend, curve_of) -> None:
+    case = (FAMILIES[family], *TINY, *RAGGED, f"attention.backend={backend}", "batch.per_device=12")
+    padded, free = (curve_of(*case, f"data.packing={p}") for p in ("off", "padding_free"))
+    assert largest_difference(padded, free) < 1e-5
+
+
+@pytest.mark.parametrize("multiple", [8, 5])
+def test_padding_to_a_multiple_changes_nothing(multiple, curve_of) -> None:
+    for case in (
+        ("model=tiny",),
+        ("model=tiny_bert", "task=masked_lm"),
+        ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=12"),
+        ("model=tiny", "task=sequence_classification"),
+    ):
+        typed = (*case, *TINY, *RAGGED, "batch.per_device=6")
+        plain = curve_of(*typed)
+        padded = curve_of(*typed, f"data.pad_to_multiple_of={multiple}")
+        assert largest_difference(plain, padded) < 1e-5
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+def test_grouped_samples_are_the_same_step_however_it_is_cut(cut, curve_of) -> None:
+    case = ("model=tiny_bert", "task=masked_lm", *TINY, *RAGGED, "data.length_grouping=true")
+    whole = curve_of(*case, "batch.per_device=6", "batch.accumulation=2")
+    assert largest_difference(whole, curve_of(*case, *cut)) < 1e-5
+
+
+IMPLEMENTATIONS = {
+    "eager": ("attention=eager",),
+    "sdpa": ("attention=sdpa",),
+    "flash": ("attention.backend=flash",),
+    "math": ("attention.backend=math",),
+}
+
+
+@pytest.mark.parametrize("attention", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, make_plan) -> None:
+    case = (family, *TINY, *RAGGED, *attention, "data.seq_len=64", "data.min_len=3")
+    keys = {o.split("=")[0]: o for o in case}
+    plan = make_plan(*keys.values(), "data.packing=on", "batch.per_device=3")
+    model = build_model(plan, torch.device("cpu")).eval()
+    data = build_data(plan)
+    batch = next(data.train_steps(0))[0]
+    positions = batch.inputs["position_ids"]
+    assert (positions == 0).sum() > len(positions), "several samples in a row"
+    spare_mask_checks(model, packed=True)
+    with torch.no_grad(), pinned_backend(plan):
+        packed = model(**batch.inputs).logits
+        spare_mask_checks(model, packed=False)
+        compared = 0
+        for row in range(len(positions)):
+            starts = [*(positions[row] == 0).nonzero()[:, 0].tolist(), positions.shape[1]]
+            for start, end in pairwise(starts):
+                alone = model(input_ids=batch.inputs["input_ids"][row : row + 1, start:end]).logits
+                torch.testing.assert_close(packed[row, start:end], alone[0])
+                compared += end - start
+    assert compared == positions.numel()
+
+
+@pytest.mark.slow
+# transformers 5.23 compiles masks by a flag that torch 2.13 deprecates; Dynamo and inductor of
+# torch 2.13 use what torch itself deprecates.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("family", ["model=tiny", "model=tiny_moe"], ids=["llama", "moe"])
+def test_flex_keeps_packed_samples_apart(family, make_plan, monkeypatch) -> None:
+    """Its forward pass is all a CPU has; training with it is in tests/gpu."""
+    without = tuple(rule for rule in RULES if rule.id != "flex_needs_volta")
+    monkeypatch.setattr("eke.app.check", lambda facts: check(facts, without))
+    case = (family, *TINY, *RAGGED, "data.packing=on", "batch.per_device=3")
+    outputs = []
+    for attention in ("sdpa", "flex"):
+        typed = {o.split("=")[0]: o for o in (*case, "data.seq_len=64", f"attention={attention}")}
+        plan = make_plan(*typed.values())
+        model = build_model(plan, torch.device("cpu")).eval()
+        spare_mask_checks(model, packed=True)
+        batch = next(build_data(plan).train_steps(0))[0]
+        with torch.no_grad(), KernelProbe() as probe:
+            outputs.append(model(**batch.inputs).logits)
+    assert probe.seen().attention_kernels == ("flex",)
+    torch.testing.assert_close(*outputs)

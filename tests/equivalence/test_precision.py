@@ -1,0 +1,106 @@
+"""Number formats: how far from float32, what they save, and that each continues bit for bit."""
+
+import pytest
+from equivalence_cases import CASES, RAGGED
+from equivalence_compare import largest_difference
+from support import TINY, last_wins
+from trained import continue_job, steps_of, train_job
+
+STEP = (*CASES["causal_lm-llama"], *TINY, *RAGGED, "batch.per_device=6")
+
+
+def with_slow(names, *slow):
+    """The names, some of them left to `make test-all`."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+
+
+BOUNDS = {
+    # bfloat16 rounds to 2^-9, float8 e4m3 to 2^-4; in a loss that is a mean over many products
+    # most of it cancels. Ten and one times that, as for bf16 in test_same_mathematics.
+    "pure": (("precision=bf16_pure",), 10 * 2**-9),
+    "master": (("precision=bf16_pure", "precision.master=on"), 10 * 2**-9),
+    "fp8": (("precision=fp8",), 2**-4),
+    "fp8-rowwise": (("precision=fp8", "precision.float8=rowwise"), 2**-4),
+    "fp8-pure": (("precision=bf16_pure", "precision.float8=tensorwise"), 2**-4),
+}
+
+
+@pytest.mark.parametrize("name", with_slow(BOUNDS, "fp8-rowwise", "fp8-pure"))
+def test_narrow_formats_stay_near_float32(name, curve_of) -> None:
+    overrides, bound = BOUNDS[name]
+    if "fp8" in name:
+        pytest.importorskip("torchao", reason="an extra")
+    exact, rounded = (curve_of(*STEP, *o) for o in (("precision=fp32",), overrides))
+    difference = max(abs(a[0] - b[0]) / a[0] for a, b in zip(exact, rounded, strict=True))
+    assert 1e-7 < difference < bound
+
+
+def test_a_master_copy_of_float32_weights_would_change_nothing(curve_of, monkeypatch) -> None:
+    """The copies themselves are exact: planted on float32 weights, the curve is the same."""
+    import eke.build.optimizer as optimizers
+    from eke.build.master import build_with_master
+
+    plain = curve_of(*STEP)
+    table = {
+        name: lambda plan, groups, build=build: build_with_master(groups, lambda g: build(plan, g))
+        for name, build in optimizers.BUILDERS.items()
+    }
+    monkeypatch.setattr(optimizers, "BUILDERS", table)
+    assert largest_difference(plain, curve_of(*STEP)) == 0
+
+
+RESUMED = {
+    "fp16": ("precision=fp16",),
+    "pure": ("precision=bf16_pure",),
+    "pure-moe": ("precision=bf16_pure", "model=tiny_moe"),
+    "master": ("precision=bf16_pure", "precision.master=on"),
+    "adafactor": ("precision=bf16_pure", "optimizer=adafactor"),
+    "sgd-master": ("precision=bf16_pure", "precision.master=on", "optimizer=sgd"),
+    "fp8": ("precision=fp8",),
+}
+SAVED = ("train.steps=8", "train.checkpoint_every=4", "train.log_every=1")
+
+
+@pytest.mark.parametrize("name", with_slow(RESUMED, "pure-moe", "sgd-master"))
+def test_a_run_continues_bit_for_bit(name, make_plan, tmp_path) -> None:
+    if name == "fp8":
+        pytest.importorskip("torchao", reason="an extra")
+    plan = make_plan(*last_wins(*STEP, *SAVED, *RESUMED[name]))
+    whole = train_job(plan, tmp_path / "whole")
+    rest = continue_job(whole, 4, tmp_path / "rest")
+    steps = steps_of(whole)
+    assert steps_of(rest) == {step: steps[step] for step in (5, 6, 7, 8)}
+
+
+# --- what they save ------------------------------------------------------------------------------
+
+WIDE = (
+    *TINY,
+    "model.hidden_size=128",
+    "model.intermediate_size=256",
+    "model.num_hidden_layers=4",
+    "model.vocab_size=264",
+    "data=synthetic",
+    "data.max_token=263",
+    "data.seq_len=64",
+    "data.num_samples=32",
+    "data.num_eval_samples=4",
+    "batch.per_device=16",
+    "train.steps=2",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+    "optimizer.lr=3e-3",
+)
+"""Nearly all memory is activations of the layers."""
+
+
+def test_bfloat16_halves_what_it_holds(make_plan, tmp_path) -> None:
+    """Autocast leaves norms, the residual stream and the loss in float32; bfloat16 weights make
+    all but the loss bfloat16."""
+    peaks = {}
+    for option in ("fp32", "bf16", "bf16_pure"):
+        plan = make_plan(*last_wins(*WIDE, f"precision={option}"))
+        peaks[option] = train_job(plan, tmp_path / option).profiled_peak
+    assert 0.6 < peaks["bf16"] / peaks["fp32"] < 0.9
+    assert 0.4 < peaks["bf16_pure"] / peaks["fp32"] < 0.65
+    assert peaks["bf16_pure"] < 0.85 * peaks["bf16"]

@@ -1,0 +1,61 @@
+"""docs/rules.md: what excludes what, each rule with a command that breaks it and what eke says."""
+
+from pathlib import Path
+
+import pytest
+from unit.check.cases import CASES, facts_of, prepare
+
+from eke.check import RULES, Rule, Verdict, check
+
+HEAD = """\
+# Rules
+
+What eke knows to be impossible, unsafe or useless, before anything is loaded. Each rule is shown
+here by a command that breaks it, with what eke answers; each has tests that type the fix and that
+show what goes wrong without the rule. Generated:
+`EKE_UPDATE=1 pytest tests/conf/test_reference.py`.
+"""
+
+TITLES = {
+    Verdict.impossible: "Incompatible, or something required is missing: refused",
+    Verdict.unsafe: "Unsafe: runs, with a warning",
+    Verdict.no_benefit: "No benefit: runs as asked for, and saves nothing, with a warning",
+    Verdict.no_effect: "No effect: runs as if it had not been asked for, with a warning",
+}
+
+DEPENDS_ON_THE_MACHINE = {"runs_has_space", "more_workers_than_cores", "more_processes_than_cores"}
+"""Rules whose reason has a number of this machine in it."""
+
+
+def rules_page(tmp: Path) -> str:
+    """The whole page, ending in a newline; `tmp` is a folder for what the commands name."""
+    parts = [HEAD]
+    for verdict in Verdict:
+        rules = {rule.id: rule for rule in RULES if rule.verdict is verdict}  # one per group, some
+        if rules:
+            parts.append(f"## {TITLES[verdict]}\n")
+            parts += [_section(rule, tmp / rule.id) for rule in rules.values()]
+    return "\n".join(parts)
+
+
+def _section(rule: Rule, tmp: Path) -> str:
+    tmp.mkdir()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        prepare(rule.id, tmp, monkeypatch)
+        overrides, device = CASES[rule.id]
+        refused, warned = check(facts_of(CASES[rule.id], tmp))
+        problem = next(p for p in refused + warned if p.rule == rule.id)
+    typed = " ".join(overrides).format(tmp="FOLDER")
+    planned = "a CPU" if device.kind == "cpu" else device.name
+    lines = [f"### {rule.id.replace('_', ' ')}\n", f"`{typed}` on {planned}\n"]
+    if rule.id not in DEPENDS_ON_THE_MACHINE:
+        lines.append(f"- **{problem.path} = {problem.value}** {problem.why}")
+        lines.append(f"- **instead** `{problem.fix}`")
+    lines.append(f"- **source** {_linked(rule.source)}")
+    if rule.versions:
+        lines.append(f"- **holds for** {rule.versions}")
+    return "\n".join(lines).replace(str(tmp), "FOLDER") + "\n"
+
+
+def _linked(text: str) -> str:
+    return " ".join(f"<{w}>" if w.startswith("https://") else w for w in text.split())

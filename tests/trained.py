@@ -1,0 +1,47 @@
+"""Trainings in this process whose objects a test wants to look at afterwards."""
+
+import shutil
+from pathlib import Path
+
+from eke.paths import RunPaths
+from eke.plan import Plan
+from eke.record import Outcome, Record, metrics
+from eke.run.checkpoint import checkpoint_name
+from eke.run.engines import train
+from eke.run.job import Job, build_job
+from eke.run.meter import HostClock, Meter
+from eke.run.results import make_record
+from eke.run.stop import StopFlag
+from eke.track.tracker import Untracked
+
+
+def train_job(plan: Plan, folder: Path, attempt: int = 0) -> Job:
+    """The job of a plan after its last step; continues from a checkpoint in the folder."""
+    folder.mkdir(exist_ok=True)
+    meter = Meter(HostClock(), attempt, 0)
+    job = build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
+    train(job)
+    return job
+
+
+def record_of(job: Job) -> Record:
+    """The record that a worker would write now."""
+    return make_record(job.plan, job.paths, job.attempt, Outcome.ok, None, job)
+
+
+def steps_of(job: Job) -> dict[int, tuple[float, float]]:
+    """Loss and gradient norm of each step this attempt took."""
+    rows, _ = metrics.read_rows(job.paths.metrics)
+    return {
+        row[metrics.STEP]: (row[metrics.LOSS], row[metrics.GRAD_NORM])
+        for row in metrics.latest(rows, metrics.LOSS)
+        if row[metrics.ATTEMPT] == job.attempt
+    }
+
+
+def continue_job(job: Job, step: int, folder: Path) -> Job:
+    """The same run again, in another folder, from its checkpoint after `step` steps."""
+    name = checkpoint_name(step)
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copytree(job.paths.checkpoints / name, folder / "checkpoints" / name)
+    return train_job(job.plan, folder, attempt=job.attempt + 1)

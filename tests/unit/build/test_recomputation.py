@@ -1,0 +1,105 @@
+"""What each kind of checkpointing computes twice, counted, and what it keeps, in bytes."""
+
+import pytest
+import torch
+from unit.build.plans import hand_plan
+from unit.build.steps import make_inputs, step
+from unit.sizes.configs import TINY_CASES
+
+import eke.build.checkpointing as checkpointing
+from eke.build.checkpointing import apply_checkpointing, count_layer_calls, find_layers
+from eke.build.model import build_model
+from eke.build.recomputation import RecomputationProbe
+
+CPU = torch.device("cpu")
+NUM_LAYERS = 4
+
+FULL, SELECTIVE = "memory=checkpointing", "memory=checkpointing_selective"
+
+
+def build(*overrides):
+    plan = hand_plan(*overrides)
+    model = build_model(plan, CPU)
+    apply_checkpointing(plan, model)
+    return model
+
+
+def probed(model):
+    with RecomputationProbe() as probe, count_layer_calls(model) as calls:
+        step(model)
+    return probe, calls
+
+
+def kept_bytes(model):
+    """Bytes that a forward pass leaves allocated: what its backward pass needs, and the logits."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiled:
+        output = model(**make_inputs(model, length=64)).logits
+    assert output.requires_grad  # and alive: what it needs for the backward pass is there
+    events = profiled.profiler.kineto_results.events()
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_selective_repeats_no_matrix_multiplication(option, task):
+    whole, _ = probed(build(f"model={option}", f"task={task}", FULL))
+    probe, calls = probed(build(f"model={option}", f"task={task}", SELECTIVE))
+    assert calls.counts == [2] * NUM_LAYERS
+    assert 0 < probe.num_operations < whole.num_operations
+    assert probe.num_dear == 0 < whole.num_dear
+
+
+def test_nothing_is_repeated_without_checkpointing():
+    probe, calls = probed(build("memory=none"))
+    assert (probe.num_operations, calls.recomputed()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("every_n", "counts"), [(1, [2] * 4), (2, [2, 1, 2, 1]), (9, [2, 1, 1, 1])]
+)
+@pytest.mark.parametrize("option", [FULL, SELECTIVE], ids=["full", "selective"])
+def test_every_nth_layer_is_recomputed(option, every_n, counts):
+    model = build(option, f"memory.every_n={every_n}")
+    assert [layer.gradient_checkpointing for layer in find_layers(model)] == [c > 1 for c in counts]
+    _, calls = probed(model)
+    assert calls.counts == counts
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_more_is_recomputed_the_less_is_kept(attention):
+    """none > every other layer > all layers, and selective between none and all."""
+    ways = {
+        "none": ("memory=none",),
+        "half": (FULL, "memory.every_n=2"),
+        "selective": (SELECTIVE,),
+        "full": (FULL,),
+    }
+    kept = {name: kept_bytes(build(f"attention={attention}", *way)) for name, way in ways.items()}
+    assert kept["full"] < kept["half"] < kept["none"]
+    assert kept["full"] < kept["selective"] < kept["none"]
+    # Half of the layers recomputed is half of the way, but for the layers' inputs.
+    middle = (kept["full"] + kept["none"]) / 2
+    assert kept["half"] == pytest.approx(middle, rel=0.05)
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_loss_and_gradients_are_the_same_with_dropout(option, task):
+    results = []
+    for memory in ("memory=none", SELECTIVE):
+        model = build(f"model={option}", f"task={task}", memory, "model.dropout=0.1")
+        torch.manual_seed(5)
+        results.append(step(model))
+    (loss, gradients), (loss_again, gradients_again) = results
+    assert torch.equal(loss, loss_again)
+    torch.testing.assert_close(gradients, gradients_again, rtol=1e-6, atol=1e-8)
+
+
+def test_a_policy_that_keeps_nothing_is_seen(monkeypatch):
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    monkeypatch.setattr(
+        checkpointing, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+    )
+    probe, _ = probed(build(SELECTIVE))
+    assert probe.num_dear > 0

@@ -1,0 +1,22 @@
+"""Cases of check/rules_compile.py: the command and the device that break each rule."""
+
+import dataclasses
+
+from unit.check.devices import CPU, V100
+
+from eke.hardware import Device
+
+CASES: dict[str, tuple[tuple[str, ...], Device]] = {
+    "inductor_needs_volta": (("compile=inductor",), dataclasses.replace(V100, capability=(6, 0))),
+    "inductor_needs_compiler": (("compile=inductor",), CPU),
+    "cudagraphs_need_cuda": (("compile=cudagraphs",), CPU),
+    "mode_is_inductors": (("compile=eager", "compile.mode=max_autotune"), CPU),
+    "graph_modes_need_cuda": (("compile=inductor", "compile.mode=reduce_overhead"), CPU),
+    "regional_needs_compiler": (("compile.regional=true",), CPU),
+}
+
+FIX_IS_WORDS: set[str] = {"inductor_needs_compiler"}
+"""Rules whose fix is no override that a test can type."""
+
+BREAKS_THE_BUILD: set[str] = set()
+"""Rules whose absence shows as an exception in the first step; others have tests of their own."""

@@ -1,0 +1,37 @@
+"""Cases of check/rules_kernels.py: the command and the device that break each rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoints import save_unknown
+from unit.check.devices import CPU
+
+from eke.hardware import Device
+
+FUSED = "kernels=fused_linear_cross_entropy"
+
+CASES: dict[str, tuple[tuple[str, ...], Device]] = {
+    "fused_loss_needs_torch": ((FUSED,), CPU),
+    "fused_loss_needs_vocabulary": ((FUSED, "task=sequence_classification"), CPU),
+    "fused_loss_needs_known_head": (
+        (FUSED, "model=pretrained", "model.name_or_path={tmp}/model"),
+        CPU,
+    ),
+    "liger_needs_cuda": (("kernels=liger",), CPU),
+    "liger_needs_known_family": (("kernels=liger", "model=tiny_gpt2"), CPU),
+}
+
+FIX_IS_WORDS: set[str] = set()
+"""Rules whose fix is no override that a test can type."""
+
+BREAKS_THE_BUILD: set[str] = {"liger_needs_cuda"}
+"""Rules whose absence shows as an exception in the first step; others have tests of their own."""
+
+PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
+    "fused_loss_needs_torch": lambda tmp, monkeypatch: monkeypatch.setattr(
+        "eke.check.rules_kernels.has_linear_cross_entropy", lambda: False
+    ),
+}
+"""What must be there, or not be there, for a rule to be broken."""

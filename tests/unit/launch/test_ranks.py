@@ -1,0 +1,39 @@
+"""Several processes of one run that somebody else started: who speaks, who waits."""
+
+import pytest
+
+from eke import app
+from eke.launch import ranks
+from eke.record import EXIT_RESUMABLE, EXIT_USER
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """How long this process was made to wait, s."""
+    seconds: list[float] = []
+    monkeypatch.setattr(ranks.time, "sleep", seconds.append)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "speaks", "waited"),
+    [("0", "2", True, 0), ("1", "2", False, 1), ("", "", True, 0)],
+)
+def test_rank_0_says_what_is_wrong_and_the_others_let_it(
+    rank, world, speaks, waited, waits, monkeypatch, capsys
+) -> None:
+    """The launcher kills the others when one leaves: a rank that left first would take the message
+    with it."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    assert app.main(["optimizer=nonsense"]) == EXIT_USER
+    assert ("nonsense" in capsys.readouterr().err) is speaks
+    assert len(waits) == waited
+
+
+def test_an_interrupted_rank_leaves_at_once(waits, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert app.complain("interrupted", EXIT_RESUMABLE) == EXIT_RESUMABLE
+    assert not waits
+    assert not capsys.readouterr().err

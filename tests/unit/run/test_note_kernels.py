@@ -1,0 +1,110 @@
+"""`effective` and its warnings follow what ran, not what was asked for."""
+
+from collections.abc import Callable
+
+import pytest
+
+from eke.build import pinned
+from eke.build.attention import Seen
+from eke.build.model import build_model_and_report
+from eke.paths import RunPaths
+from eke.run.engines import train
+from eke.run.job import Job, build_job
+from eke.run.meter import HostClock, Meter
+from eke.run.notes.kernels import expected_kernels
+from eke.run.stop import StopFlag
+from eke.schema import Attention, Backend
+from eke.track import TrackedRun, build_tracker
+
+SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=8", "train.steps=2",
+         "batch.per_device=2", "train.save_final=false")  # fmt: skip
+
+
+@pytest.fixture
+def trained(make_plan, tiny, tmp_path) -> Callable[..., Job]:
+    """Overrides -> the job after two steps."""
+
+    def run(*overrides: str) -> Job:
+        plan = make_plan(*tiny, *SHORT, *overrides)
+        tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, tmp_path, 0, plan.config.tracker)
+        paths, meter = RunPaths(tmp_path), Meter(HostClock(), 0, 0)
+        job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
+        train(job)
+        return job
+
+    return run
+
+
+def about(job: Job, word: str) -> list[str]:
+    return [warning for warning in job.warnings if word in warning]
+
+
+def test_a_pinned_kernel_is_read_from_the_step(trained) -> None:
+    job = trained("attention.backend=math")
+    assert job.effective["attention_kernels"] == ["math"]
+    assert job.effective["attention_implementation"] == "sdpa"
+    assert job.effective["loss_kernels"] == ["cross_entropy"]
+    assert not about(job, "attention")
+
+
+def test_a_kernel_that_is_not_pinned_is_warned_about(trained, monkeypatch) -> None:
+    monkeypatch.setitem(pinned.BACKENDS, Backend.math, None)
+    job = trained("attention.backend=math")
+    assert job.effective["attention_kernels"] == ["flash_cpu"]
+    assert about(job, "attention.backend=math had no effect: attention ran in flash_cpu")
+
+
+def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypatch) -> None:
+    def build_eager(plan, device):
+        model, report = build_model_and_report(plan, device)
+        model.set_attn_implementation("eager")
+        return model, report
+
+    monkeypatch.setattr("eke.run.job.build_model_and_report", build_eager)
+    job = trained("attention=sdpa")
+    assert job.effective["attention_kernels"] == ["eager"]
+    assert about(job, "attention=sdpa had no effect: the model runs eager")
+
+
+def test_a_fused_loss_is_read_from_the_step(trained) -> None:
+    job = trained("kernels=fused_linear_cross_entropy")
+    assert job.effective["loss_kernels"] == ["linear_cross_entropy"]
+    assert not about(job, "fused")
+
+
+def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
+    from eke.build.loss import from_logits
+
+    monkeypatch.setattr("eke.run.job.fuse_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.run.start.build_loss", lambda plan: from_logits)
+    job = trained("kernels=fused_linear_cross_entropy")
+    assert job.effective["loss_kernels"] == ["cross_entropy"]
+    assert about(job, "fused_linear_cross_entropy=true had no effect")
+
+
+def test_compiled_code_is_looked_into(trained) -> None:
+    job = trained("compile=aot_eager", "attention.backend=math")
+    assert job.effective["attention_kernels"] == ["math"]
+    assert job.effective["matmul_dtypes"] == ["float32"]
+    assert "layer_calls_per_micro_batch" not in job.effective
+    assert not about(job, "had no effect")
+
+
+def test_experts_are_no_eager_attention(trained) -> None:
+    job = trained("model=tiny_moe", "model.num_local_experts=2")
+    assert job.effective["attention_kernels"] == ["flash_cpu"], "the router has a softmax, too"
+    assert job.effective["experts_implementation"] == "grouped_mm"
+    assert not about(job, "attention")
+
+
+@pytest.mark.parametrize(
+    ("option", "backend", "kernels"),
+    [("sdpa", Backend.flash, {"flash", "flash_cpu"}), ("flash2", Backend.auto, {"flash2"})],
+    ids=["pinned", "package"],
+)
+def test_what_may_run_follows_from_the_option(option, backend, kernels) -> None:
+    assert expected_kernels(Attention(option, backend)) == kernels
+
+
+def test_seen_has_no_loss_kernel_where_none_ran() -> None:
+    assert Seen((), (), 0).loss_kernels == ()

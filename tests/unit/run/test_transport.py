@@ -1,0 +1,59 @@
+"""distributed.p2p: what NCCL will read, and what the record says of it."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from unit.build.plans import hand_plan
+
+from eke.run.notes.transport import note_transport
+from eke.run.ranks import P2P_VARIABLE, choose_transport
+from eke.schema import PeerToPeer
+
+
+def job_of(p2p: str, per_rank: list[str], device: str = "cuda") -> SimpleNamespace:
+    """A job whose ranks have these values in their environments."""
+    warnings: list[str] = []
+    ranks = SimpleNamespace(world_size=len(per_rank), gather=lambda mine: per_rank)
+    plan = hand_plan("distributed=ddp", f"distributed.p2p={p2p}")
+    return SimpleNamespace(
+        plan=plan, ranks=ranks, device=torch.device(device), effective={}, warnings=warnings,
+        warn=warnings.append,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch) -> None:
+    monkeypatch.setenv(P2P_VARIABLE, "0")  # so that what a test sets is taken back
+    monkeypatch.delenv(P2P_VARIABLE)
+
+
+def test_off_is_what_nccl_reads() -> None:
+    choose_transport(PeerToPeer.auto)
+    assert P2P_VARIABLE not in os.environ
+    choose_transport(PeerToPeer.off)
+    assert os.environ[P2P_VARIABLE] == "1"
+
+
+def test_the_record_says_what_the_ranks_have() -> None:
+    job = job_of("off", ["1", "1"])
+    note_transport(job)
+    assert job.effective["nccl_p2p"] == ["off", "off"]
+    assert not job.warnings
+
+
+@pytest.mark.parametrize(
+    ("p2p", "per_rank", "words"),
+    [("off", ["1", ""], "1, unset"), ("auto", ["1", "1"], "1, 1"), ("off", ["0", "0"], "0, 0")],
+)
+def test_another_transport_than_asked_for_is_warned_about(p2p, per_rank, words) -> None:
+    job = job_of(p2p, per_rank)
+    note_transport(job)
+    assert job.warnings == [f"distributed.p2p={p2p}, but NCCL_P2P_DISABLE is {words} on the ranks"]
+
+
+def test_a_cpu_has_no_nccl() -> None:
+    job = job_of("auto", ["", ""], device="cpu")
+    note_transport(job)
+    assert job.effective == {}
