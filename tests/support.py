@@ -41,6 +41,7 @@ def environment(tmp: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(REPO / "src"),
         "COLUMNS": "120",
+        "EKE_LEASES": str(tmp / "leases"),  # sweeps of other tests have devices of their own
     }
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import eke
 from eke.check import Facts, check
@@ -18,26 +18,30 @@ from eke.compose import (
     run_hydra_flags,
     split_arguments,
 )
-from eke.errors import ConfigError, EkeError
+from eke.errors import ConfigError, EkeError, Problem
 from eke.hardware import choose
 from eke.launch import (
     Cell,
+    Job,
+    Pool,
+    SweepFile,
     become_worker,
     check_started_ranks,
+    find_devices,
     let_rank_0_speak,
     merge_duplicates,
     my_rank,
+    open_board,
     place_of,
     run_single,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
-    write_sweep,
 )
 from eke.plan import Plan, make_plan, plan_to_plain, render_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, Record
-from eke.report import render_cells, render_summary
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.report import differing, render_cells, render_summary
 
 
 def main(argv: Sequence[str], *, as_json: bool = False) -> int:
@@ -84,7 +88,16 @@ def plan_for(composed: Composed, planning: bool) -> Plan:
 
 
 def run(composed: Composed, as_json: bool = False) -> int:
-    """Plan, and unless only the plan is wanted, run it or answer from its record."""
+    """Plan, and unless only the plan is wanted, run it or answer from its record.
+
+    Raises:
+        ConfigError: the command is wrong.
+    """
+    pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
+    if pooled:
+        why = "is for the runs of a sweep, and this is a single run"
+        command = f"python train.py -m {' '.join(composed.overrides)}"
+        raise ConfigError([Problem(key, value, why, command) for key, value in pooled])
     plan = plan_for(composed, planning=composed.config.plan_only)
     if composed.config.plan_only:
         return say(json.dumps(plan_to_plain(plan), indent=2) if as_json else render_plan(plan))
@@ -106,7 +119,7 @@ def run(composed: Composed, as_json: bool = False) -> int:
 
 
 def sweep(arguments: Arguments) -> int:
-    """Plan every cell before the first one runs, then run them one after the other.
+    """Plan every cell before the first one runs, then run them on this machine's devices.
 
     Refused cells are listed and left out, equal ones run once, finished ones are answered from
     their records: the same command again finishes the sweep.
@@ -121,21 +134,32 @@ def sweep(arguments: Arguments) -> int:
     if first.plan_only:
         return say(render_cells([(cell, None) for cell in cells]))
     paths = sweep_paths(first.paths.runs, identity)
-    records: list[Record | None] = [None] * len(cells)
-    write_sweep(paths, arguments.overrides, cells)
-    for number, (cell, plan) in enumerate(zip(cells, plans, strict=True)):
-        if plan is None:
-            continue
-        say(f"\n[{number + 1}/{len(cells)}] {' '.join(cell.overrides)}")
-        if number in duplicates:
-            say(f"  the same run as cell {duplicates[number] + 1}")
-        records[number] = run_cell(cell, plan)
-        write_sweep(paths, arguments.overrides, cells)
-        if Outcome[cell.outcome].exit_code == EXIT_RESUMABLE:
-            break  # whoever stopped this run wants the machine back, not the next run
-    say("\n" + render_cells(list(zip(cells, records, strict=True))))
-    say(f"\n  {paths.sweep}")
+    jobs = make_jobs(cells, plans, duplicates)
+    devices = {
+        kind: find_devices(kind, first.launcher.cpu_slots, first.launcher.runs_per_device)
+        for kind in {job.kind for job in jobs}
+    }
+    with open_board(len(cells)) as board:
+        Pool(jobs, devices, board, SweepFile(paths, arguments.overrides, cells)).run()
+    records = {number: job.record for job in jobs for number in job.cells}
+    shown = [(cell, records.get(number)) for number, cell in enumerate(cells)]
+    say(f"\n{render_cells(shown)}\n\n  {paths.sweep}")
     return sweep_exit_code(cells)
+
+
+def make_jobs(
+    cells: Sequence[Cell], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+) -> list[Job]:
+    """One job for each run: a cell, and those that are the very same run."""
+    labels = [" ".join(label) for label in differing([cell.overrides for cell in cells])]
+    jobs = {
+        number: Job(number, labels[number], plan)
+        for number, plan in enumerate(plans)
+        if plan is not None and number not in duplicates
+    }
+    for number, first in duplicates.items():
+        jobs[first].cells.append(number)
+    return list(jobs.values())
 
 
 def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], list[Plan | None]]:
@@ -153,22 +177,6 @@ def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], li
         cells.append(cell)
         plans.append(plan)
     return cells, plans
-
-
-def run_cell(cell: Cell, plan: Plan) -> Record | None:
-    """Run one cell, or answer it from its record; its failure is its own and never the sweep's."""
-    try:
-        place = place_of(plan)
-        cell.folder, cell.reused = str(place.paths.folder), place.record is not None
-        record = place.record or run_single(plan, place)
-    except EkeError as error:
-        cell.outcome, cell.reason = Outcome.crashed.name, str(error)
-        return None
-    cell.outcome = record.outcome
-    cell.reason = f"{record.failure.message} ({cell.folder}/train.log)" if record.failure else ""
-    note = "answered from its record" if cell.reused else cell.folder
-    say(f"  {record.outcome}: {note}")
-    return record
 
 
 def describe(cells: Sequence[Cell], num_duplicates: int) -> str:

@@ -10,6 +10,9 @@ SUPERVISOR = "EKE_SUPERVISOR"
 AGENT = "EKE_AGENT"
 """Environment variable with the process id of the agent that started a run's ranks."""
 
+SHARED_DEVICE = "EKE_SHARED_DEVICE"
+"""Environment variable that says other runs may use a worker's device at the same time."""
+
 RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
 """torchrun's environment variables: number of this process, its number on this machine, and how
 many there are (https://docs.pytorch.org/docs/stable/elastic/run.html)."""

@@ -4,6 +4,7 @@ The limits are the system's own, of address space and of file sizes; they hold f
 for the worker it starts. A file at its limit differs from a full disk in nothing but the text.
 """
 
+import json
 import resource
 import shutil
 import subprocess
@@ -185,3 +186,14 @@ def test_a_run_folder_that_vanishes(start, tmp_path, train_py) -> None:
     assert "Traceback (most recent call last)" not in out
     shutil.rmtree(tmp_path / "moved")
     assert train_py(*SMALL).code == 0, "the next run is not disturbed by it"
+
+
+def test_a_sweep_skips_what_can_only_need_more_memory(tmp_path) -> None:
+    """Real memory running out in the middle of a sweep: one run of it, not four."""
+    sweep = last_wins(*TOO_LARGE, "batch.per_device=2,256,512", "seed=0", "train.steps=2")
+    done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, "-m", *sweep)
+    assert done.code == 1, done.text
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    cells = json.loads(file.read_text())["cells"]
+    assert [cell["outcome"] for cell in cells] == ["ok", "oom", "skipped"], done.text
+    assert "batch.per_device=512 needs no less than 256" in cells[2]["reason"]

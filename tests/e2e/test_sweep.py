@@ -1,11 +1,14 @@
-"""A sweep on one machine: planned whole, run cell by cell, finished by typing it again."""
+"""A sweep on one machine: planned whole, run on its devices, finished by typing it again."""
 
+import fcntl
+import itertools
 import json
 import os
 import signal
+import time
 
 import pytest
-from live import SHORT, record_of, run_folders
+from live import SHORT, record_of, rows_of, run_folders
 from support import last_wins
 
 SWEEP = last_wins(*SHORT, "precision=fp32,tf32", "optimizer=sgd,adamw,adamw_fused")
@@ -60,13 +63,102 @@ def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tm
     assert [record_of(f)["attempt"] for f in runs] == [1, 0]
 
 
-def test_a_killed_worker_does_not_end_the_sweep(start, tmp_path) -> None:
+def test_a_killed_worker_is_started_again_and_ends_nothing_else(start, tmp_path) -> None:
     live = start("-m", *last_wins(*SHORT, "seed=0,1", "train.steps=100", "train.log_every=5"))
     live.wait_for_step(20)
     os.kill(live.worker_pid(), signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert "tried again" in out
+    assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["ok", "ok"]
+    assert [record_of(f)["attempt"] for f in single_runs(tmp_path)] == [1, 0]
+
+
+def single_runs(tmp_path):
+    return [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+
+
+def test_runs_that_share_a_cpu_run_at_once_and_claim_no_speed(train_py, tmp_path) -> None:
+    done = train_py("-m", *last_wins(*SHORT, "seed=0,1", "launcher.cpu_slots=2"))
+    assert done.code == 0, done.text
+    records = [record_of(folder) for folder in single_runs(tmp_path)]
+    assert [record["shared_device"] for record in records] == [True, True]
+    starts = [
+        json.loads((f / "attempts.jsonl").read_text())["started"] for f in single_runs(tmp_path)
+    ]
+    ends = [(f / "record.json").stat().st_mtime for f in single_runs(tmp_path)]
+    assert max(starts) < min(ends), "they ran side by side"
+    assert "started on CPU 0" in done.out
+    assert "started on CPU 1" in done.out
+    lines = [line for line in done.out.splitlines() if line.startswith("ok  ")]
+    assert [len(line.split()) for line in lines] == [5, 5], "no samples/s, no step time"
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_work_and_the_cpu(start, tmp_path) -> None:
+    sweep = last_wins(*SHORT, "seed=0,1,2")
+    one, other = start("-m", *sweep), start("-m", *sweep)
+    outs = [one.finish(), other.finish()]
+    assert (one.process.returncode, other.process.returncode) == (0, 0), outs
+    folders = single_runs(tmp_path)
+    assert len(folders) == 3
+    attempts = [len((f / "attempts.jsonl").read_text().splitlines()) for f in folders]
+    assert attempts == [1, 1, 1], "each run was done once"
+    spans = sorted(
+        (
+            json.loads((f / "attempts.jsonl").read_text())["started"],
+            (f / "record.json").stat().st_mtime,
+        )
+        for f in folders
+    )
+    assert all(end <= start + 0.5 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_device_that_another_sweep_holds_is_waited_for(start, tmp_path) -> None:
+    (tmp_path / "leases").mkdir()
+    with open(tmp_path / "leases" / "cpu-0.lock", "w") as lease:
+        lease.write("process 4242\n")
+        lease.flush()
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        live = start("-m", *last_wins(*SHORT, "seed=0,1"))
+        deadline = time.monotonic() + 60
+        while not (sweeps := list(tmp_path.glob("runs/sweep-*/sweep.json"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.5)
+        assert sweeps
+        assert not list(tmp_path.glob("runs/*/attempts.jsonl")), "nothing runs beside it"
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert "waits: CPU is leased by process 4242" in out
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_no_orphan_and_continues(start, train_py, tmp_path) -> None:
+    sweep = last_wins(*SHORT, "seed=0,1", "train.steps=400", "train.log_every=5")
+    live = start("-m", *sweep)
+    live.wait_for_step(30)
+    worker = live.worker_pid()
+    live.process.kill()
     live.finish()
-    assert live.process.returncode == 1
-    assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["crashed", "ok"]
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{worker}"), "it saved a checkpoint and left"
+    assert record_of(single_runs(tmp_path)[0])["outcome"] == "preempted"
+    done = train_py("-m", *sweep)
+    assert done.code == 0, done.text
+    first, second = single_runs(tmp_path)
+    assert [record_of(f)["attempt"] for f in (first, second)] == [1, 0]
+    steps = [row["train/global_step"] for row in rows_of(first) if "train/loss" in row]
+    assert steps == list(range(1, 401)), "no step twice, none missing"
+
+
+@pytest.mark.parametrize("typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2"])
+def test_a_single_run_has_no_launcher(typed, train_py) -> None:
+    done = train_py(typed, "plan_only=true")
+    assert done.code == 2
+    assert f"python train.py -m {typed} plan_only=true" in done.text
 
 
 def test_a_named_sweep(train_py) -> None:

@@ -6,16 +6,21 @@ from eke.hardware.device import Device
 from eke.hardware.environment import environment
 from eke.hardware.fingerprint import machine_fingerprint
 from eke.hardware.processes import foreign_processes
+from eke.hardware.slots import DeviceSlot, cpu_slots, gpu_slots, processes_on
 from eke.hardware.table import DEVICES, option_of
 
 __all__ = [
     "DEVICES",
     "Device",
+    "DeviceSlot",
     "choose",
+    "cpu_slots",
     "detect",
     "environment",
     "foreign_processes",
+    "gpu_slots",
     "machine_fingerprint",
     "option_of",
+    "processes_on",
     "usable_cores",
 ]

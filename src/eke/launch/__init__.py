@@ -1,6 +1,8 @@
 """From plans to processes; torch is never imported here."""
 
 from eke.launch.folder import Place, claim, find_place
+from eke.launch.live import place_of
+from eke.launch.pool import Job, Pool, find_devices, open_board
 from eke.launch.ranks import (
     become_worker,
     check_started_ranks,
@@ -8,31 +10,35 @@ from eke.launch.ranks import (
     my_rank,
     ranks_are_started,
 )
-from eke.launch.sequence import (
+from eke.launch.single import run_single
+from eke.launch.sweep import (
     Cell,
+    SweepFile,
     merge_duplicates,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
-    write_sweep,
 )
-from eke.launch.single import place_of, run_single
 
 __all__ = [
     "Cell",
+    "Job",
     "Place",
+    "Pool",
+    "SweepFile",
     "become_worker",
     "check_started_ranks",
     "claim",
+    "find_devices",
     "find_place",
     "let_rank_0_speak",
     "merge_duplicates",
     "my_rank",
+    "open_board",
     "place_of",
     "ranks_are_started",
     "run_single",
     "sweep_exit_code",
     "sweep_id",
     "sweep_paths",
-    "write_sweep",
 ]

@@ -1,41 +1,56 @@
-"""One run on this machine, from its plan to its record."""
+"""One run on this machine, watched by whoever typed it."""
 
-import yaml
+import time
+from typing import Protocol
 
-from eke.errors import RunError
-from eke.files import write_atomic
-from eke.launch.folder import Place, claim, find_place
-from eke.launch.follow import open_view
+from eke.launch.folder import Place
+from eke.launch.follow import View, open_view
+from eke.launch.live import LiveRun
 from eke.launch.ranks import ranks_are_started
-from eke.launch.settle import settle
-from eke.launch.supervise import supervise
-from eke.paths import user_path
-from eke.plan import Plan, plan_to_plain, write_plan
-from eke.record import Record, read_attempts
+from eke.launch.supervise import forward_signals
+from eke.plan import Plan
+from eke.record import Record
+
+POLL_S = 0.1
+"""Between two looks at the worker."""
 
 
-def place_of(plan: Plan) -> Place:
-    """Where this run is, or will be."""
-    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun)
+class Watched(Protocol):
+    """Processes of one run."""
+
+    def is_over(self) -> bool:
+        """Whether they have ended."""
+        ...
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on."""
+        ...
+
+    def kill(self) -> None:
+        """End them at once."""
+        ...
 
 
 def run_single(plan: Plan, place: Place) -> Record:
-    """Run, or continue, the plan in its folder.
+    """Run, or continue, the plan in its folder, and show it.
 
     Raises:
         BusyError: somebody works on this run.
         RunError: the folder cannot be written.
     """
-    with claim(place.paths) as lock:
+    with open_view(place.paths, plan.steps.total) as view:
+        live = LiveRun(plan, place, 1 if ranks_are_started() else plan.batch.world_size)
         try:
-            write_plan(place.paths, plan)
-            text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
-            write_atomic(place.paths.config, f"# {' '.join(plan.overrides)}\n{text}")
-            before = len(read_attempts(place.paths))
-            with open_view(place.paths, plan.steps.total) as view:
-                to_start = 1 if ranks_are_started() else plan.batch.world_size
-                code = supervise(place.paths, view, lock, to_start)
-            return settle(place.paths, plan, code, before)
-        except OSError as error:
-            why = error.strerror or error
-            raise RunError(f"{place.paths.folder} cannot be written: {why}") from error
+            watch(live, view)
+        finally:
+            record = live.finish()
+        view.update(last=True)
+    return record
+
+
+def watch(live: Watched, view: View) -> None:
+    """Show a run until it is over; signals go on to it."""
+    with forward_signals(live.ask, live.kill):
+        while not live.is_over():
+            view.update()
+            time.sleep(POLL_S)

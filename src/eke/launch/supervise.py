@@ -8,18 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import eke
-from eke.launch.follow import View
 from eke.paths import SUPERVISOR, RunPaths
 
-POLL_S = 0.1
-"""Seconds between two looks at the worker."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What asks whoever watches over workers to stop: Ctrl-C, and a batch system or `kill`."""
 
 
 def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:
@@ -29,74 +27,98 @@ def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:
     return [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
 
 
-def worker_environment() -> dict[str, str]:
-    """This process's environment, with eke importable and the supervisor named."""
+def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, with eke importable and the supervisor named.
+
+    Args:
+        extra: what this worker alone gets: the devices it may see.
+    """
     source = str(Path(eke.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH")
     path = source if not inherited else os.pathsep.join([source, inherited])
-    return {**os.environ, "PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    own = {"PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own, **(extra or {})}
 
 
-def supervise(paths: RunPaths, view: View, lock: int | None = None, num_processes: int = 1) -> int:
-    """Start the worker and watch it to its end; returns subprocess's code (negative: a signal).
+class Worker:
+    """A worker's process group, from its start to its end."""
 
-    The first Ctrl-C or SIGTERM asks it to save and stop, the second kills its process group.
+    def __init__(
+        self,
+        paths: RunPaths,
+        num_processes: int = 1,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start it.
 
-    Args:
-        paths: the run folder.
-        view: shows what the worker writes.
-        lock: descriptor that holds the run folder; the worker holds it, too.
-        num_processes: to start; one where somebody else has started the other ranks.
-    """
-    with open(paths.log, "ab") as log:
-        worker = subprocess.Popen(
-            worker_command(paths, num_processes),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=worker_environment(),
-            start_new_session=True,
-            pass_fds=[] if lock is None else [lock],
-        )
-    try:
-        with forward_signals(worker):
-            while worker.poll() is None:
-                view.update()
-                time.sleep(POLL_S)
-    finally:
-        # Whatever the worker started (loader processes, a tracker's service) ends with it.
-        kill_group(worker.pid)
-        worker.wait()
-    view.update(last=True)
-    return worker.returncode
+        Args:
+            paths: the run folder.
+            num_processes: to start; one where somebody else has started the other ranks.
+            environment: variables of its own.
+            descriptors: locks that the worker holds, too: until it is gone, whoever started it.
+        """
+        with open(paths.log, "ab") as log:
+            self.process = subprocess.Popen(
+                worker_command(paths, num_processes),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=worker_environment(environment),
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on: it saves a checkpoint and stops."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes that are still there."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def finish(self) -> int:
+        """Wait for its end; returns subprocess's code (negative: a signal).
+
+        Whatever it started (loader processes, a tracker's service) ends with it.
+        """
+        self.kill()
+        return self.process.wait()
 
 
 @contextmanager
-def forward_signals(worker: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Hand SIGINT and SIGTERM on to the worker: politely once, then with SIGKILL."""
-    asked: list[int] = []
+def forward_signals(ask: Callable[[int], None], kill: Callable[[], None]) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
+
+    Args:
+        ask: hands the first signal on.
+        kill: ends them at once.
+
+    Yields:
+        The signals heard so far.
+    """
+    heard: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
-        if asked:
-            kill_group(worker.pid)
+        heard.append(number)
+        if len(heard) > 1:
+            kill()
             return
-        asked.append(number)
         sys.stderr.write("\nstopping after this step; once more kills\n")
-        worker.send_signal(number)
+        ask(number)
 
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    for listened in (signal.SIGINT, signal.SIGTERM):
+    for listened in STOP_SIGNALS:
         before[listened] = signal.signal(listened, forward)
     try:
-        yield
+        yield heard
     finally:
         for restored, handler in before.items():
             signal.signal(restored, handler)
-
-
-def kill_group(group: int) -> None:
-    """SIGKILL to all processes of a group that are still there."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

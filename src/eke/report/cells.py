@@ -54,9 +54,11 @@ def differing(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
     rate = step = memory = loss = ""
     if record is not None:
-        if record.throughput.samples_per_s is not None:
+        # A speed that others on the device took part in is no measurement.
+        alone = not record.shared_device
+        if alone and record.throughput.samples_per_s is not None:
             rate = f"{record.throughput.samples_per_s:.2f}"
-        if record.timing.steady_step_s:
+        if alone and record.timing.steady_step_s:
             step = format_seconds(record.timing.steady_step_s.median)
         measured = record.memory.measured
         if measured and measured.peak_allocated_bytes is not None:

@@ -1,12 +1,13 @@
 """One attempt at a run: build, train, and a record whatever happens."""
 
 import logging
+import os
 from dataclasses import dataclass, field
 
 import torch
 
 from eke.hardware import foreign_processes
-from eke.paths import RunPaths
+from eke.paths import SHARED_DEVICE, RunPaths
 from eke.plan import Plan
 from eke.record import (
     EXIT_FAILED,
@@ -59,7 +60,7 @@ def work(attempt: Attempt) -> int:
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    record.shared_device = None if foreign is None else bool(foreign)
+    record.shared_device = is_shared(foreign)
     write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)
@@ -67,6 +68,13 @@ def work(attempt: Attempt) -> int:
         record.warnings.append(f"tracker: {tracker.problem}")
         write_record(attempt.paths, record)
     return outcome.exit_code
+
+
+def is_shared(foreign: list[str] | None) -> bool | None:
+    """Whether other processes may have slowed this run down; None when that is unknown."""
+    if os.environ.get(SHARED_DEVICE):
+        return True
+    return None if foreign is None else bool(foreign)
 
 
 def help_out(attempt: Attempt) -> int:

@@ -39,7 +39,7 @@ from eke.schema.optimizer import (
 from eke.schema.peft import Adapters, FourBits, Lora, Peft, QLora, TrainedBias
 from eke.schema.precision import Compute, Evaluation, Float8, Precision, Weights
 from eke.schema.schedule import DecayingSchedule, Schedule, WSDSchedule
-from eke.schema.surroundings import Hardware, Paths, Tracker, TrackerMode
+from eke.schema.surroundings import Hardware, Launcher, Paths, Tracker, TrackerMode
 from eke.schema.switch import Switch
 from eke.schema.work import (
     MAX_STEPS,
@@ -98,6 +98,7 @@ __all__ = [
     "Hardware",
     "Hub",
     "Kernels",
+    "Launcher",
     "Lengths",
     "Limit",
     "Lion",

@@ -1,7 +1,9 @@
 """Schemas of what surrounds a run and is no part of its identity."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from eke.schema.limits import between
 
 
 class TrackerMode(Enum):
@@ -43,3 +45,13 @@ class Paths:
 
     runs: str = "runs"
     """Every run gets a folder in here, named by its identity."""
+
+
+@dataclass
+class Launcher:
+    """How the runs of a sweep (-m) share this machine."""
+
+    cpu_slots: int = field(default=1, metadata=between(1, 1024))
+    """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
+    runs_per_device: int = field(default=1, metadata=between(1, 64))
+    """Runs that share a GPU. More than one claim no speed."""

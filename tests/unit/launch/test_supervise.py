@@ -9,9 +9,10 @@ import time
 
 import pytest
 
+from eke.launch import single
 from eke.launch import supervise as module
 from eke.launch.follow import PlainView
-from eke.launch.supervise import supervise, worker_command, worker_environment
+from eke.launch.supervise import Worker, worker_command, worker_environment
 
 READY = "open(sys.argv[1] + '/ready', 'w').close()"
 
@@ -29,12 +30,19 @@ class SilentView:
 @pytest.fixture
 def run(paths, monkeypatch):
     """Supervise a piece of Python in place of the worker."""
-    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(single, "POLL_S", 0.01)
 
     def run(code: str, view=None) -> int:
         command = [sys.executable, "-c", f"import os, signal, sys, time\n{code}", str(paths.folder)]
         monkeypatch.setattr(module, "worker_command", lambda *_: command)
-        return supervise(paths, view or SilentView())
+        shown = view or SilentView()
+        worker = Worker(paths)
+        try:
+            single.watch(worker, shown)
+        finally:
+            ended = worker.finish()
+        shown.update(last=True)
+        return ended
 
     return run
 

@@ -2,7 +2,7 @@
 
 from unit.record.samples import bare_record, full_record
 
-from eke.launch.sequence import Cell
+from eke.launch.sweep import Cell
 from eke.report.cells import differing, render_cells
 
 

@@ -1,14 +1,19 @@
-"""A sweep as a list of cells, and its file; cells run one after the other on this machine."""
+"""A sweep as a list of cells, and its file."""
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from eke.files import write_json
+from eke.launch.pool.job import Job
 from eke.paths import SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+
+WRITE_S = 1.0
+"""Between two writes of a sweep's file."""
 
 
 @dataclass
@@ -26,6 +31,14 @@ class Cell:
     reused: bool = False
     """Answered from the record of an earlier run."""
 
+    def take(self, job: Job) -> None:
+        """What has become of its run."""
+        self.folder, self.reused = job.folder, job.reused
+        self.outcome = job.outcome.name if job.outcome else ""
+        self.reason = job.reason
+        if job.reason and job.record is not None:
+            self.reason = f"{job.reason} ({job.folder}/train.log)"
+
 
 def sweep_id(cells: Sequence[tuple[str, ...]]) -> str:
     """12 hex digits: the same command is the same sweep."""
@@ -39,10 +52,36 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
 
 
 def write_sweep(paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Write sweep.json atomically: after every cell, so that a kill loses nothing."""
+    """Write sweep.json atomically."""
     paths.folder.mkdir(parents=True, exist_ok=True)
     content = {"schema_version": 1, "command": list(command), "cells": [asdict(c) for c in cells]}
     write_json(paths.sweep, content)
+
+
+class SweepFile:
+    """sweep.json kept up to date while the sweep runs.
+
+    It is a view: records are the truth, so that a kill between two writes loses nothing, and a
+    thousand cells answered at once need not be a thousand files.
+    """
+
+    def __init__(self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
+        self.paths, self.command, self.cells = paths, command, cells
+        self._is_current, self._written = False, 0.0
+
+    def note(self, job: Job) -> None:
+        """A run has changed."""
+        for number in job.cells:
+            self.cells[number].take(job)
+        self._is_current = False
+
+    def flush(self, at_once: bool = False) -> None:
+        """Write it, if anything has changed and the last time is a while ago."""
+        now = time.monotonic()
+        if self._is_current or (now - self._written < WRITE_S and not at_once):
+            return
+        write_sweep(self.paths, self.command, self.cells)
+        self._is_current, self._written = True, now
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eke.launch.sequence import (
+from eke.launch.sweep import (
     Cell,
     merge_duplicates,
     sweep_exit_code,

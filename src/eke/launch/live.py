@@ -1,0 +1,90 @@
+"""A run on this machine while it runs: from its plan to its record, whoever waits for it."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+import yaml
+
+from eke.errors import RunError
+from eke.files import write_atomic
+from eke.launch.folder import Place, claim, find_place
+from eke.launch.settle import settle
+from eke.launch.supervise import Worker
+from eke.paths import user_path
+from eke.plan import Plan, plan_to_plain, write_plan
+from eke.record import Record, read_attempts
+
+
+def place_of(plan: Plan) -> Place:
+    """Where this run is, or will be."""
+    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun)
+
+
+class LiveRun:
+    """One attempt at a run, in a claimed folder. `finish` must be called once it is over."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        num_processes: int,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Claim the folder, write the plan into it and start the worker.
+
+        Args:
+            plan: what is to be done.
+            place: where.
+            num_processes: to start here.
+            environment: variables of the worker's own.
+            descriptors: locks that are held as long as the worker lives.
+
+        Raises:
+            BusyError: somebody works on this run.
+            RunError: the folder cannot be written.
+        """
+        self.plan, self.place = plan, place
+        self._held = ExitStack()
+        try:
+            lock = self._held.enter_context(claim(place.paths))
+            write_plan(place.paths, plan)
+            text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
+            write_atomic(place.paths.config, f"# {' '.join(plan.overrides)}\n{text}")
+            self._attempts_before = len(read_attempts(place.paths))
+            self.worker = Worker(place.paths, num_processes, environment, [lock, *descriptors])
+        except BaseException as error:
+            self._held.close()
+            if isinstance(error, OSError):
+                raise _unwritable(place, error) from error
+            raise
+
+    def is_over(self) -> bool:
+        """Whether its worker has ended."""
+        return self.worker.is_over()
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on: it saves a checkpoint and stops."""
+        self.worker.ask(number)
+
+    def kill(self) -> None:
+        """End all its processes at once."""
+        self.worker.kill()
+
+    def finish(self) -> Record:
+        """The record of this attempt; ends the worker if it still runs, and frees the folder.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        try:
+            code = self.worker.finish()
+            return settle(self.place.paths, self.plan, code, self._attempts_before)
+        except OSError as error:
+            raise _unwritable(self.place, error) from error
+        finally:
+            self._held.close()
+
+
+def _unwritable(place: Place, error: OSError) -> RunError:
+    return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")

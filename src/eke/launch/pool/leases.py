@@ -1,0 +1,75 @@
+"""Leases of devices: two sweeps on one machine never get the same one.
+
+A lease is a lock (flock) on a file that everybody on the machine knows by the device's name. The
+kernel frees it when its last holder is gone: the pool, and the worker it was handed to. Neither a
+killed pool nor a killed worker leaves a device taken; a worker that outlives its pool keeps it.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+LEASES = "EKE_LEASES"
+"""Environment variable with another folder for the locks: pools that use different ones do not see
+each other."""
+
+SHARED_FOLDER = 0o1777
+"""Everybody may make files, nobody may delete another's: as /tmp itself."""
+
+
+def lease_folder() -> Path:
+    """Where this machine's locks are; made if need be, for all its users."""
+    folder = Path(os.environ.get(LEASES) or Path(tempfile.gettempdir()) / "eke-leases")
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another user has just made it
+            folder.chmod(SHARED_FOLDER)
+    return folder
+
+
+def try_lease(name: str) -> int | None:
+    """Take a lock by its name.
+
+    Returns:
+        Its file descriptor, held until it is closed; None when somebody else holds it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    descriptor = _open(lease_folder() / f"{name}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def holder_of(name: str) -> str:
+    """Who took a lock last, in words; only for people to read."""
+    try:
+        with open(lease_folder() / f"{name}.lock", errors="replace") as file:
+            return file.read(80).strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _open(path: Path) -> int:
+    """Open without following a link, and without making what is there.
+
+    Linux refuses to make what is another user's file in a folder like /tmp
+    (fs.protected_regular).
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        pass
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(OSError):  # the umask took other users' right to lock it
+        os.fchmod(descriptor, 0o666)
+    return descriptor

@@ -1,0 +1,178 @@
+"""Jobs whose runs are scripted, devices that do not exist, locks of their own."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from unit.record.samples import bare_record
+
+from eke.errors import BusyError
+from eke.hardware import DeviceSlot
+from eke.launch.folder import Place
+from eke.launch.pool.devices import Devices, Grant
+from eke.launch.pool.dispatch import Pool
+from eke.launch.pool.job import Job
+from eke.paths import RunPaths
+from eke.record import Outcome, Record
+
+
+@pytest.fixture(autouse=True)
+def leases(tmp_path, monkeypatch) -> Path:
+    """Locks that no other test holds."""
+    monkeypatch.setenv("EKE_LEASES", str(tmp_path / "leases"))
+    return tmp_path / "leases"
+
+
+@pytest.fixture
+def gpus() -> Callable[..., Devices]:
+    """So many GPUs, by the names of the driver."""
+
+    def make(count: int, runs_per_device: int = 1, **options) -> Devices:
+        slots = [
+            DeviceSlot(f"GPU {n}", f"GPU-{n}", f"GPU-{n}.{place}")
+            for place in range(runs_per_device)
+            for n in range(count)
+        ]
+        options.setdefault("busy", lambda device: "")
+        return Devices(slots, shared=runs_per_device > 1, **options)
+
+    return make
+
+
+def record_for(job_id: str, outcome: str, steps: int = 0) -> Record:
+    """A record with just that in it."""
+    record = bare_record()
+    record.run_id, record.outcome, record.steps_done = job_id, outcome, steps
+    return record
+
+
+@dataclass
+class FakeRun:
+    """A run that lasts a number of looks and then ends as its script says."""
+
+    place: Place
+    record: Record
+    looks: int
+    grant: Grant
+    signals: list[int] = field(default_factory=list)
+
+    def is_over(self) -> bool:
+        """One look less."""
+        self.looks -= 1
+        return self.looks < 0
+
+    def ask(self, number: int) -> None:
+        """Stops at once, saved."""
+        self.signals.append(number)
+        self.looks, self.record.outcome = 0, Outcome.preempted.name
+
+    def kill(self) -> None:
+        """Gone."""
+        self.looks, self.record.outcome = 0, Outcome.crashed.name
+
+    def finish(self) -> Record:
+        """How it ended."""
+        return self.record
+
+
+@dataclass
+class FakeMachine:
+    """Starts scripted runs, and remembers which ran beside which."""
+
+    tmp: Path
+    ends: dict[str, deque] = field(default_factory=dict)
+    """Run id -> (outcome, steps, looks) of each attempt; `ok` at once where there is none."""
+    started: list[tuple[str, str]] = field(default_factory=list)
+    """Run id and devices, in order."""
+    finished: dict[str, Record] = field(default_factory=dict)
+    busy: set[str] = field(default_factory=set)
+    runs: list[FakeRun] = field(default_factory=list)
+
+    def place_of(self, plan) -> Place:
+        """The run's folder, with a final record where there is one."""
+        paths = RunPaths(self.tmp / "runs" / plan.run_id)
+        return Place(paths, self.finished.get(plan.run_id), "")
+
+    def start(self, plan, place: Place, grant: Grant) -> FakeRun:
+        """Start what the script has for this run."""
+        if plan.run_id in self.busy:
+            self.busy.discard(plan.run_id)
+            raise BusyError(f"run {plan.run_id} is being worked on by process 1")
+        script = self.ends.get(plan.run_id) or deque([("ok", 20, 1)])
+        outcome, steps, looks = script.popleft() if len(script) > 1 else script[0]
+        self.started.append((plan.run_id, grant.name))
+        run = FakeRun(place, record_for(plan.run_id, outcome, steps), looks, grant)
+        self.runs.append(run)
+        return run
+
+
+class QuietBoard:
+    """Shows nothing, remembers ends."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def started(self, job: Job) -> None:
+        """Nothing."""
+
+    def ended(self, job: Job) -> None:
+        """Remember."""
+        self.ends.append(job.number)
+
+    def update(self, jobs) -> None:
+        """Nothing."""
+
+
+class QuietLedger:
+    """Writes nothing, counts."""
+
+    def __init__(self) -> None:
+        self.notes = 0
+
+    def note(self, job: Job) -> None:
+        """Count."""
+        self.notes += 1
+
+    def flush(self, at_once: bool = False) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def machine(tmp_path) -> FakeMachine:
+    """Scripted runs."""
+    return FakeMachine(tmp_path)
+
+
+@pytest.fixture
+def make_jobs(plan) -> Callable[..., list[Job]]:
+    """Jobs on GPUs that need so many devices each; `a`, `b`, ... are their run ids."""
+
+    def make(*needs: int, **overrides) -> list[Job]:
+        device = dataclasses.replace(plan.device, kind="cuda", count=8)
+        jobs = []
+        for number, need in enumerate(needs):
+            batch = dataclasses.replace(plan.batch, world_size=need)
+            name = "abcdefghijklmnopqrstuvwxyz"[number]
+            own = dataclasses.replace(plan, run_id=name, batch=batch, device=device, **overrides)
+            jobs.append(Job(number, name, own))
+        return jobs
+
+    return make
+
+
+@pytest.fixture
+def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
+    """A pool of these jobs and devices that does not sleep."""
+    monkeypatch.setattr("eke.launch.pool.dispatch.POLL_S", 0)
+    monkeypatch.setattr("eke.launch.pool.dispatch.RETRY_S", 0)
+    monkeypatch.setattr("eke.launch.pool.dispatch.BUSY_S", 0)
+
+    def make(jobs: list[Job], devices: Devices) -> Pool:
+        return Pool(
+            jobs, {"cuda": devices}, QuietBoard(), QuietLedger(), machine.start, machine.place_of
+        )
+
+    return make

@@ -1,0 +1,158 @@
+"""Devices are leased whole, to one run at a time, across pools and beyond a pool's death."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from eke.hardware import cpu_slots
+from eke.launch.pool.devices import Devices, find_devices, occupied
+from eke.launch.pool.leases import holder_of, lease_folder, try_lease
+
+
+def test_a_run_sees_the_devices_it_was_granted_and_no_others(gpus) -> None:
+    devices = gpus(4)
+    first, second = devices.take(1), devices.take(2)
+    assert first.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-0"
+    assert second.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert (first.name, second.name) == ("GPU 0", "GPU 1,2")
+    assert devices.take(2) is None, "one is left"
+    first.release()
+    third = devices.take(2)
+    assert third.name == "GPU 0,3"
+
+
+def test_two_pools_never_get_the_same_device(gpus) -> None:
+    one, other = gpus(2), gpus(2)
+    grants = [one.take(1), other.take(1)]
+    assert {grant.name for grant in grants} == {"GPU 0", "GPU 1"}
+    assert one.take(1) is None
+    assert "leased by process" in one.why
+    grants[1].release()
+    assert one.take(1).name == "GPU 1"
+
+
+def test_a_request_for_more_than_is_free_keeps_nothing(gpus) -> None:
+    one, other = gpus(2), gpus(2)
+    held = one.take(1)
+    assert other.take(2) is None
+    assert one.take(1) is not None, "the other pool let go of what it could have had"
+    held.release()
+
+
+def test_several_runs_share_a_device_but_never_a_run_with_itself(gpus) -> None:
+    devices = gpus(2, runs_per_device=2)
+    assert devices.count == 2
+    first = devices.take(2)
+    assert {slot.device for slot in first.slots} == {"GPU-0", "GPU-1"}
+    assert devices.take(2).shared
+    assert devices.take(1) is None
+
+
+def test_what_gets_free_is_gathered_for_a_run_that_needs_many(gpus) -> None:
+    devices, other = gpus(3), gpus(3)
+    held = [devices.take(1), devices.take(1), devices.take(1)]
+    assert devices.take(2, gather=True) is None
+    held.pop().release()
+    assert devices.take(2, gather=True) is None
+    assert other.take(1) is None, "it is kept"
+    held.pop().release()
+    assert devices.take(2, gather=True).name == "GPU 2,1"
+
+
+def test_two_pools_that_gather_do_not_wait_for_each_other(gpus) -> None:
+    one, other = gpus(2), gpus(2)
+    held = one.take(1)
+    assert one.take(2, gather=True) is None
+    assert other.take(2, gather=True) is None
+    held.release()
+    assert other.take(2, gather=True) is None, "one gathers, and has half of it"
+    assert one.take(2, gather=True) is not None
+
+
+def test_what_was_gathered_is_let_go_when_it_is_no_longer_wanted(gpus) -> None:
+    one, other = gpus(2), gpus(2)
+    held = one.take(1)
+    assert one.take(2, gather=True) is None
+    one.let_go()
+    assert other.take(1) is not None
+    held.release()
+
+
+def test_a_gpu_that_somebody_computes_on_is_left_alone(gpus) -> None:
+    devices = gpus(2, busy=lambda device: "used by process 4242" if device == "GPU-0" else "")
+    assert devices.take(1).name == "GPU 1"
+    assert devices.take(1) is None
+    assert devices.why == "GPU 0 is used by process 4242" or "leased" in devices.why
+
+
+def test_a_cpu_is_never_occupied() -> None:
+    assert occupied("cpu-0") == ""
+
+
+def test_a_killed_pool_leaves_its_device_to_its_worker(gpus, leases) -> None:
+    """The worker has the lock's descriptor, too: the device is free when both are gone."""
+    code = (
+        "import subprocess, os\n"
+        "from eke.launch.pool.leases import try_lease\n"
+        "lock = try_lease('GPU-0.0')\n"
+        "null = subprocess.DEVNULL\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=null, stderr=null, pass_fds=[lock])\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ}, capture_output=True, text=True, check=True
+    )
+    worker = int(done.stdout)
+    devices = gpus(1)
+    assert devices.take(1) is None
+    os.kill(worker, 9)
+    for _ in range(1000):
+        if (grant := devices.take(1)) is not None:
+            break
+    assert grant is not None
+
+
+def test_a_lease_is_for_all_users_and_never_follows_a_link(leases) -> None:
+    descriptor = try_lease("GPU-0")
+    assert leases.stat().st_mode & 0o7777 == 0o1777
+    assert (leases / "GPU-0.lock").stat().st_mode & 0o777 == 0o666
+    assert holder_of("GPU-0") == f"process {os.getpid()}"
+    os.close(descriptor)
+    (lease_folder() / "GPU-1.lock").symlink_to(leases / "elsewhere")
+    with pytest.raises(OSError, match=r"symbolic links|Too many levels"):
+        try_lease("GPU-1")
+    assert not (leases / "elsewhere").exists()
+
+
+def test_a_cpu_is_one_slot_with_all_cores_or_several_with_their_own() -> None:
+    (whole,) = cpu_slots(1)
+    assert whole.cores == ()
+    cores = sorted(os.sched_getaffinity(0))
+    two = cpu_slots(2)
+    assert [slot.name for slot in two] == ["CPU 0", "CPU 1"]
+    if len(cores) > 1:
+        assert not {*two[0].cores} & {*two[1].cores}
+    many = cpu_slots(len(cores) + 3)
+    assert all(len(slot.cores) == 1 for slot in many), "more slots than cores share them"
+    assert {core for slot in many for core in slot.cores} == {*cores}
+
+
+def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    devices = find_devices("cpu", num_cpu_slots=2, runs_per_device=1)
+    grant = devices.take(1)
+    assert grant.shared
+    assert grant.environment() == {"OMP_NUM_THREADS": str(len(grant.slots[0].cores))}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert grant.environment() == {}, "what the user has set counts"
+    alone = find_devices("cpu", num_cpu_slots=1, runs_per_device=1)
+    assert (alone.take(1) is None) or not alone.shared
+
+
+def test_no_gpus_without_a_driver(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert find_devices("cuda", 1, 1).count == 0
+    assert isinstance(find_devices("cuda", 1, 1), Devices)

@@ -1,0 +1,177 @@
+"""A pool: every run once, one run's end never another's, signals, crashes, memory."""
+
+import os
+import signal
+from collections import deque
+
+import pytest
+from unit.launch.pool.conftest import record_for
+
+from eke.errors import RunError
+from eke.launch.pool.order import MAX_OVERTAKEN
+from eke.record import Outcome
+
+
+def test_every_run_runs_once_in_order(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1, 1, 1, 1, 1)
+    make_pool(jobs, gpus(2)).run()
+    assert [run for run, _ in machine.started] == ["a", "b", "c", "d", "e"]
+    assert {job.outcome for job in jobs} == {Outcome.ok}
+    assert {device for _, device in machine.started} == {"GPU 0", "GPU 1"}
+
+
+def test_at_no_time_a_device_has_two_runs(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(*[1, 2, 1, 3, 1, 1, 2, 1, 4, 1])
+    machine.ends = {job.plan.run_id: deque([("ok", 20, job.number % 4)]) for job in jobs}
+    pool = make_pool(jobs, gpus(4))
+    looked = pool.step
+
+    def step() -> None:
+        looked()
+        used = [s.device for job in pool.running() for s in job.grant.slots]
+        assert len(used) == len(set(used))
+
+    pool.step = step
+    pool.run()
+    assert {job.outcome for job in jobs} == {Outcome.ok}
+    assert len(machine.started) == len(jobs)
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "diverged", "timeout"])
+def test_one_runs_end_never_ends_the_others(outcome, make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1, 1, 1)
+    machine.ends["a"] = deque([(outcome, 0, 0)])
+    machine.ends["b"] = deque([("ok", 20, 0)])
+    pool = make_pool(jobs, gpus(3))
+    pool.run()
+    assert jobs[0].outcome is Outcome[outcome]
+    assert [job.outcome for job in jobs[1:]] == [Outcome.ok, Outcome.ok]
+
+
+def test_a_small_run_fills_the_gap_before_a_large_one(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1, 2, 1)
+    machine.ends["a"] = deque([("ok", 20, 5)])
+    make_pool(jobs, gpus(2)).run()
+    assert [run for run, _ in machine.started] == ["a", "c", "b"]
+
+
+def test_a_large_run_does_not_starve(make_jobs, make_pool, machine, gpus) -> None:
+    """Two GPUs, small runs that never end together, and one run that needs both."""
+    jobs = make_jobs(1, 2, *[1] * 23)
+    machine.ends = {job.plan.run_id: deque([("ok", 20, 3 + job.number % 2)]) for job in jobs}
+    make_pool(jobs, gpus(2)).run()
+    order = [run for run, _ in machine.started]
+    assert order.index("b") <= MAX_OVERTAKEN + 2
+    assert len(order) == 25
+
+
+def test_a_crash_is_tried_again_once(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1, 1)
+    machine.ends["a"] = deque([("crashed", 0, 0), ("ok", 20, 0)])
+    machine.ends["b"] = deque([("crashed", 0, 0)])
+    make_pool(jobs, gpus(1)).run()
+    assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.crashed]
+    assert [run for run, _ in machine.started].count("b") == 2
+
+
+def test_a_crash_that_gets_further_each_time_is_tried_again(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1)
+    machine.ends["a"] = deque([("crashed", n, 0) for n in (5, 9, 14, 18)] + [("ok", 20, 0)])
+    make_pool(jobs, gpus(1)).run()
+    assert jobs[0].outcome is Outcome.ok
+    assert len(machine.started) == 5
+
+
+def test_what_somebody_else_stops_goes_on(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1)
+    machine.ends["a"] = deque([("preempted", 3, 0), ("preempted", 3, 0), ("ok", 20, 0)])
+    make_pool(jobs, gpus(1)).run()
+    assert jobs[0].outcome is Outcome.ok
+
+
+def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(1, 1, 1)
+    machine.finished = {"a": record_for("a", "ok", 20), "c": record_for("c", "diverged", 4)}
+    make_pool(jobs, gpus(1)).run()
+    assert [job.reused for job in jobs] == [True, False, True]
+    assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok, Outcome.diverged]
+    assert machine.started == [("b", "GPU 0")]
+
+
+def test_a_run_that_another_pool_finishes_is_not_run_again(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1)
+    machine.busy = {"a"}
+    pool = make_pool(jobs, gpus(1))
+    answered = pool.launch
+
+    def launch(job, grant) -> None:
+        answered(job, grant)
+        machine.finished["a"] = record_for("a", "ok", 20)
+
+    pool.launch = launch
+    pool.run()
+    assert (jobs[0].outcome, machine.started) == (Outcome.ok, [])
+
+
+def test_a_folder_that_cannot_be_written_is_that_runs_own_trouble(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1)
+    pool = make_pool(jobs, gpus(1))
+
+    def start(plan, place, grant):
+        if plan.run_id == "a":
+            raise RunError("runs/a cannot be written: No space left on device")
+        return machine.start(plan, place, grant)
+
+    pool.start = start
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok]
+    assert "No space left" in jobs[0].reason
+
+
+def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:
+    jobs = make_jobs(3, 1)
+    make_pool(jobs, gpus(2)).run()
+    assert [job.outcome for job in jobs] == [Outcome.refused, Outcome.ok]
+    assert "needs 3 devices" in jobs[0].reason
+
+
+def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1, 1, 1)
+    machine.ends = {job.plan.run_id: deque([("ok", 20, 1000)]) for job in jobs}
+    pool = make_pool(jobs, gpus(2))
+    looked = pool.step
+
+    def step() -> None:
+        looked()
+        if len(pool.running()) == 2 and not pool.heard:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    pool.step = step
+    pool.run()
+    assert [run.signals for run in machine.runs] == [[signal.SIGTERM]] * 2
+    assert [job.outcome for job in jobs] == [Outcome.preempted] * 2 + [None] * 2
+
+
+def test_an_error_of_the_pools_own_leaves_no_worker_behind(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1)
+    machine.ends = {job.plan.run_id: deque([("crashed", 0, 10**9)]) for job in jobs}
+    pool = make_pool(jobs, gpus(2))
+
+    def update(jobs) -> None:
+        raise RuntimeError("the terminal is gone")
+
+    pool.board.update = update
+    with pytest.raises(RuntimeError, match="terminal"):
+        pool.run()
+    assert pool.running() == []
+    assert gpus(2).take(2) is not None, "their devices are free"

@@ -1,0 +1,91 @@
+"""What can only need more memory than a run that ran out of it is skipped, and nothing else."""
+
+from collections import deque
+
+import pytest
+from unit.plan.cases import SYNTHETIC, plan_of
+
+from eke.launch.pool.dominance import needs_at_least
+from eke.record import Outcome
+
+BASE = (*SYNTHETIC, "batch.per_device=4")
+
+
+@pytest.mark.parametrize(
+    ("here", "needs_more"),
+    [
+        (("batch.per_device=8",), True),
+        (("batch.per_device=2",), False),
+        (("data.seq_len=64",), True),
+        (("data.seq_len=16",), False),
+        (("model.num_hidden_layers=9",), True),
+        (("seed=1",), True),
+        (("optimizer.lr=1e-4", "batch.per_device=16"), True),
+        (("batch.per_device=8", "data.seq_len=16"), False),
+        (("optimizer=adafactor",), False),
+        (("optimizer=adafactor", "batch.per_device=8"), False),
+        (("precision=bf16",), False),
+        (("memory=checkpointing",), False),
+        (("batch.per_device=8", "memory=checkpointing"), False),
+        (("batch.accumulation=2",), True),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else None,
+)
+def test_the_order_of_runs(here, needs_more) -> None:
+    typed = {o.split("=")[0]: o for o in (*BASE, "data.seq_len=32")}
+    failed = plan_of(*typed.values())
+    other = plan_of(*{**typed, **{o.split("=")[0]: o for o in here}}.values())
+    assert bool(needs_at_least(other, failed)) is needs_more
+
+
+@pytest.mark.parametrize(
+    ("failed", "here", "needs_more"),
+    [
+        ("memory=checkpointing", "memory=none", True),
+        ("precision=bf16", "precision=fp32", False),
+    ],
+)
+def test_the_order_of_techniques(failed, here, needs_more) -> None:
+    assert bool(needs_at_least(plan_of(*BASE, here), plan_of(*BASE, failed))) is needs_more
+
+
+def test_16_bit_weights_that_do_not_fit_leave_no_room_for_32_bits() -> None:
+    narrow = plan_of(*BASE, "precision=bf16_pure", "optimizer=sgd", "optimizer.momentum=0")
+    wide = plan_of(*BASE, "precision=fp32", "optimizer=sgd", "optimizer.momentum=0")
+    assert narrow.compute.weights == "bfloat16"
+    if narrow.compute.master:
+        assert not needs_at_least(wide, narrow), "its float32 copies may be what did not fit"
+    else:
+        assert needs_at_least(wide, narrow)
+
+
+def test_a_pool_skips_what_can_only_need_more(make_jobs, make_pool, machine, gpus) -> None:
+    import dataclasses
+
+    jobs = make_jobs(1, 1, 1)
+    sizes = {"a": 4, "b": 8, "c": 2}
+    for job in jobs:
+        batch = dataclasses.replace(job.plan.batch, per_device=sizes[job.plan.run_id])
+        job.plan = dataclasses.replace(job.plan, batch=batch)
+    machine.ends["a"] = deque([("oom", 0, 0)])
+    make_pool(jobs, gpus(1)).run()
+    assert [job.outcome for job in jobs] == [Outcome.oom, Outcome.skipped, Outcome.ok]
+    assert jobs[1].reason == "a ran out of memory, and batch.per_device=8 needs no less than 4"
+
+
+def test_beside_others_on_one_device_running_out_of_memory_says_nothing(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1)
+    machine.ends["a"] = deque([("oom", 0, 0)])
+    pool = make_pool(jobs, gpus(1))
+    start = pool.start
+
+    def shared(plan, place, grant):
+        run = start(plan, place, grant)
+        run.record.shared_device = True
+        return run
+
+    pool.start = shared
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.oom, Outcome.ok]
