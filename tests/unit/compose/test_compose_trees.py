@@ -1,6 +1,7 @@
 """Values put into a kept tree give what Hydra gives when it composes everything at once."""
 
 import hydra
+import omegaconf
 import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
@@ -10,6 +11,7 @@ from eke.compose.catalogue import make_catalogue
 from eke.compose.overrides import as_hydra_takes_it
 from eke.compose.trees import _choose_once, _hydra, compose_tree
 from eke.paths import conf_folder
+from eke.schema import model
 
 CATALOGUE = make_catalogue()
 
@@ -81,6 +83,10 @@ def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
     assert second.trainer.extra == {}
     assert second.optimizer.lr > 0
     assert second.train.steps != 12345
+
+
+def test_what_must_be_given_is_marked_as_omegaconf_marks_it() -> None:
+    assert model.MISSING == omegaconf.MISSING
 
 
 def test_cells_that_differ_in_values_are_chosen_once() -> None:
