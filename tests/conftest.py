@@ -1,6 +1,7 @@
 """What all tests share: plans for small models, and trainings in this process or in a fresh one."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
-from support import REPO, TINY, Finished, environment, last_wins
+from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
 settings.register_profile("eke", deadline=None, derandomize=True)
@@ -17,6 +18,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "eke"))
 
 # One thread: these models are too small for two, and tests run beside each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Hundreds of processes are started: each would compile eke, and pytest rewrite the tests, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# A suite started in the background (`pytest &`) ignores Ctrl-C, and what it starts inherits that:
+# the tests that interrupt a process would wait for its end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +53,7 @@ def make_plan() -> Callable[..., object]:
 def train_py(tmp_path: Path) -> Callable[..., Finished]:
     """`python train.py ...` in a folder of its own."""
 
-    def run(*arguments: str, timeout: float = 300, extra: Sequence[str] = ()) -> Finished:
+    def run(*arguments: str, timeout: float = PATIENCE_S, extra: Sequence[str] = ()) -> Finished:
         done = subprocess.run(
             [sys.executable, str(REPO / "train.py"), *arguments],
             cwd=tmp_path,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support import REPO, TINY, environment
+from support import PATIENCE_S, REPO, TINY, environment
 
 SHORT = (
     *TINY,
@@ -54,7 +54,7 @@ class Live:
             start_new_session=True,
         )
 
-    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+    def wait_for_step(self, step: int, timeout: float = PATIENCE_S) -> None:
         """Until metrics.jsonl has the row of this step."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -75,7 +75,7 @@ class Live:
         """To the supervisor."""
         os.kill(self.process.pid, number)
 
-    def finish(self, timeout: float = 120) -> str:
+    def finish(self, timeout: float = PATIENCE_S) -> str:
         """Wait for the end; everything it printed."""
         out, _ = self.process.communicate(timeout=timeout)
         return out.decode()

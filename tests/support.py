@@ -17,6 +17,11 @@ TINY = (
 """A model that trains a step in milliseconds, whatever its family."""
 
 
+PATIENCE_S = 300.0
+"""How long a test waits for what another process does; on a busy machine a start takes minutes, and
+only what hangs waits so long."""
+
+
 @dataclass(frozen=True)
 class Finished:
     """A command that ran to its end."""

@@ -3,10 +3,11 @@
 import os
 import shutil
 import signal
+import time
 
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
-from support import last_wins
+from support import PATIENCE_S, last_wins
 
 LONG = last_wins(
     *SHORT,
@@ -98,9 +99,9 @@ def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_pa
     live.signal(signal.SIGKILL)
     live.finish()
     (folder,) = run_folders(tmp_path)
-    deadline = __import__("time").monotonic() + 60
-    while os.path.exists(f"/proc/{worker}") and __import__("time").monotonic() < deadline:
-        __import__("time").sleep(0.05)
+    deadline = time.monotonic() + PATIENCE_S
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert record_of(folder)["outcome"] == "preempted", "the orphan left no record"
     assert train_py(*LONG).code == 0
     assert curve(folder) == undisturbed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from live import Live, record_of, rows_of, run_folders
-from support import REPO, TINY, Finished, environment, last_wins
+from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 LONG = last_wins(
     *TINY,
@@ -52,7 +52,7 @@ def worker(folder: Path, rank: int) -> int:
 
 def wait_until_gone(folder: Path) -> None:
     """Until no process of the run is left."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while processes_of(folder, "eke.run.worker") or processes_of(folder, "eke.run.agent"):
         assert time.monotonic() < deadline, "processes are left behind"
         time.sleep(0.05)
@@ -77,7 +77,7 @@ def running(tmp_path):
 def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
     live, folder = running
     os.kill(worker(folder, rank), signal.SIGKILL)
-    out = live.finish(timeout=60)
+    out = live.finish()
     assert live.process.returncode == 1, out
     record = record_of(folder)
     assert record["outcome"] == "crashed"
@@ -131,7 +131,7 @@ def test_a_killed_agent_takes_its_ranks_along(running) -> None:
     live, folder = running
     (agent,) = processes_of(folder, "eke.run.agent")
     os.kill(agent, signal.SIGKILL)
-    live.finish(timeout=60)
+    live.finish()
     assert live.process.returncode == 1
     assert "killed by SIGKILL" in record_of(folder)["failure"]["message"]
     wait_until_gone(folder)
@@ -143,7 +143,7 @@ def test_a_rank_that_hangs_is_waited_for_only_so_long(tmp_path) -> None:
     live.wait_for_step(5)
     (folder,) = run_folders(tmp_path)
     os.kill(worker(folder, 1), signal.SIGSTOP)
-    live.finish(timeout=120)
+    live.finish()
     assert live.process.returncode == 1
     assert (
         "another process of this run is gone, or hangs" in record_of(folder)["failure"]["message"]
@@ -164,7 +164,7 @@ def test_an_interrupted_run_of_two_ranks_continues_to_the_same_curve(
     live.wait_for_step(23)
     (folder,) = run_folders(tmp_path)
     os.kill(worker(folder, 1), signal.SIGKILL)
-    live.finish(timeout=60)
+    live.finish()
     again = train_py(*case)
     assert again.code == 0, again.text
     assert "continuing" in again.text
@@ -182,7 +182,7 @@ def launched(tmp: Path, launcher: list[str], *overrides: str) -> Finished:
     """`torchrun ... train.py overrides`, typed by hand."""
     command = [sys.executable, "-m", *launcher, str(REPO / "train.py"), *overrides]
     done = subprocess.run(
-        command, cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=300
+        command, cwd=tmp, env=environment(tmp), capture_output=True, text=True, timeout=PATIENCE_S
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 
@@ -240,7 +240,7 @@ def test_a_full_disk_on_rank_0_ends_both(tmp_path, train_py) -> None:
     script.write_text(f'ulimit -f 200\nexec {sys.executable} {REPO / "train.py"} "$@"\n')
     done = subprocess.run(
         ["bash", str(script), *last_wins(*LONG, "model.hidden_size=64")],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = run_folders(tmp_path)
@@ -256,7 +256,7 @@ def test_a_rank_that_runs_out_of_memory_says_so_itself(tmp_path) -> None:
     live.wait_for_step(3)
     (folder,) = run_folders(tmp_path)
     resource.prlimit(worker(folder, 1), resource.RLIMIT_AS, (2**20, 2**20))
-    out = live.finish(timeout=120)
+    out = live.finish()
     assert live.process.returncode == 1, out
     record = record_of(folder)
     assert record["outcome"] == "oom", record["failure"]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from fnmatch import fnmatch
 
 import pytest
 from support import REPO, environment
@@ -46,6 +47,15 @@ def modules_after(code: str, tmp_path) -> set[str]:
 @pytest.mark.parametrize("module", LIGHT)
 def test_imports_without_torch(module, tmp_path) -> None:
     assert not modules_after(f"import eke.{module}", tmp_path) & set(HEAVY)
+
+
+COMPOSING = ("hydra", "omegaconf", "antlr4")
+"""Only what composes needs them; importing them takes as long as all of eke."""
+
+
+@pytest.mark.parametrize("module", ["run.worker", "run.agent", "prepare.prepare", "report"])
+def test_what_has_a_plan_imports_no_hydra(module, tmp_path) -> None:
+    assert not modules_after(f"import eke.{module}", tmp_path) & set(COMPOSING)
 
 
 def test_a_whole_plan_is_made_without_torch(tmp_path) -> None:
@@ -181,6 +191,13 @@ def test_every_skip_names_its_reason(path) -> None:
         and not (ast.unparse(call.func) == "pytest.skip" and call.args)
     ]
     assert not silent
+
+
+def test_pytest_finds_every_folder_of_tests(request) -> None:
+    """Its own list of folders to leave out has names like `build`, without a word about it."""
+    left_out = request.config.getini("norecursedirs")
+    folders = {part for file in (REPO / "tests").rglob("test_*.py") for part in file.parts}
+    assert not [name for name in folders if any(fnmatch(name, pattern) for pattern in left_out)]
 
 
 def test_nothing_prints_but_the_command_line() -> None:

@@ -1,28 +1,23 @@
 """From a command line to a typed configuration, or to the list of everything wrong with it."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
 from eke.compose.folder import check_folder, explain_file
-from eke.compose.overrides import as_hydra_takes_it, find_problems, mend, parse
+from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
+from eke.compose.trees import compose_tree
 from eke.compose.values import is_interpolation
-from eke.compose.wording import MULTIRUN, as_typed, first_line, quoted, shown
+from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
-from eke.paths import conf_folder
-from eke.schema import Config, register
+from eke.schema import Config
 
 # A mistake in one of these may hide or invent any other, so nothing is composed to look for more.
 _PRESETS = ("recipe", "experiment", "sweep")
@@ -78,9 +73,9 @@ def _compose(typed: tuple[str, ...], config_dir: Path | None, in_sweep: bool) ->
     problems += [problem for text in texts for problem in found[text]]
     problems += _contradictions(good)
     if problems:
-        deeper = _deeper(good, problems, catalogue, config_dir)
+        deeper = _deeper(good, problems, catalogue)
         raise ConfigError(_with_full_commands(problems, found) + deeper)
-    return _composed(good, typed, catalogue, config_dir)
+    return _composed(good, typed, catalogue)
 
 
 def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
@@ -139,52 +134,24 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra's global state set up, and put back as it was."""
-    if "schema.yaml" not in ConfigStore.instance().repo:
-        register()
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
+def _composed(good: list[str], typed: tuple[str, ...], catalogue: Catalogue) -> Composed:
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="eke"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before
-
-
-def _run_hydra(overrides: Sequence[str], config_dir: Path | None) -> DictConfig:
-    extra = [f"hydra.searchpath=[{quoted(str(config_dir))}]"] if config_dir else []
-    catalogue = make_catalogue(config_dir)
-    taken = [as_hydra_takes_it(text, catalogue) for text in overrides]
-    return hydra_compose("config", [*taken, *extra], return_hydra_config=True)
-
-
-def _composed(
-    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
-) -> Composed:
-    with _hydra():
-        try:
-            tree = _run_hydra(good, config_dir)
-        except Exception as error:
-            problems = _explain(good, error, catalogue, config_dir)
-            if all(problem.path in catalogue.keys for problem in problems):
-                problems += _deeper(good, problems, catalogue, config_dir)
-            raise ConfigError(problems) from error
-        chosen = tree.hydra.runtime.choices
-        choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
-        with read_write(tree), open_dict(tree):
-            del tree["hydra"]
-        problems = _unresolved(tree, good, catalogue)
-        if problems:
-            raise ConfigError(problems)
-        try:
-            problems = _unfilled(tree, catalogue)
-            config: Any = None if problems else OmegaConf.to_object(tree)
-        except OmegaConfBaseException as error:
-            raise ConfigError(explain_file(error, catalogue.folders, catalogue)) from error
-        if problems:
-            raise ConfigError(problems)
+        tree, choices = compose_tree(good, catalogue)
+    except Exception as error:
+        problems = _explain(good, error, catalogue)
+        if all(problem.path in catalogue.keys for problem in problems):
+            problems += _deeper(good, problems, catalogue)
+        raise ConfigError(problems) from error
+    problems = _unresolved(tree, good, catalogue)
+    if problems:
+        raise ConfigError(problems)
+    try:
+        problems = _unfilled(tree, catalogue)
+        config: Any = None if problems else OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain_file(error, catalogue.folders, catalogue)) from error
+    if problems:
+        raise ConfigError(problems)
     return Composed(config=config, choices=choices, overrides=typed)
 
 
@@ -219,25 +186,23 @@ def _unresolved(tree: DictConfig, texts: list[str], catalogue: Catalogue) -> lis
 # --- after a mistake ----------------------------------------------------------------------------
 
 
-def _explain(
-    good: list[str], error: Exception, catalogue: Catalogue, config_dir: Path | None
-) -> list[Problem]:
+def _explain(good: list[str], error: Exception, catalogue: Catalogue) -> list[Problem]:
     """Why Hydra refused overrides that are all right by themselves."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
-        tree = _run_hydra(groups, config_dir)
+        tree, _ = compose_tree(groups, catalogue)
     except Exception as deeper:  # the fault is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
     for text in good:
         if text not in groups:
-            problems += _explain_one(text, groups, tree, catalogue, config_dir)
+            problems += _explain_one(text, groups, tree, catalogue)
     whole = Problem("command line", shown(" ".join(good)), first_line(error))
     return problems or [whole]
 
 
 def _explain_one(
-    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, config_dir: Path | None
+    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue
 ) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
@@ -248,7 +213,7 @@ def _explain_one(
             return [_elsewhere(section, name, value, option, catalogue)]
         return []
     try:
-        _run_hydra([*groups, text], config_dir)
+        compose_tree([*groups, text], catalogue)
     except Exception as error:
         return [Problem(key, shown(value), first_line(error))]
     return []
@@ -262,9 +227,7 @@ def _elsewhere(section: str, name: str, value: str, option: str, catalogue: Cata
     return Problem(f"{section}.{name}", shown(value), why, fix)
 
 
-def _deeper(
-    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
-) -> list[Problem]:
+def _deeper(good: list[str], problems: list[Problem], catalogue: Catalogue) -> list[Problem]:
     """What is wrong with the overrides that are right in themselves, beside what is known already.
 
     A section that has a problem is left alone: what it lacks may be what was misspelt.
@@ -278,7 +241,7 @@ def _deeper(
     wrong = {problem.path for problem in problems}
     rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
     try:
-        _composed(rest, (), catalogue, config_dir)
+        _composed(rest, (), catalogue)
     except ConfigError as error:
         return error.problems
     return []

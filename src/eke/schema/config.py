@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from hydra.core.config_store import ConfigStore
-
 from eke.schema import model as models
 from eke.schema import surroundings, work
 from eke.schema.attention import Attention
@@ -92,6 +90,10 @@ VARIANTS: dict[str, dict[str, type]] = {
 
 def register() -> None:
     """Put the root schema and the variants where Hydra's defaults lists find them."""
+    # Here, and not above: workers, reports and preparations have a plan and need no Hydra, whose
+    # import is the longest part of eke's own.
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     store.store(name="schema", node=Config, provider="eke")
     for group, variants in VARIANTS.items():

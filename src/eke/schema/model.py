@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
-
 from eke.schema.limits import at_least, below, between
+
+MISSING = "???"
+"""What OmegaConf takes for a value that must be given: its own `MISSING`, without its import."""
 
 MAX_LAYERS = 10_000
 """Ten times the deepest published Transformer (Wang et al. 2022, arXiv:2203.00555); sizes are

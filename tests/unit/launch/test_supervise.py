@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from support import PATIENCE_S
 
 from eke.launch import single
 from eke.launch import supervise as module
@@ -51,7 +52,7 @@ def when(condition, action) -> threading.Thread:
     """Do something from another thread as soon as a condition holds."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
                 return
@@ -115,7 +116,7 @@ def test_what_the_worker_started_ends_with_it(run, paths) -> None:
     )
     assert run(code) == 0
     pid = int((paths.folder / "child").read_text())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)  # the kernel takes a moment to end it
     assert not alive(pid)

@@ -105,7 +105,9 @@ def test_a_bad_row_is_counted_and_named(case, tmp_path) -> None:
     assert re.search("a.jsonl:7 " + words, reason)
 
 
-def test_too_many_bad_rows_are_refused_with_the_share_that_mends_it(tmp_path) -> None:
+def test_too_many_bad_rows_are_refused_with_the_share_that_mends_it(
+    tmp_path, in_another_process
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(GOOD + b"bad\n" * 9)
     typed = ("data=jsonl", f"data.path={file}", "data.seq_len=16", "train.steps=1")

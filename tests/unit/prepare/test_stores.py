@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from prepared import BERT, GPT, T5, numbered, save_bpe, store_of, texts_of, write_jsonl
-from support import environment
+from support import PATIENCE_S, environment
 from unit.plan.cases import config_of, decision, plan_of
 
 from eke.build.data import build_data, load_tokenizer
@@ -321,14 +321,18 @@ def test_where_the_file_lies_does_not_count_but_what_it_says_does(rows_file, tmp
     assert plan("two").run_id != one.run_id
 
 
-def test_an_emptied_cache_is_filled_again_by_the_worker(rows_file, own_cache) -> None:
+def test_an_emptied_cache_is_filled_again_by_the_worker(
+    rows_file, own_cache, in_another_process
+) -> None:
     plan = plan_of("data=jsonl", f"data.path={rows_file}", "train.steps=1")
     before = build_data(plan).train[0, 3]["input_ids"].tolist()
     shutil.rmtree(own_cache)
     assert build_data(plan).train[0, 3]["input_ids"].tolist() == before
 
 
-def test_data_that_changed_since_the_plan_is_not_trained_on(rows_file, own_cache) -> None:
+def test_data_that_changed_since_the_plan_is_not_trained_on(
+    rows_file, own_cache, in_another_process
+) -> None:
     plan = plan_of("data=jsonl", f"data.path={rows_file}", "train.steps=1")
     shutil.rmtree(own_cache)
     with open(rows_file, "a") as file:
@@ -383,7 +387,7 @@ def test_a_killed_preparation_leaves_nothing_complete(number, tmp_path) -> None:
     request = request_of(config_of("data=jsonl", f"data.path={file}"))
     child = start(request, tmp_path)
     folder = store_folder(request.key)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not list(folder.parent.glob(f".{folder.name}.*.tmp/tokens.bin")):
         assert child.poll() is None
         assert time.monotonic() < deadline

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import REPO
+from support import PATIENCE_S, REPO
 
 from eke import schema
 from eke.paths import RunPaths
@@ -145,8 +145,8 @@ def find_cores(pid: int) -> list[int]:
     return [c for c in children if Path(f"/proc/{c}/comm").read_text().strip() == "wandb-core"]
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10) -> None:
-    """Waits for another process to show something."""
+def wait_until(condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+    """Waits for another process to show something; only what hangs reaches the limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import PATIENCE_S
 
 from eke.paths import RunPaths
 from eke.record import metrics
@@ -52,7 +53,7 @@ def test_a_server_that_never_answers(online: Server, tmp_path: Path) -> None:
     child = start_child(tmp_path, "online", "1")
     ask(child, 100)
     # Neither `finish` nor the interpreter's exit waits for the server.
-    stdout, stderr = child.communicate(timeout=30)
+    stdout, stderr = child.communicate(timeout=80)  # W&B's own patience is 90 s
     assert "did not finish within 1 s; 100 rows not mirrored" in stdout
     assert stderr.count("training goes on") == 1
     assert child.returncode == 0
@@ -197,7 +198,7 @@ def test_a_server_that_refuses_ends_in_time_and_is_told(
     online.refusals = {what: status}
     child = start_child(tmp_path, "online", "1")
     ask(child, 100)
-    stdout, stderr = child.communicate(timeout=30)
+    stdout, stderr = child.communicate(timeout=80)  # W&B's own patience is 90 s
     assert child.returncode == 0
     assert "(metrics.jsonl has every row)" in stdout
     assert stderr.count("training goes on") == 1
@@ -209,7 +210,7 @@ def test_nobody_listens(server: Server, tmp_path: Path) -> None:
     server.server_close()  # the port refuses connections now
     child = start_child(tmp_path, "online", "1", WANDB_BASE_URL=url, WANDB_API_KEY="ab" * 20)
     ask(child, 100)
-    stdout, stderr = child.communicate(timeout=30)
+    stdout, stderr = child.communicate(timeout=80)  # W&B's own patience is 90 s
     assert child.returncode == 0
     assert "100 rows not mirrored" in stdout
     assert "Traceback" not in stderr
@@ -221,12 +222,12 @@ def test_wandb_core_is_killed_while_online(online: Server, tmp_path: Path) -> No
     soon = {"WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "0.2"}
     child = start_child(tmp_path, "online", "20", **soon)
     ask(child, 20)
-    wait_until(lambda: len(steps_of(online)) >= 19, limit_s=30)
+    wait_until(lambda: len(steps_of(online)) >= 19, limit_s=PATIENCE_S)
     for pid in find_cores(child.pid):
         os.kill(pid, signal.SIGKILL)
     ask(child, 500)
     ask(child, 500)
-    stdout, stderr = child.communicate(timeout=60)
+    stdout, stderr = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 0
     assert "rows not mirrored (metrics.jsonl has every row)" in stdout
     assert "Traceback" not in stderr
