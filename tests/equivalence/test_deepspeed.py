@@ -224,7 +224,7 @@ def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch
     """Why there is a rule: flat pieces have no rows and columns."""
     adafactor = (*LLAMA, *SHORT, "optimizer=adafactor")
     plain = curve_of(*adafactor, "batch.per_device=12")
-    monkeypatch.setattr("eke.app.check", without("zero_needs_other_optimizer"))
+    monkeypatch.setattr("eke.app.check", without("zero_needs_elementwise_optimizer"))
     job = job_of("run", *adafactor, "distributed=zero2", *CUT)
     assert largest_difference(plain, curve(job)) > 1e-3
     assert job.effective["optimizer_bytes_per_parameter"] == 4
@@ -240,7 +240,7 @@ def test_adafactor_under_zero_is_another_algorithm(curve_of, job_of, monkeypatch
     ],
 )
 def test_optimizers_of_matrices_fail_on_pieces(optimizer, words, job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.app.check", without("zero_needs_other_optimizer"))
+    monkeypatch.setattr("eke.app.check", without("zero_needs_elementwise_optimizer"))
     with pytest.raises((ValueError, IndexError), match=words):
         job_of("run", *LLAMA, *SHORT, f"optimizer={optimizer}", "distributed=zero2", *CUT)
 
@@ -248,7 +248,7 @@ def test_optimizers_of_matrices_fail_on_pieces(optimizer, words, job_of, monkeyp
 @pytest.mark.slow
 def test_an_average_in_the_pieces_would_not_be_evaluated(curve_of, job_of, monkeypatch) -> None:
     case = (*LLAMA, *SHORT, "optimizer=schedule_free", *CUT)
-    monkeypatch.setattr("eke.app.check", without("zero_needs_other_optimizer"))
+    monkeypatch.setattr("eke.app.check", without("zero_needs_elementwise_optimizer"))
     plain, shared = (evaluated(job_of(d, *case, f"distributed={d}")) for d in ("none", "zero2"))
     assert abs(plain - shared) / plain > 1e-5
 

@@ -94,7 +94,7 @@ def _loses_frozen_weights(facts: Facts) -> bool:
 
 RULES = (
     Rule(
-        id="zero_needs_other_optimizer",
+        id="zero_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
         path="optimizer",
         when=lambda f: is_zero(f) and f.config.optimizer.option in FAILS_ON_PIECES,

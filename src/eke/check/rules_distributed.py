@@ -136,7 +136,7 @@ RULES = (
         source=FSDP_DOCS,
     ),
     Rule(
-        id="fsdp_needs_other_optimizer",
+        id="fsdp_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
         path="optimizer",
         when=_optimizer_needs_whole,

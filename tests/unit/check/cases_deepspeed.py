@@ -14,7 +14,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ("distributed=zero3", "peft=lora", "memory=checkpointing"),
         CPU,
     ),
-    "zero_needs_other_optimizer": (("distributed=zero2", "optimizer=adafactor"), CPU),
+    "zero_needs_elementwise_optimizer": (("distributed=zero2", "optimizer=adafactor"), CPU),
     "zero_with_compile": (("distributed=zero1", "compile=aot_eager"), CPU),
     "zero_of_one": (("distributed=zero3", "distributed.num_processes=1"), CPU),
     "deepspeed_not_needed": (("distributed=zero2", "distributed.num_processes=1"), V100),

@@ -21,7 +21,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     ),
     "dp_is_not_compiled": (("distributed=dp", "compile=inductor"), TWO_GPUS),
     "fsdp_of_one": (("distributed=fsdp", "distributed.num_processes=1"), CPU),
-    "fsdp_needs_other_optimizer": (("distributed=fsdp", "optimizer=adafactor"), CPU),
+    "fsdp_needs_elementwise_optimizer": (("distributed=fsdp", "optimizer=adafactor"), CPU),
     "p2p_needs_gpus": (("distributed=ddp", "distributed.p2p=off"), CPU),
     "more_processes_than_cores": (("distributed=ddp", "distributed.num_processes=512"), CPU),
     "more_processes_than_devices": (("distributed=ddp", "distributed.num_processes=512"), V100),
