@@ -95,12 +95,15 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Every forward pass of `model` computes in the plan's format, whoever calls it."""
+    """Every forward pass of `model` computes in the plan's format, whoever calls it.
+
+    As the loop has it: one format for training and one for evaluation.
+    """
     plain = model.forward
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with formats.autocast():
+        with formats.autocast() if model.training else formats.eval_autocast():
             return plain(*args, **kwargs)
 
     model.forward = forward
@@ -116,12 +119,20 @@ def flat_pieces(engine: Engine) -> list[Tensor]:
     return list(engine.optimizer.single_partition_of_fp32_groups)
 
 
-def gather_weights(engine: Engine, keep: bool) -> dict[str, Tensor]:
+def stepped_weights(engine: Engine) -> list[nn.Parameter]:
+    """Weights of the model whose numbers are in the flat pieces of some rank."""
+    zero = engine.optimizer
+    groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
+    return [weight for group in groups for weight in group]
+
+
+def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
     """All weights under the model's own names, on the host, module by module; a collective.
 
     Args:
         engine: of ZeRO-3.
         keep: whether this rank wants them; the others get an empty dictionary.
+        frozen: frozen weights and buffers, too; else the trained ones alone.
     """
     import deepspeed
 
@@ -130,13 +141,14 @@ def gather_weights(engine: Engine, keep: bool) -> dict[str, Tensor]:
     seen: dict[int, Tensor] = {}
     for prefix, module in engine.module.named_modules(remove_duplicate=False):
         own = dict(module.named_parameters(recurse=False))
+        own = {name: p for name, p in own.items() if frozen or p.requires_grad}
         with deepspeed.zero.GatheredParameters(list(own.values())):
             for name, weight in own.items() if keep else ():
                 if id(weight) not in seen:  # shared weights stay shared
                     seen[id(weight)] = weight.detach().to("cpu", copy=True)
                 found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
     engine.optimizer.checkpoint_event_epilogue()
-    if keep:
+    if keep and frozen:
         names = set(engine.module.state_dict()) - set(found)
         found |= {k: v for k, v in engine.module.state_dict().items() if k in names}
     return found

@@ -1,14 +1,15 @@
 """DeepSpeed's configuration, from eke's: a pure function, so that it can be read and tested.
 
-Precision and the loss stay eke's own (autocast around the model, float32 weights, a loss that is
-summed over ranks); DeepSpeed shares out, clips and steps. Sizes that Hugging Face's `auto` stands
-for are computed as transformers does (`HfTrainerDeepSpeedConfig`, transformers 5.23).
+Precision and the loss stay eke's own (autocast around the model, a loss that is summed over ranks);
+DeepSpeed shares out, clips and steps. Its `bf16` is what eke calls bfloat16 weights. Sizes that
+Hugging Face's `auto` stands for are computed as transformers does (`HfTrainerDeepSpeedConfig`,
+transformers 5.23).
 """
 
 from typing import Any
 
 from eke.plan.plan import BatchPlan
-from eke.schema import Config
+from eke.schema import Config, Weights
 
 Settings = dict[str, Any]
 """Content of a ds_config.json."""
@@ -39,7 +40,7 @@ def deepspeed_settings(config: Config, batch: BatchPlan, device_kind: str) -> Se
         "gradient_clipping": config.train.max_grad_norm or 0.0,
         "zero_optimization": _zero(config, device_kind),
         "fp16": {"enabled": False},
-        "bf16": {"enabled": False},
+        "bf16": {"enabled": config.precision.weights is Weights.bfloat16},
         # eke's rules say which optimizers work; DeepSpeed's own list is shorter.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -23,12 +23,12 @@ OWNED: dict[str, Callable[[Any], str]] = {
     "zero_optimization.offload_optimizer.device": lambda value: _offload(value, "optimizer_cpu"),
     "zero_optimization.offload_param.device": lambda value: _offload(value, "params_cpu"),
     "fp16.enabled": lambda value: f"precision={'fp16' if value else 'fp32'}",
-    "bf16.enabled": lambda value: f"precision={'bf16' if value else 'fp32'}",
+    "bf16.enabled": lambda value: f"precision={'bf16_pure' if value else 'fp32'}",
 }
 """What the plan decides -> the override that says the same as the file."""
 
 OWN_FORMATS = ("fp16.enabled", "bf16.enabled")
-"""DeepSpeed's own 16-bit weights, which eke does not use."""
+"""DeepSpeed's 16-bit weights: float16 ones are none of eke's, bfloat16 ones are bf16_pure's."""
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 """DeepSpeed's name of an optimizer -> eke's options begin with."""
@@ -161,9 +161,9 @@ def _is_off(value: Any) -> bool:
 def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     why = f"says {path}={format_value(theirs)}, the configuration {format_value(ours)}"
     if path in OWN_FORMATS:
-        why = (
-            f"says {path}={format_value(theirs)}: 16-bit weights of DeepSpeed's own; eke's keep "
-            f"float32 weights and compute under autocast ({path}=auto leaves it to eke)"
+        why += (
+            ": it is the format of the weights themselves, not the one that autocast computes in "
+            f"({path}=auto leaves it to eke)"
         )
     return Problem(KEY, name, why, f"{OWNED[path](theirs)}   (or: remove {path} from {name})")
 

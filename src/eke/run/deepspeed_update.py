@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eke.build.adapter_files import is_adapted
 from eke.build.deepspeed import LOCKSTEP, Engine, flat_pieces, gather_weights, held_tensors
 from eke.errors import RunError
 from eke.plan import Plan
@@ -57,19 +58,31 @@ class DeepSpeedUpdate:
         return held_tensors(self.engine)
 
     def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """The whole model's weights where `keep`; None where the model itself has them.
+        """What a checkpoint holds of the weights where `keep`; None where the model has them.
 
         A collective: every rank must call it.
         """
         if self.engine.zero_optimization_stage() < 3:
             return None
+        return gather_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
+
+    def all_weights(self, keep: bool) -> dict[str, Tensor] | None:
+        """As `weights`; frozen ones, too, which a checkpoint of adapters leaves out."""
+        if self.engine.zero_optimization_stage() < 3:
+            return None
         return gather_weights(self.engine, keep)
 
     def part(self) -> dict[str, Any]:
-        """This rank's part of the training state, but for the weights: tensors and numbers."""
-        state = self.engine.basic_optimizer.state
+        """This rank's part of the training state, but for the weights: tensors and numbers.
+
+        Float32 pieces are part of it where the weights are narrower.
+        """
+        state, pieces = self.engine.basic_optimizer.state, flat_pieces(self.engine)
         return {
-            "optimizer": [dict(state.get(piece, {})) for piece in flat_pieces(self.engine)],
+            "optimizer": [dict(state.get(piece, {})) for piece in pieces],
+            "master": [piece.detach() for piece in pieces]
+            if self.engine.bfloat16_enabled()
+            else [],
             "loss_scale": self.scale.state_dict() if self.scale else {},
         }
 
@@ -86,13 +99,16 @@ class DeepSpeedUpdate:
                 f"run has {len(pieces)}"
             )
         for piece, saved in zip(pieces, part["optimizer"], strict=True):
-            sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
-            if sizes - {piece.numel()}:
+            # Scales of 8-bit states are fewer.
+            size = max((v.numel() for v in saved.values() if isinstance(v, Tensor)), default=0)
+            if size > 1 and size != piece.numel():
                 raise RunError(
-                    f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
+                    f"the checkpoint holds optimizer state for {size} numbers where this run "
                     f"has {piece.numel()}"
                 )
             state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+        for piece, copied in zip(pieces, part["master"], strict=False):
+            piece.data.copy_(copied)
         if self.scale and part["loss_scale"]:
             self.scale.load_state_dict(part["loss_scale"])
 

@@ -11,9 +11,9 @@ from eke.sizes.measure import (
     training_structure,
 )
 from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
-from eke.sizes.sharing import STAGE, shared_state_bytes
+from eke.sizes.sharing import shared_state_bytes
 from eke.sizes.size import ModelSize
-from eke.sizes.state import StateBytes, has_master, state_bytes, weight_bytes
+from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
 from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Memory of the training state where DeepSpeed shares it out or moves it off the device.
 
-Formulas follow what deepspeed 0.19.8 allocates for float32 weights: the optimizer works on flat
-float32 pieces, copies of the weights cut evenly between processes (arXiv:1910.02054).
+Formulas follow what deepspeed 0.19.8 allocates: the optimizer works on flat float32 pieces, copies
+of the weights cut evenly between processes (arXiv:1910.02054). Gradients have the weights' format.
 """
 
 from dataclasses import replace
@@ -11,13 +11,11 @@ from eke.schema import Config
 from eke.sizes.measure import training_structure
 from eke.sizes.optimizers import FLOAT32_BYTES
 from eke.sizes.size import ModelSize
-from eke.sizes.state import StateBytes, state_bytes, weight_bytes
+from eke.sizes.state import STAGE, StateBytes, state_bytes, weight_bytes
 from eke.sizes.structure import Role
 
 ALIGNMENT = 2
 """Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
-
-STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def piece_numbers(config: Config) -> int:
@@ -52,10 +50,10 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         return whole
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    share = FLOAT32_BYTES * piece_numbers(config)
-    trained = whole.gradients or 1
-    optimizer = share + whole.optimizer * share // trained  # the pieces and their moments
-    gradients = whole.gradients if stage == 1 else share
+    pieces, trained = piece_numbers(config), size.num_trained_parameters or 1
+    # The pieces and their moments.
+    optimizer = FLOAT32_BYTES * pieces + whole.optimizer * pieces // trained
+    gradients = whole.gradients if stage == 1 else whole.gradients * pieces // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
     return StateBytes(
         weights=0 if offload == "params_cpu" and not host else weights,

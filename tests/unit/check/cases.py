@@ -227,8 +227,8 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("eke.check.rules_work.MIN_FREE_BYTES", 2**62)
     if rule == "more_workers_than_cores":
         monkeypatch.setattr("eke.check.rules_work.usable_cores", lambda: 4)
-    if rule == "in_backward_needs_other_optimizer":
-        monkeypatch.setattr("eke.check.rules_memory.IN_BACKWARD", ("adamw",))
+    if rule == "zero3_recomputes_frozen_weights":
+        monkeypatch.setattr("eke.check.rules_deepspeed.version", lambda name: "0.19.2")
     if rule in ("inductor_needs_compiler", "cpu_adam_needs_compiler", "torchao_needs_compiler"):
         monkeypatch.setattr("shutil.which", lambda name: None)
 

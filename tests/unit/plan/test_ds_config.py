@@ -70,7 +70,7 @@ CONTRADICTIONS = {
     "stage": ({"zero_optimization": {"stage": 3}}, "distributed=zero3"),
     "stage 0": ({"zero_optimization": {"stage": 0}}, "distributed=ddp"),
     "fp16": ({"fp16": {"enabled": True}}, "precision=fp16"),
-    "bf16": ({"bf16": {"enabled": True}}, "precision=bf16"),
+    "bf16": ({"bf16": {"enabled": True}}, "precision=bf16_pure"),
     "offload": (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "offload=optimizer_cpu",
     ),
