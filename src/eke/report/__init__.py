@@ -1,6 +1,7 @@
 """From records to what people read; needs neither torch nor Hydra."""
 
 from eke.report.cells import render_cells
+from eke.report.planning import PlanningLine
 from eke.report.summary import render_summary
 
-__all__ = ["render_cells", "render_summary"]
+__all__ = ["PlanningLine", "render_cells", "render_summary"]

@@ -28,9 +28,17 @@ class CellLike(Protocol):
         ...
 
 
-def render_cells(cells: Sequence[tuple[CellLike, Record | None]]) -> str:
-    """One line a cell, then the reason of each that did not end well; absent numbers are blank."""
+def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequence[str] = ()) -> str:
+    """One line a cell, then the reason of each that did not end well; absent numbers are blank.
+
+    Args:
+        cells: each with its record, if it has one.
+        names: the name of each cell's row, where the sweep has rows.
+    """
     labels = [" ".join(label) for label in differing([cell.overrides for cell, _ in cells])]
+    if any(names):
+        named = zip(names, labels, strict=True)
+        labels = [f"{name}: {label}" if label else name for name, label in named]
     rows = [
         HEADER,
         *(_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)),
