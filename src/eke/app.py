@@ -2,23 +2,28 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import eke
 from eke.check import Facts, check
 from eke.compose import (
     Arguments,
     Composed,
+    Expanded,
     answer_shell,
     check_question,
     compose,
     expand,
     help_text,
     is_completion,
+    is_for_hydra,
     run_hydra_flags,
     split_arguments,
+    sweep_by_hydra,
 )
-from eke.errors import ConfigError, EkeError, Problem
+from eke.errors import ConfigError, EkeError, Problem, RunError
 from eke.hardware import choose
 from eke.launch import (
     Cell,
@@ -41,7 +46,7 @@ from eke.launch import (
 from eke.plan import Plan, make_plan, plan_to_plain, render_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
-from eke.report import differing, render_cells, render_summary
+from eke.report import PlanningLine, label_cells, render_cells, render_summary
 
 
 def main(argv: Sequence[str], *, as_json: bool = False) -> int:
@@ -61,6 +66,9 @@ def main(argv: Sequence[str], *, as_json: bool = False) -> int:
             return ask_hydra(arguments)
         if arguments.multirun:
             check_started_ranks("a sweep", 1)
+            if is_for_hydra(arguments.overrides):
+                sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
+                return EXIT_OK
             return sweep(arguments)
         return run(compose(arguments.overrides, arguments.config_dir), as_json)
     except EkeError as error:
@@ -118,23 +126,53 @@ def run(composed: Composed, as_json: bool = False) -> int:
     return record.exit_code
 
 
+def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float | None:
+    """One job of a sweep that Hydra runs: its objective is the loss at the end.
+
+    Raises:
+        ConfigError: a rule refuses the run.
+        RunError: it did not end well.
+        KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
+    """
+    composed = compose(overrides, config_dir, in_sweep=True)
+    plan = plan_for(composed, planning=composed.config.plan_only)
+    if composed.config.plan_only:
+        say(render_plan(plan))
+        return None
+    place = place_of(plan)
+    say(f"\n{' '.join(overrides)}")
+    record = place.record or run_single(plan, place)
+    say(f"  {record.outcome}: {place.note or place.paths.folder}")
+    if record.exit_code == EXIT_RESUMABLE:
+        raise KeyboardInterrupt
+    if record.exit_code != EXIT_OK:
+        why = f": {record.failure.message}" if record.failure else ""
+        raise RunError(f"{record.outcome}{why} ({place.paths.log})")
+    return record.loss.eval_final
+
+
 def sweep(arguments: Arguments) -> int:
     """Plan every cell before the first one runs, then run them on this machine's devices.
 
     Refused cells are listed and left out, equal ones run once, finished ones are answered from
     their records: the same command again finishes the sweep.
     """
-    overrides = expand(arguments.overrides, arguments.config_dir)
-    identity = sweep_id(overrides)
-    composed = [compose(cell, arguments.config_dir, in_sweep=True) for cell in overrides]
-    cells, plans = plan_cells(composed, group=f"sweep-{identity}")
+    line = PlanningLine()
+    expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
+    composed = [cell.composed for cell in expanded.cells]
+    identity = sweep_id([cell.overrides for cell in expanded.cells])
+    cells, plans = plan_cells(composed, f"sweep-{identity}", line.planned)
+    line.close()
     duplicates = merge_duplicates(plans)
-    say(f"sweep {identity}: {describe(cells, len(duplicates))}")
+    say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
+    rows = [cell.row for cell in expanded.cells]
     first = composed[0].config
     if first.plan_only:
-        return say(render_cells([(cell, None) for cell in cells]))
+        return say(render_cells([(cell, None) for cell in cells], rows))
+    refuse_if_strict(cells, expanded)
     paths = sweep_paths(first.paths.runs, identity)
-    jobs = make_jobs(cells, plans, duplicates)
+    labels = label_cells([cell.overrides for cell in expanded.cells], rows)
+    jobs = make_jobs(labels, plans, duplicates)
     devices = {
         kind: find_devices(kind, first.launcher.cpu_slots, first.launcher.runs_per_device)
         for kind in {job.kind for job in jobs}
@@ -143,15 +181,14 @@ def sweep(arguments: Arguments) -> int:
         Pool(jobs, devices, board, SweepFile(paths, arguments.overrides, cells)).run()
     records = {number: job.record for job in jobs for number in job.cells}
     shown = [(cell, records.get(number)) for number, cell in enumerate(cells)]
-    say(f"\n{render_cells(shown)}\n\n  {paths.sweep}")
+    say(f"\n{render_cells(shown, rows)}\n\n  {paths.sweep}")
     return sweep_exit_code(cells)
 
 
 def make_jobs(
-    cells: Sequence[Cell], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+    labels: Sequence[str], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
 ) -> list[Job]:
     """One job for each run: a cell, and those that are the very same run."""
-    labels = [" ".join(label) for label in differing([cell.overrides for cell in cells])]
     jobs = {
         number: Job(number, labels[number], plan)
         for number, plan in enumerate(plans)
@@ -162,7 +199,9 @@ def make_jobs(
     return list(jobs.values())
 
 
-def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], list[Plan | None]]:
+def plan_cells(
+    composed: Sequence[Composed], group: str, progress: Callable[[int, int], None]
+) -> tuple[list[Cell], list[Plan | None]]:
     """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
     cells: list[Cell] = []
     plans: list[Plan | None] = []
@@ -176,16 +215,34 @@ def plan_cells(composed: Sequence[Composed], group: str) -> tuple[list[Cell], li
             cell.outcome, cell.reason = Outcome.refused.name, error.short()
         cells.append(cell)
         plans.append(plan)
+        progress(len(cells), len(composed))
     return cells, plans
 
 
-def describe(cells: Sequence[Cell], num_duplicates: int) -> str:
-    """How many cells there are, and how many of them will not run."""
+def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+    """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
+
+    Raises:
+        ConfigError: there is a refused cell; each is named with its reason.
+    """
+    refused = [
+        Problem(planned.name, "", cell.reason)
+        for cell, planned in zip(cells, expanded.cells, strict=True)
+        if cell.outcome == Outcome.refused.name
+    ]
+    if refused and expanded.strict:
+        fix = "sweep.strict=false runs the others"
+        raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
+
+
+def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+    """How many cells there are, and how many of them will not run; what was left out, and why."""
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
     parts = [f"{len(cells)} cells"]
     parts += [f"{refused} refused"] if refused else []
     parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
-    return ", ".join(parts)
+    parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
+    return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])
 
 
 def ask_hydra(arguments: Arguments) -> int:

@@ -54,7 +54,7 @@ def test_the_standard_library_is_split_by_files_without_tests() -> None:
     root = Path(sysconfig.get_path("stdlib"))
     folders = {part for path in train | evaluation for part in path.relative_to(root).parts[:-1]}
     assert not folders & corpora.SKIPPED_FOLDERS
-    assert corpus == corpora.standard_library(), "the split is not the same twice"
+    assert corpus == corpora.standard_library.__wrapped__(), "the split is not the same twice"
 
 
 def test_a_folder_is_split_by_whole_files(folder) -> None:

@@ -2,21 +2,26 @@
 
 from eke.compose.arguments import Arguments, split_arguments
 from eke.compose.ask import check_question, is_completion, run_hydra_flags
+from eke.compose.by_hydra import is_for_hydra, sweep_by_hydra
 from eke.compose.composer import Composed, compose
-from eke.compose.expand import Cell, expand
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
+from eke.compose.sweep import Excluded, Expanded, SweepCell, expand
 
 __all__ = [
     "Arguments",
-    "Cell",
     "Composed",
+    "Excluded",
+    "Expanded",
+    "SweepCell",
     "answer_shell",
     "check_question",
     "compose",
     "expand",
     "help_text",
     "is_completion",
+    "is_for_hydra",
     "run_hydra_flags",
     "split_arguments",
+    "sweep_by_hydra",
 ]

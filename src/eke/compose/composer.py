@@ -13,14 +13,11 @@ from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
 from eke.compose.folder import check_folder, explain_file
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
-from eke.compose.trees import compose_tree
+from eke.compose.trees import PRESETS, Tree, compose_tree, hydra_state, without_hydra
 from eke.compose.values import is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
-from eke.schema import Config
-
-# A mistake in one of these may hide or invent any other, so nothing is composed to look for more.
-_PRESETS = ("recipe", "experiment", "sweep")
+from eke.schema import Config, Sweep
 
 
 @dataclass(frozen=True)
@@ -49,33 +46,59 @@ def compose(
     Raises:
         ConfigError: everything that is wrong with the overrides and with the user's files.
     """
+    config_dir = config_dir.resolve() if config_dir else None
     try:
-        return _compose(tuple(overrides), config_dir, in_sweep)
+        catalogue = open_catalogue(config_dir)
+        good = checked(overrides, catalogue, config_dir, in_sweep)
+        return _composed(good, tuple(overrides), catalogue, config_dir)
     except ConfigError:
         raise
     except Exception as error:  # whatever Hydra, OmegaConf or YAML throw at a user's mistake
-        message = f"the configuration cannot be composed: {first_line(error)}"
-        raise ConfigError(Problem("command line", shown(" ".join(overrides)), message)) from error
+        raise cannot_compose(overrides, error) from error
 
 
-def _compose(typed: tuple[str, ...], config_dir: Path | None, in_sweep: bool) -> Composed:
-    config_dir = config_dir.resolve() if config_dir else None
+def cannot_compose(overrides: Sequence[str], error: Exception) -> ConfigError:
+    """An exception that nothing explains, as one line."""
+    message = f"the configuration cannot be composed: {first_line(error)}"
+    return ConfigError(Problem("command line", shown(" ".join(overrides)), message))
+
+
+def open_catalogue(config_dir: Path | None) -> Catalogue:
+    """What can be typed, the user's own options included.
+
+    Raises:
+        ConfigError: there is something wrong with the user's folder.
+    """
     problems = check_folder(config_dir) if config_dir else []
     if problems:
         raise ConfigError(problems)
-    catalogue = make_catalogue(config_dir)
+    return make_catalogue(config_dir)
+
+
+def checked(
+    typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
+) -> list[str]:
+    """The overrides to compose, each right in itself.
+
+    Raises:
+        ConfigError: all that is wrong, also in what could only be seen by composing the rest.
+    """
     problems, joined = _spaced(list(typed), catalogue)
-    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and _is_launching(t))]
-    found = {text: find_problems(text, catalogue) for text in texts}
-    if not in_sweep:
-        found = {text: problems or _named_sweep(text) for text, problems in found.items()}
+    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
+    found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
     good = [text for text in texts if not found[text]]
     problems += [problem for text in texts for problem in found[text]]
-    problems += _contradictions(good)
+    problems += contradictions(good)
     if problems:
-        deeper = _deeper(good, problems, catalogue)
+        deeper = _deeper(good, problems, catalogue, config_dir)
         raise ConfigError(_with_full_commands(problems, found) + deeper)
-    return _composed(good, typed, catalogue)
+    return good
+
+
+def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
+    """What is wrong with one override, for one run or for a cell of a sweep."""
+    about_sweep = [] if in_sweep else _about_sweep(text, catalogue)
+    return about_sweep or find_problems(text, catalogue)
 
 
 def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
@@ -92,21 +115,26 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
     return problems, typed
 
 
-def _is_launching(text: str) -> bool:
+def is_launching(text: str) -> bool:
+    """Whether an override says how runs are started, which no run has to know."""
     return text.startswith(
         ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.")
     )
 
 
-def _named_sweep(text: str) -> list[Problem]:
+def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
+    """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelt name is told as such."""
     key, _, value = text.lstrip("+").partition("=")
-    if key != "sweep" or value == "none":
+    if key == "sweep" and value != "none" and not find_problems(text, catalogue):
+        why = "names a set of runs; without -m one run would start here"
+    elif key.startswith("sweep.") and key in catalogue.keys:
+        why = "is about a set of runs; without -m one run would start here"
+    else:
         return []
-    why = "names a set of runs; without -m one run would start here"
-    return [Problem(key, value, why, f"{MULTIRUN} {as_typed(text)}")]
+    return [Problem(key, shown(value), why, f"{MULTIRUN} {as_typed(text)}")]
 
 
-def _contradictions(texts: list[str]) -> list[Problem]:
+def contradictions(texts: Sequence[str]) -> list[Problem]:
     """The same key with two values; Hydra would take the last one without a word."""
     first: dict[str, str] = {}
     problems = []
@@ -134,25 +162,40 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 # --- with Hydra ---------------------------------------------------------------------------------
 
 
-def _composed(good: list[str], typed: tuple[str, ...], catalogue: Catalogue) -> Composed:
-    try:
-        tree, choices = compose_tree(good, catalogue)
-    except Exception as error:
-        problems = _explain(good, error, catalogue)
-        if all(problem.path in catalogue.keys for problem in problems):
-            problems += _deeper(good, problems, catalogue)
-        raise ConfigError(problems) from error
-    problems = _unresolved(tree, good, catalogue)
+def _composed(
+    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
+) -> Composed:
+    with hydra_state():
+        try:
+            tree = without_hydra(compose_tree(good, catalogue, config_dir))
+        except Exception as error:
+            problems = _explain(good, error, catalogue, config_dir)
+            if all(problem.path in catalogue.keys for problem in problems):
+                problems += _deeper(good, problems, catalogue, config_dir)
+            raise ConfigError(problems) from error
+        return typed_tree(tree, good, typed, catalogue)
+
+
+def typed_tree(
+    tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
+) -> Composed:
+    """The tree as schema classes. What it says about the sweep is about no single run of it.
+
+    Raises:
+        ConfigError: values that lead nowhere, are missing or are of another type.
+    """
+    problems = _unresolved(tree.config, good, catalogue)
     if problems:
         raise ConfigError(problems)
     try:
-        problems = _unfilled(tree, catalogue)
-        config: Any = None if problems else OmegaConf.to_object(tree)
+        problems = _unfilled(tree.config, catalogue)
+        config: Any = None if problems else OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
         raise ConfigError(explain_file(error, catalogue.folders, catalogue)) from error
     if problems:
         raise ConfigError(problems)
-    return Composed(config=config, choices=choices, overrides=typed)
+    config.sweep = Sweep()
+    return Composed(config=config, choices=tree.choices, overrides=typed)
 
 
 def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
@@ -166,7 +209,7 @@ def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
     return problems
 
 
-def _unresolved(tree: DictConfig, texts: list[str], catalogue: Catalogue) -> list[Problem]:
+def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
     """Typed interpolations, `seed=${train.steps}`, that lead nowhere or to a wrong type."""
     problems = []
     for text in texts:
@@ -186,23 +229,25 @@ def _unresolved(tree: DictConfig, texts: list[str], catalogue: Catalogue) -> lis
 # --- after a mistake ----------------------------------------------------------------------------
 
 
-def _explain(good: list[str], error: Exception, catalogue: Catalogue) -> list[Problem]:
+def _explain(
+    good: list[str], error: Exception, catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
     """Why Hydra refused overrides that are all right by themselves."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
-        tree, _ = compose_tree(groups, catalogue)
+        tree = compose_tree(groups, catalogue, config_dir)
     except Exception as deeper:  # the fault is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
     for text in good:
         if text not in groups:
-            problems += _explain_one(text, groups, tree, catalogue)
+            problems += _explain_one(text, groups, tree, catalogue, config_dir)
     whole = Problem("command line", shown(" ".join(good)), first_line(error))
     return problems or [whole]
 
 
 def _explain_one(
-    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue
+    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, config_dir: Path | None
 ) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
@@ -213,7 +258,7 @@ def _explain_one(
             return [_elsewhere(section, name, value, option, catalogue)]
         return []
     try:
-        compose_tree([*groups, text], catalogue)
+        compose_tree([*groups, text], catalogue, config_dir)
     except Exception as error:
         return [Problem(key, shown(value), first_line(error))]
     return []
@@ -227,7 +272,9 @@ def _elsewhere(section: str, name: str, value: str, option: str, catalogue: Cata
     return Problem(f"{section}.{name}", shown(value), why, fix)
 
 
-def _deeper(good: list[str], problems: list[Problem], catalogue: Catalogue) -> list[Problem]:
+def _deeper(
+    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
     """What is wrong with the overrides that are right in themselves, beside what is known already.
 
     A section that has a problem is left alone: what it lacks may be what was misspelt.
@@ -235,13 +282,13 @@ def _deeper(good: list[str], problems: list[Problem], catalogue: Catalogue) -> l
     touched = " ".join(f"{problem.path} {problem.fix}" for problem in problems)
     words = set(re.findall(r"\w+", touched))
     blocked = words.intersection(catalogue.options)
-    if blocked.intersection(_PRESETS):
+    if blocked.intersection(PRESETS):
         return []
     rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
     wrong = {problem.path for problem in problems}
     rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
     try:
-        _composed(rest, (), catalogue)
+        _composed(rest, (), catalogue, config_dir)
     except ConfigError as error:
         return error.problems
     return []

@@ -134,7 +134,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
         return [Problem(f"{key}@{parsed.package}", shown(raw), why, mend(plain, catalogue))]
-    if parsed.type is OverrideType.ADD or (parsed.is_force_add() and key in catalogue.options):
+    if parsed.type is OverrideType.ADD:
         why = f"+ adds a new key, and {key} is there already"
         return [Problem(f"+{key}", shown(raw), why, mend(plain, catalogue))]
     if parsed.is_sweep_override():
@@ -163,10 +163,15 @@ def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
 
 
 def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition."""
+    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition.
+
+    `++precision=bf16`, set or add, is what a W&B agent types; Hydra takes it for keys only.
+    """
     key, equals, value = text.lstrip("+").partition("=")
     mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
-    return f"++{key}{equals}{value}" if mapping or catalogue.is_entry(key) else text
+    if mapping or catalogue.is_entry(key):
+        return f"++{key}{equals}{value}"
+    return text.removeprefix("++") if key in catalogue.options else text
 
 
 def _raw(parsed: Override) -> str:

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from eke.compose.catalogue import FIXED_FIELDS, GROUPS, Catalogue, class_fields, headline
 from eke.editor.json_schema import DEFINITIONS, Schema, closed, field_schema, section_schema
-from eke.schema import VARIANTS, Config
+from eke.schema import VARIANTS, Config, Sweep
 from eke.schema.docs import field_docs, summary
 
 PRESETS = ("recipe", "experiment", "sweep")
@@ -119,7 +119,7 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
         f"{group}: {GROUPS.get(group, group)}",
         "Starts with `# @package _global_`: its keys are those of the whole configuration.",
         _defaults("Options to choose, and files to start from.", entries, overrides),
-        _sweeper(catalogue) if group == "sweep" else _HYDRA,
+        _HYDRA,
         catalogue,
         "override /",
     )
@@ -157,6 +157,9 @@ def _whole(
 def _section_definitions(catalogue: Catalogue) -> dict[str, Schema]:
     definitions = dict(DEFINITIONS)
     for name, classes in catalogue.sections.items():
+        if name == "sweep":
+            definitions[name] = _sweep_keys(catalogue)
+            continue
         each = [section_schema(cls) for cls in classes]
         union = {key: s for keys in reversed(each) for key, s in keys["properties"].items()}
         definitions[name] = closed(union)
@@ -215,22 +218,31 @@ def _about(file: Path) -> str:
     return headline(file).partition(" -- ")[2] or headline(file)
 
 
-def _sweeper(catalogue: Catalogue) -> Schema:
-    """Hydra's own section in a sweep's file: what it varies is checked."""
-    groups = {name: _varied_options(name, catalogue) for name in catalogue.options}
-    keys: dict[str, Schema] = {
-        path: {
-            "type": ["string", "number", "boolean"],
-            "description": f"{_key_doc(path, catalogue)}\n\nValues with commas between, or one.",
+def _sweep_keys(catalogue: Catalogue) -> Schema:
+    """The section `sweep`: the keys that rows, zip and product name are checked."""
+    keys = section_schema(Sweep)
+    varied = {name: _varied_options(name, catalogue) for name in catalogue.options}
+    row: dict[str, Schema] = {name: _options(name, catalogue) for name in catalogue.options}
+    for path in catalogue.keys:
+        if path.rpartition(".")[2] in FIXED_FIELDS or path.startswith("sweep."):
+            continue
+        doc = _key_doc(path, catalogue)
+        varied[path] = {
+            "type": ["array", "string", "number", "boolean"],
+            "description": f"{doc}\n\nA list of values, or a text as typed behind -m.",
         }
-        for path in catalogue.keys
-        if path.rpartition(".")[2] not in FIXED_FIELDS
+        row[path] = {"description": doc}
+    about = {name: each["description"] for name, each in keys["properties"].items()}
+    keys["properties"] |= {
+        "product": closed(varied) | {"description": about["product"]},
+        "zip": closed(varied) | {"description": about["zip"]},
+        "rows": {
+            "type": "object",
+            "description": about["rows"],
+            "additionalProperties": closed(row) | {"type": ["object", "null"]},
+        },
     }
-    params = closed({**groups, **keys}) | {
-        "description": "What `-m` varies: the runs are the product of all values."
-    }
-    sweeper: Schema = {"type": "object", "properties": {"params": params}}
-    return {**_HYDRA, "properties": {"sweeper": sweeper}}
+    return keys
 
 
 def _key_doc(path: str, catalogue: Catalogue) -> str:
@@ -240,12 +252,18 @@ def _key_doc(path: str, catalogue: Catalogue) -> str:
 
 
 def _varied_options(group: str, catalogue: Catalogue) -> Schema:
-    """Options with commas between; patterns such as `glob(adamw*)` are left to eke."""
+    """Options, as a list or with commas between; patterns such as `glob(adamw*)` are eke's."""
     one = "|".join(map(re.escape, catalogue.options[group]))
     listed = ", ".join(catalogue.options[group])
-    return {
+    options = _options(group, catalogue)
+    text: Schema = {
         "type": "string",
         "pattern": rf"^\s*({one})(\s*,\s*({one}))*\s*$|\(",
         "patternErrorMessage": f"Options of {group}, with commas between: {listed}",
+    }
+    return {
         "description": f"{GROUPS.get(group, group)}: {listed}",
+        "if": {"type": "array"},
+        "then": {"items": {"enum": options["enum"]}},
+        "else": text,
     }

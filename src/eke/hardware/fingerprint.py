@@ -3,6 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -31,9 +32,14 @@ def machine_fingerprint(device: Device) -> dict[str, str]:
         "device": device.name,
         "device_count": str(device.count),
         "python": platform.python_version(),
-        "eke_source": source_hash(package_folder()),
-        **installed_versions(_LIBRARIES),
+        **_software(),
     }
+
+
+@cache
+def _software() -> dict[str, str]:
+    """What a process has imported stays; looking again costs a tenth of a second for each run."""
+    return {"eke_source": source_hash(package_folder()), **installed_versions(_LIBRARIES)}
 
 
 def package_folder() -> Path:

@@ -28,9 +28,14 @@ class CellLike(Protocol):
         ...
 
 
-def render_cells(cells: Sequence[tuple[CellLike, Record | None]]) -> str:
-    """One line a cell, then the reason of each that did not end well; absent numbers are blank."""
-    labels = [" ".join(label) for label in differing([cell.overrides for cell, _ in cells])]
+def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequence[str] = ()) -> str:
+    """One line a cell, then the reason of each that did not end well; absent numbers are blank.
+
+    Args:
+        cells: each with its record, if it has one.
+        names: the name of each cell's row, where the sweep has rows.
+    """
+    labels = label_cells([cell.overrides for cell, _ in cells], names)
     rows = [
         HEADER,
         *(_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)),
@@ -41,6 +46,15 @@ def render_cells(cells: Sequence[tuple[CellLike, Record | None]]) -> str:
         if cell.reason:
             lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:
+    """A short name for each cell: its row, if it has one, and what differs between cells."""
+    labels = [" ".join(label) for label in differing(overrides)]
+    if not any(names):
+        return labels
+    pairs = zip(names, labels, strict=True)
+    return [f"{name}: {label}" if label else name for name, label in pairs]
 
 
 def differing(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -40,6 +40,7 @@ from eke.schema.peft import Adapters, FourBits, Lora, Peft, QLora, TrainedBias
 from eke.schema.precision import Compute, Evaluation, Float8, Precision, Weights
 from eke.schema.schedule import DecayingSchedule, Schedule, WSDSchedule
 from eke.schema.surroundings import Hardware, Launcher, Paths, Tracker, TrackerMode
+from eke.schema.sweep import Sweep
 from eke.schema.switch import Switch
 from eke.schema.work import (
     MAX_STEPS,
@@ -126,6 +127,7 @@ __all__ = [
     "ScheduleFree",
     "Seq2SeqLM",
     "SequenceClassification",
+    "Sweep",
     "Switch",
     "Synthetic",
     "T5Model",

@@ -17,6 +17,7 @@ from eke.schema.optimizer import OPTIMIZERS, Optimizer
 from eke.schema.peft import PEFTS, Peft
 from eke.schema.precision import Precision
 from eke.schema.schedule import SCHEDULES, Schedule
+from eke.schema.sweep import Sweep
 
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""
@@ -48,6 +49,7 @@ class Config:
     train: work.Train = field(default_factory=work.Train)
     paths: surroundings.Paths = field(default_factory=surroundings.Paths)
     launcher: surroundings.Launcher = field(default_factory=surroundings.Launcher)
+    sweep: Sweep = field(default_factory=Sweep)
     seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""
     repeat: int = field(default=0, metadata=at_least(0))

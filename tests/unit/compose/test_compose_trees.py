@@ -9,8 +9,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 from eke.compose import compose
 from eke.compose.catalogue import make_catalogue
 from eke.compose.overrides import as_hydra_takes_it
-from eke.compose.trees import _choose_once, _hydra, compose_tree
-from eke.paths import conf_folder
+from eke.compose.trees import _choose_once, compose_tree, hydra_state, without_hydra
 from eke.schema import model
 
 CATALOGUE = make_catalogue()
@@ -19,7 +18,7 @@ CATALOGUE = make_catalogue()
 def all_at_once(*overrides: str):
     """Hydra's own composition: its tree without its own part, its choices."""
     taken = [as_hydra_takes_it(text, CATALOGUE) for text in overrides]
-    with _hydra(conf_folder()):
+    with hydra_state():
         tree = hydra.compose("config", taken, return_hydra_config=True)
     choices = {k: v for k, v in tree.hydra.runtime.choices.items() if not k.startswith("hydra/")}
     with read_write(tree), open_dict(tree):
@@ -55,9 +54,10 @@ def described(tree) -> list[tuple]:
 def test_the_same_tree_as_hydras(overrides) -> None:
     expected, choices = all_at_once(*overrides)
     for _ in range(2):  # composed, then from what is kept
-        tree, chosen = compose_tree(overrides, CATALOGUE)
-        assert described(tree) == described(expected)
-        assert chosen == choices
+        with hydra_state():
+            kept = without_hydra(compose_tree(overrides, CATALOGUE, None))
+        assert described(kept.config) == described(expected)
+        assert kept.choices == choices
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,16 @@ def test_the_same_tree_as_hydras(overrides) -> None:
 def test_the_same_mistake_as_hydras(overrides) -> None:
     with pytest.raises(HydraException) as expected:
         all_at_once(*overrides)
-    with pytest.raises(HydraException) as found:
-        compose_tree(overrides, CATALOGUE)
+    with hydra_state(), pytest.raises(HydraException) as found:
+        compose_tree(overrides, CATALOGUE, None)
     assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
 def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
     first = compose(["seed=7", "trainer.extra.debug=x"]).config
     first.optimizer.lr = -1.0
-    tree, _ = compose_tree((), CATALOGUE)
+    with hydra_state():
+        tree = compose_tree((), CATALOGUE, None)
     tree.train.steps = 12345
     second = compose([]).config
     assert second.seed == 0

@@ -1,0 +1,66 @@
+"""What planning a sweep costs before its first run starts: composed, checked, planned.
+
+python benchmarks/sweep_planning.py results/sweep_planning.json
+
+Seconds of processor time, so that other users of the machine do not count; wall time beside it.
+`hydra` is one composition by Hydra alone, for every cell, as before.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from eke.app import plan_cells
+from eke.compose import compose, expand
+
+SWEEPS = {
+    # One option combination, a thousand values: the cheapest kind.
+    "values": ["optimizer.lr=range(1,1001)"],
+    # 250 combinations of options, the dearest kind that people type.
+    "options": [
+        "optimizer=adamw,adamw_foreach,adamw_forloop,adafactor,sgd",
+        "memory=none,checkpointing,empty_cache,activation_offload,checkpointing_selective",
+        "precision=fp32,bf16",
+        "schedule=cosine,linear,constant,wsd,cosine",
+        "seed=range(0,4)",
+    ],
+}
+
+
+def timed(work: Callable[[], object]) -> tuple[object, dict[str, float]]:
+    """The answer, and what it cost."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    answer = work()
+    cost = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall}
+    return answer, {name: round(value, 3) for name, value in cost.items()}
+
+
+def measure(overrides: list[str]) -> dict[str, object]:
+    """Expansion with composition, then rules and plans."""
+    expanded, composing = timed(lambda: expand([*overrides, "hardware=cpu", "plan_only=true"]))
+    composed = [cell.composed for cell in expanded.cells]  # type: ignore[attr-defined]
+    (cells, _), planning = timed(lambda: plan_cells(composed, "sweep", lambda done, of: None))
+    refused = sum(cell.outcome == "refused" for cell in cells)
+    return {
+        "cells": len(cells), "refused": refused, "composing": composing, "planning": planning,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure, print and write."""
+    compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
+    found: dict[str, object] = {name: measure(typed) for name, typed in SWEEPS.items()}
+    _, alone = timed(lambda: [compose([f"seed={n}", "hardware=cpu"]) for n in range(5)])
+    found["hydra"] = {"compositions": 5, **alone}
+    found["machine"] = {"cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
+    text = json.dumps(found, indent=2)
+    print(text)
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

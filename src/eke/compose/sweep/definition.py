@@ -1,0 +1,207 @@
+"""What a sweep varies: typed behind -m, and said by the file of `sweep=NAME`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from hydra.core.override_parser.types import Glob, Override
+from omegaconf import OmegaConf
+
+from eke.compose.catalogue import Catalogue
+from eke.compose.many import Many
+from eke.compose.overrides import find_problems, parse
+from eke.compose.sweep.text import split_list, sweep_text, value_text
+from eke.compose.wording import as_typed, shown
+from eke.errors import ConfigError, Problem
+from eke.schema import Sweep
+
+MAX_CELLS = 100_000
+"""More is a mistake in a range: at 10 ms a cell, planning them takes a quarter of an hour."""
+
+Overrides = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Overrides by the part they play; `sweep.*` itself is taken out of them."""
+
+    axes: tuple[Overrides, ...]
+    """Of each key that was typed, and of each in `product`, all values; often one."""
+    rows: dict[str, Overrides] = field(default_factory=dict)
+    """Name -> overrides."""
+    steps: tuple[Overrides, ...] = ()
+    """Of the keys in `zip`, the values that belong together."""
+    settings: Sweep = field(default_factory=Sweep)
+
+
+def read_definition(typed: Sequence[str], many: Many) -> Definition:
+    """The typed overrides and the named sweep's. A key that is typed replaces the file's own.
+
+    Raises:
+        ConfigError: everything that is wrong with what was typed, or with the file.
+    """
+    catalogue = many.catalogue
+    about = [text for text in typed if _key(text).startswith("sweep.")]
+    own = [text for text in typed if text not in about]
+    problems = [p for text in own for p in _wrong(text, catalogue)]
+    settings, more = _settings(own, about, many)
+    problems += more
+    if problems:
+        raise ConfigError(problems)
+    keys = {_key(text) for text in own}
+    axes = [_values(text, catalogue) for text in own]
+    free = {key: value for key, value in settings.product.items() if key not in keys}
+    axes += [_values(sweep_text(str(key), value), catalogue) for key, value in free.items()]
+    zipped = {str(key): value for key, value in settings.zip.items() if key not in keys}
+    rows = {str(name): _row(str(name), value, keys) for name, value in settings.rows.items()}
+    definition = Definition(tuple(axes), rows, _steps(zipped, catalogue), settings)
+    _refuse_twice(definition, keys)
+    return definition
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Sweep, list[Problem]]:
+    """`sweep.*` of the file, with what was typed put above it."""
+    named = [text for text in own if _key(text) == "sweep"]
+    texts, problems = [], []
+    for text in about:
+        key, _, raw = text.lstrip("+").partition("=")
+        text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
+        found = find_problems(text, many.catalogue)
+        problems += found
+        texts += [] if found else [text]
+    if any(find_problems(text, many.catalogue) for text in named):
+        return Sweep(), problems  # an unknown name; said elsewhere
+    if not named and not texts:
+        return Sweep(), problems
+    tree = many.tree([*named, *texts])
+    if tree.params is not None:
+        why = "is read by Hydra's own sweepers only; eke's sweeps have a section of their own"
+        params = OmegaConf.to_container(OmegaConf.create(tree.params), resolve=False)
+        problems.append(Problem("hydra.sweeper.params", shown(str(params)), why, "sweep.product"))
+    settings: Sweep = OmegaConf.to_object(tree.config.sweep)
+    raw_parts = OmegaConf.to_container(tree.config.sweep, resolve=False)
+    settings.product, settings.rows, settings.zip = (
+        raw_parts[part] for part in ("product", "rows", "zip")
+    )
+    if settings.repeats < 1:
+        why = "every configuration runs at least once"
+        problems.append(Problem("sweep.repeats", str(settings.repeats), why, "sweep.repeats=1"))
+    return settings, problems
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def _key(text: str) -> str:
+    return text.lstrip("+").partition("=")[0]
+
+
+def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
+    """What is wrong with an override that may have many values."""
+    if _key(text).startswith("hydra"):
+        return []
+    problems = find_problems(text, catalogue)
+    try:
+        parsed = parse(text)
+    except Exception:  # what kind, `problems` says
+        return problems
+    if not parsed.is_sweep_override():
+        return problems
+    if parsed.is_interval_sweep():
+        why = "an interval has no values to list; it is for sweepers that sample"
+        return [Problem(parsed.key_or_group, text.partition("=")[2], why, "hydra/sweeper=optuna")]
+    if parsed.key_or_group == "sweep":
+        why = "one named sweep at a time"
+        first = text.partition("=")[2].partition(",")[0]
+        return [Problem("sweep", text.partition("=")[2], why, f"sweep={first}")]
+    # The last one says that several values need -m, and here is -m.
+    return problems[:-1] or _no_match(parsed, catalogue)
+
+
+def _no_match(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+    group, value = parsed.key_or_group, parsed.value()
+    if not isinstance(value, Glob) or value.filter(list(catalogue.options.get(group, {}))):
+        return []
+    known = ", ".join(catalogue.options.get(group, {})) or "it is no group"
+    raw = str(parsed.input_line).partition("=")[2]
+    return [Problem(group, raw, f"matches no option of {group}: {known}")]
+
+
+def _values(text: str, catalogue: Catalogue) -> Overrides:
+    """Every `key=value` an override stands for.
+
+    Raises:
+        ConfigError: they are wrong.
+    """
+    problems = _wrong(text, catalogue)
+    if problems:
+        raise ConfigError(problems)
+    try:
+        parsed = parse(text)
+    except Exception as error:  # `_wrong` lets Hydra's own settings pass
+        raise ConfigError(Problem(_key(text), shown(text), str(error).splitlines()[0])) from error
+    if not parsed.is_sweep_override():
+        return (text,)
+    key, value = parsed.get_key_element(), parsed.value()
+    if isinstance(value, Glob):
+        return tuple(f"{key}={o}" for o in value.filter(list(catalogue.options[_key(text)])))
+    values = list(islice(parsed.sweep_string_iterator(), MAX_CELLS + 1))
+    return tuple(f"{key}={item}" for item in values)
+
+
+def _row(name: str, value: Any, keys: set[str]) -> Overrides:
+    """The overrides of a row, without those of the keys that were typed.
+
+    Raises:
+        ConfigError: the row is no mapping.
+    """
+    if not isinstance(value, dict | None):
+        why = "a row is a mapping of keys to values, {} for none"
+        raise ConfigError(Problem(f"sweep.rows.{name}", shown(str(value)), why))
+    found = {str(key): text for key, text in (value or {}).items()}
+    return tuple(f"{key}={value_text(text)}" for key, text in found.items() if key not in keys)
+
+
+def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...]:
+    """The values of each key side by side.
+
+    Raises:
+        ConfigError: the lists are of different lengths.
+    """
+    columns = [_values(sweep_text(key, value), catalogue) for key, value in zipped.items()]
+    for key, column in zip(zipped, columns, strict=True):
+        if len(column) != len(columns[0]):
+            other = f"{next(iter(zipped))} has {len(columns[0])}"
+            why = f"{key} has {len(column)} values and {other}; zip pairs them"
+            raise ConfigError(Problem("sweep.zip", key, why, as_typed(f"sweep.product.{key}=...")))
+    return tuple(zip(*columns, strict=True))
+
+
+def _refuse_twice(definition: Definition, typed: set[str]) -> None:
+    """A key has its values from one place.
+
+    Raises:
+        ConfigError: two parts of the sweep set it.
+    """
+    parts = {
+        "product": {_key(axis[0]) for axis in definition.axes if axis} - typed,
+        "zip": {_key(text) for step in definition.steps for text in step},
+        "rows": {_key(text) for row in definition.rows.values() for text in row},
+    }
+    if definition.settings.repeats > 1:
+        parts["repeats"] = {"repeat"}
+        parts["product"] |= {"repeat"} & typed
+    problems = []
+    names = list(parts)
+    for number, name in enumerate(names):
+        for other in names[number + 1 :]:
+            problems += [
+                Problem(f"sweep.{other}", key, f"sweep.{name} sets {key}, too; leave one out")
+                for key in sorted(parts[name] & parts[other])
+            ]
+    if problems:
+        raise ConfigError(problems)
