@@ -71,7 +71,7 @@ def hydra_state() -> Iterator[None]:
 def compose_tree(
     overrides: Sequence[str], catalogue: Catalogue, config_dir: Path | None
 ) -> DictConfig:
-    """What Hydra composes, its own part included; inside `hydra_state`. Raises what Hydra raises."""
+    """What Hydra composes, its own part included; inside `hydra_state`. Raises what it raises."""
     texts = [as_hydra_takes_it(text, catalogue) for text in overrides]
     parsed = OverridesParser.create().parse_overrides(texts)
     values = [override for override in parsed if _is_value(override, catalogue)]

@@ -54,8 +54,6 @@ class Server(ThreadingHTTPServer):
         """Set: uploads of rows are acknowledged and forgotten."""
         self.rows_until_silent: int | None = None
         """Once it has so many rows it accepts requests and never answers."""
-        self.run_until_silent: str | None = None
-        """Once this run is announced it accepts requests and never answers."""
 
     @property
     def url(self) -> str:
@@ -77,8 +75,6 @@ class Server(ThreadingHTTPServer):
             return {"viewer": {"id": "U", "entity": "me"}}
         if operation == "UpsertBucket":
             name = variables["name"]
-            if name == self.run_until_silent:
-                self.answers.clear()
             known = {key: value for key, value in variables.items() if value is not None}
             self.runs.setdefault(name, {}).update(known)
             bucket = {"id": name, "name": name, "displayName": name, "historyLineCount": 0}
