@@ -9,8 +9,8 @@ import pytest
 from support import REPO
 from trained import train_job
 from unit.check.cases import CASES, prepare
-from unit.check.necessity import FAILS, SAME, SHOWN, Kind
-from unit.check.test_without_effect import SAME as COMPARED
+from unit.check.necessity import COMPARED, FAILS, NOWHERE, SHOWN, TESTS, UNCOMPARED, Kind
+from unit.check.test_without_effect import SAME as PAIRS
 from unit.check.without import plan_without
 
 from eke.check import RULES
@@ -28,6 +28,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
 
 def test_every_rule_is_in_the_table_and_nothing_else() -> None:
     assert set(SHOWN) == {rule.id for rule in RULES}
+    groups = [FAILS, COMPARED, UNCOMPARED, NOWHERE, *TESTS.values()]
+    assert sum(len(group) for group in groups) == len(SHOWN), "none of them twice"
 
 
 @cache
@@ -37,15 +39,14 @@ def functions(file: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("rule", SHOWN)
-def test_the_test_it_names_is_there(rule) -> None:
-    shown = SHOWN[rule]
-    if not shown.test:
-        assert shown.reason, "why there is none"
-        return
-    file, _, name = shown.test.partition("::")
-    assert name.startswith("test_")
-    assert name in functions(file)
+def test_the_tests_it_names_are_there() -> None:
+    for rule, shown in SHOWN.items():
+        if not shown.test:
+            assert shown.reason, f"{rule}: why there is none"
+            continue
+        file, _, name = shown.test.partition("::")
+        assert name.startswith("test_"), rule
+        assert name in functions(file), rule
 
 
 def test_few_rules_are_shown_by_no_test() -> None:
@@ -54,7 +55,7 @@ def test_few_rules_are_shown_by_no_test() -> None:
 
 
 def test_the_comparisons_are_those_of_the_table() -> None:
-    assert set(COMPARED) == {rule for rule, shown in SHOWN.items() if shown.test == SAME}
+    assert set(PAIRS) == set(COMPARED)
 
 
 @pytest.mark.parametrize("rule", FAILS)
