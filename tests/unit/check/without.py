@@ -29,9 +29,6 @@ LIGHT = (
 
 SHORT = ("data.num_eval_samples=4", "batch.per_device=2", "train.steps=1", "train.save_final=false")
 
-OF_BYTES = ("vocabulary_holds_bytes", "text_exists")
-"""Rules about text; synthetic data is quicker to open."""
-
 
 def light_plan(*overrides: str) -> Plan:
     """The plan of these overrides, whatever the rules say of them."""
@@ -68,6 +65,5 @@ def plan_without(rule: str, overrides: Iterable[str], monkeypatch: pytest.Monkey
     """The plan for a CPU with all rules but one, of a model whose width the overrides say."""
     switch_off(rule, monkeypatch)
     wide = [o for o in TINY if "hidden_size" not in o and "heads" not in o]
-    data = () if rule in OF_BYTES else ("data=synthetic", "data.seq_len=16")
-    typed = last_wins(*wide, *SHORT, *data, *overrides, "hardware=cpu")
+    typed = last_wins(*wide, *SHORT, *overrides, "hardware=cpu")
     return plan_for(compose(list(typed)), planning=False)
