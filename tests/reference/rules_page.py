@@ -1,9 +1,11 @@
 """docs/rules.md: what excludes what, each rule with a command that breaks it and what eke says."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from unit.check.cases import CASES, facts_of, prepare
+from unit.check.necessity import SHOWN, Kind
 
 from eke.check import RULES, Rule, Verdict, check
 
@@ -11,8 +13,8 @@ HEAD = """\
 # Rules
 
 What eke knows to be impossible, unsafe or useless, before anything is loaded. Each rule is shown
-here by a command that breaks it, with what eke answers; each has tests that type the fix and that
-show what goes wrong without the rule. Generated:
+here by a command that breaks it, with what eke answers, and has a test that types the fix. What
+shows that it is needed is said of each (`tests/unit/check/necessity.py`). Generated:
 `EKE_UPDATE=1 pytest tests/conf/test_reference.py`.
 """
 
@@ -29,13 +31,27 @@ DEPENDS_ON_THE_MACHINE = {"runs_has_space", "more_workers_than_cores", "more_pro
 
 def rules_page(tmp: Path) -> str:
     """The whole page, ending in a newline; `tmp` is a folder for what the commands name."""
-    parts = [HEAD]
+    parts = [HEAD, _evidence()]
     for verdict in Verdict:
         rules = {rule.id: rule for rule in RULES if rule.verdict is verdict}  # one per group, some
         if rules:
             parts.append(f"## {TITLES[verdict]}\n")
             parts += [_section(rule, tmp / rule.id) for rule in rules.values()]
     return "\n".join(parts)
+
+
+def _evidence() -> str:
+    """How many rules are shown to be needed in which way."""
+    counts = Counter(shown.kind for shown in SHOWN.values())
+    rows = [f"| {kind.value} | {counts[kind]} |" for kind in Kind if counts[kind]]
+    return "\n".join(["| Shown to be needed by | rules |", "|---|---|", *rows, ""])
+
+
+def _shown_by(rule: Rule) -> str:
+    """What happens without a rule, and the test that sees it."""
+    shown = SHOWN[rule.id]
+    parts = [shown.kind.value, shown.reason, f"`{shown.test}`" if shown.test else ""]
+    return "; ".join(part for part in parts if part)
 
 
 def _section(rule: Rule, tmp: Path) -> str:
@@ -54,6 +70,7 @@ def _section(rule: Rule, tmp: Path) -> str:
     lines.append(f"- **source** {_linked(rule.source)}")
     if rule.versions:
         lines.append(f"- **holds for** {rule.versions}")
+    lines.append(f"- **shown by** {_shown_by(rule)}")
     return "\n".join(lines).replace(str(tmp), "FOLDER") + "\n"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -68,8 +69,7 @@ class Data:
         """
         batch, steps = self.plan.batch, self.plan.steps
         config = self.plan.config
-        lengths = self.train.lengths() if config.data.length_grouping else None
-        order = Order(len(self.train), batch.samples_per_step, config.seed, lengths)
+        order = Order(len(self.train), batch.samples_per_step, config.seed, self._lengths())
         size = batch.per_device * batch.devices
         sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
         loader = self.loading.training = iter(self._loader(self.train, sampler))
@@ -80,6 +80,13 @@ class Data:
             self.padding.num_tokens += sum(each.num_tokens for each in made)
             self.padding.num_positions += sum(each.num_positions for each in made)
             yield made + [self.placeholder()] * (most - len(made) if even else 0)
+
+    def _lengths(self) -> np.ndarray | None:
+        """Tokens of each sample, where steps are grouped by them; None where all are as long."""
+        if not self.plan.config.data.length_grouping:
+            return None
+        lengths = self.train.lengths()
+        return lengths if (lengths != lengths[0]).any() else None
 
     def placeholder(self) -> MicroBatch:
         """A micro-batch that counts for nothing: no gradient comes from it, no sample, no token."""

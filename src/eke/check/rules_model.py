@@ -208,7 +208,7 @@ RULES = (
     _aligned("intermediate_size"),
     Rule(
         id="stretching_needs_long_positions",
-        verdict=Verdict.no_effect,
+        verdict=Verdict.no_benefit,
         path="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
@@ -217,8 +217,8 @@ RULES = (
         ),
         value=lambda f: getattr(f.config.model, "rope_scaling_factor", None),
         why=lambda f: (
-            f"is for sequences beyond {STRETCHED_FROM} tokens; model.max_position_embeddings = "
-            f"{_max_positions(f)}"
+            f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
+            f"tokens; model.max_position_embeddings = {_max_positions(f)} has none"
         ),
         fix=lambda f: "model.rope_scaling_factor=null",
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",

@@ -187,21 +187,6 @@ for topic in TOPICS:
     FIX_IS_WORDS |= topic.FIX_IS_WORDS
 
 
-BREAKS_THE_BUILD = {
-    "experts_intermediate_size_is_aligned",
-    "heads_divide_width", "key_value_heads_divide_heads", "rotary_width_is_even",
-    "rotary_head_dim_is_even", "experts_for_each_token", "dropout_is_known",
-    "sequence_fits_positions", "vocabulary_holds_bytes", "synthetic_ids_fit",
-    "min_len_within_seq_len", "nesterov_needs_momentum", "persistent_needs_workers",
-    "prefetch_needs_workers", "task_needs_other_model", "text_exists", "padded_fits_positions",
-    "padding_needs_eps",
-}  # fmt: skip
-"""Rules whose absence shows as an exception in the first step."""
-
-for topic in TOPICS:
-    BREAKS_THE_BUILD |= topic.BREAKS_THE_BUILD
-
-
 def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the files and the state of the machine that this rule is about."""
     PREPARE.get(rule, lambda *_: None)(tmp, monkeypatch)

@@ -41,8 +41,3 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 FIX_IS_WORDS: set[str] = set()
 """Rules whose fix is no override that a test can type."""
-
-BREAKS_THE_BUILD: set[str] = {
-    "backend_needs_cuda", "cpu_flash_has_no_dropout", "learnt_bias_needs_gradient",
-}  # fmt: skip
-"""Rules whose absence shows as an exception in the first step; others have tests of their own."""

@@ -24,6 +24,3 @@ PREPARE = {
 
 FIX_IS_WORDS: set[str] = {"float8_needs_torchao"}
 """Rules whose fix is no override that a test can type."""
-
-BREAKS_THE_BUILD: set[str] = set()
-"""Rules whose absence shows as an exception in the first step; others have tests of their own."""

@@ -25,9 +25,6 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 FIX_IS_WORDS: set[str] = set()
 """Rules whose fix is no override that a test can type."""
 
-BREAKS_THE_BUILD: set[str] = {"liger_needs_cuda"}
-"""Rules whose absence shows as an exception in the first step; others have tests of their own."""
-
 PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
     "fused_loss_needs_torch": lambda tmp, monkeypatch: monkeypatch.setattr(

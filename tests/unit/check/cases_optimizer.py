@@ -26,6 +26,3 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 FIX_IS_WORDS: set[str] = {"torchao_needs_compiler"}
 """Rules whose fix is no override that a test can type."""
-
-BREAKS_THE_BUILD: set[str] = {"apex_needs_cuda"}
-"""Rules whose absence shows as an exception in the first step; others have tests of their own."""

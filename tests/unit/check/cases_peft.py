@@ -18,6 +18,3 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 FIX_IS_WORDS: set[str] = set()
 """Rules whose fix is no override that a test can type."""
-
-BREAKS_THE_BUILD: set[str] = {"adapted_layers_exist"}
-"""Rules whose absence shows as an exception in the first step; others have tests of their own."""

@@ -1,0 +1,78 @@
+"""Without the rules about attention's packages and fused kernels: what really goes wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from unit.build.plans import hand_plan
+from unit.check.without import trained
+
+from eke.build.fused_head import fuse_head
+from eke.build.loss import loss_sum
+from eke.build.model import build_model
+
+CPU = torch.device("cpu")
+
+
+def test_flash_attention_refuses_a_cpu(monkeypatch) -> None:
+    """As if the package were there."""
+    model = build_model(hand_plan(), CPU)
+    monkeypatch.setattr(type(model), "_flash_attn_import_error", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU available"):
+        model._flash_attn_can_dispatch(2)
+
+
+def test_float32_is_handed_to_flash_attention_as_it_is() -> None:
+    """Which has kernels for 16 bits; transformers casts to autocast's format where there is one."""
+    from transformers.integrations.flash_attention import get_target_dtype
+
+    layer = build_model(hand_plan(), CPU).model.layers[0].self_attn
+    query = torch.ones(1, 1, 4, 4)
+    assert get_target_dtype(query, layer) is torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert get_target_dtype(query, layer) is torch.bfloat16
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_dropout_is_left_out_where_the_package_has_none(version) -> None:
+    from transformers import modeling_flash_attention_utils as flash
+
+    def flash2(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False): ...
+
+    def flash3(q, k, v, softmax_scale=None, causal=False): ...
+
+    process = flash._lazy_define_process_function(flash2 if version == 2 else flash3)
+    handed = process(query_length=4, key_length=4, is_causal=True, dropout=0.1)
+    assert handed.get("dropout_p") == (0.1 if version == 2 else None)
+
+
+def test_packed_rows_are_found_in_a_batch_of_one_only() -> None:
+    from transformers.modeling_flash_attention_utils import _is_packed_sequence
+
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    assert _is_packed_sequence(positions, batch_size=1)
+    assert not _is_packed_sequence(positions.repeat(2, 1), batch_size=2)
+
+
+def test_an_older_torch_has_no_fused_loss(tmp_path, monkeypatch) -> None:
+    monkeypatch.delattr(F, "linear_cross_entropy")
+    with pytest.raises(AttributeError, match="linear_cross_entropy"):
+        trained(tmp_path, "kernels=fused_linear_cross_entropy")
+
+
+def test_a_fused_head_leaves_out_what_a_model_does_with_its_logits() -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    torch.manual_seed(0)
+    config = GraniteConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=64, logits_scaling=8.0, use_cache=False,
+    )  # fmt: skip
+    model = GraniteForCausalLM(config)
+    nn.init.normal_(model.lm_head.weight)
+    ids = torch.arange(8, 24)[None]
+    true = loss_sum(model(input_ids=ids).logits, ids)
+    fuse_head(model)
+    fused = model(input_ids=ids, labels=ids).logits
+    assert not torch.allclose(true, fused * 1.0, rtol=0.1)

@@ -1,0 +1,34 @@
+"""Without the rules about trackers and packages: what really goes wrong."""
+
+import sys
+
+import pytest
+from torch import nn
+from unit.build.plans import hand_plan
+from unit.check.without import light_plan
+
+from eke.build.optimizer import build_optimizer
+from eke.plan import plan_to_plain
+
+
+def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking.file_store import FileStore
+
+    with pytest.raises(MlflowException, match=r"(?i)file"):
+        FileStore(str(tmp_path / "mlruns"))
+
+
+def test_a_password_would_be_written_into_the_plan() -> None:
+    plan = light_plan("tracker=mlflow", "tracker.uri=https://me:secret@host")
+    assert "secret" in str(plan_to_plain(plan))
+
+
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("galore", "galore_torch"), ("apollo", "apollo_torch"), ("schedule_free", "schedulefree")],
+)
+def test_without_its_package_an_option_cannot_be_built(option, package, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=package):
+        build_optimizer(hand_plan(f"optimizer={option}"), nn.Linear(2, 2))
