@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from techniques import short_name
+from techniques import short_name, with_sources
 
 from eke.files import write_json
 from eke.hardware import detect, environment
@@ -76,7 +76,7 @@ def spawn(command: Sequence[str], limit_s: float, **variables: str) -> Finished:
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=REPO,
-        env={**os.environ, "PYTHONPATH": str(REPO / "src"), "HF_HUB_OFFLINE": "1", **variables},
+        env={**with_sources(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -168,12 +168,18 @@ def overrides(command: str, device: Device, folder: str) -> tuple[list[str], lis
     return [command, *beside, *short], [word.replace(folder, "FOLDER") for word in beside]
 
 
+def with_sources() -> dict[str, str]:
+    """Environment of a process that runs this repository's sources, before what is installed."""
+    path = os.pathsep.join([str(REPO / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
 def train(typed: Sequence[str], folder: Path, limit_s: float) -> Row:
     """Type the command in a fresh process, and read the record it left."""
     process = subprocess.Popen(
         [sys.executable, str(REPO / "train.py"), *typed],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPO / "src"), "HF_HUB_OFFLINE": "1"},
+        env=with_sources(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -39,7 +39,7 @@ def environment(tmp: Path) -> dict[str, str]:
         **kept,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(REPO / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO / "src"), kept.get("PYTHONPATH")])),
         "COLUMNS": "120",
     }
 

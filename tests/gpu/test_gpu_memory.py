@@ -7,7 +7,10 @@ from on_device import sized
 pytestmark = pytest.mark.gpu
 
 LARGE = (
-    *sized(("model=bert_base", "data.seq_len=512"), ("model=tiny_bert", "data.seq_len=128")),
+    *sized(
+        ("model=bert_base", "data.seq_len=512", "batch.per_device=8"),
+        ("model=tiny_bert", "data.seq_len=128", "batch.per_device=4"),
+    ),
     "task=masked_lm",
     "train.steps=4",
     "train.max_grad_norm=null",

@@ -13,7 +13,8 @@ FORMATS = {
     "fp8": (sized("float8_e4m3fn", "bfloat16"), 2**-3),
 }
 """Option -> format of the products' operands, and how far six losses may be from float32's: a few
-roundings of the operands, or of bf16_pure's weights. A CPU rounds to float8 and multiplies wider."""
+roundings of the operands, or of bf16_pure's weights. A CPU rounds to float8 and multiplies in
+bfloat16."""
 
 
 @pytest.mark.parametrize("option", FORMATS)
