@@ -59,7 +59,8 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "optimizer=adamw_bf16_sr": ("precision=bf16_pure",),
     "attention=flash2": ("precision=bf16",),
     "attention=flash3": ("precision=bf16",),
-    "offload=optimizer_cpu": ("distributed=zero2",),
+    # torch's Adam on the host: DeepSpeed's own takes minutes to compile at its first use.
+    "offload=optimizer_cpu": ("distributed=zero2", "optimizer=adamw_fused"),
     "offload=params_cpu": ("distributed=zero3",),
     "offload=nvme": ("distributed=zero3", "offload.path={folder}/nvme"),
     "optimizer=schedule_free": ("schedule=constant",),
