@@ -1,6 +1,7 @@
 # make run      train the default model here (first: a virtual environment with everything in it)
 # make test     what changed code must pass: under ten minutes, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
+#                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them
 # make check    style, types, layers, spelling      make format     mend the style
 # make clean    remove the environment and caches; runs/ is kept
@@ -63,7 +64,7 @@ test-random: $(STAMP)
 	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout tests/e2e/test_random_configurations.py -k every_configuration
 
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # All of them, also after one has failed: one look shows everything.
 check: $(STAMP)

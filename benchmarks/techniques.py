@@ -1,23 +1,38 @@
-"""Does every technique run here? `python benchmarks/techniques.py [group=option ...]`.
+"""Does every technique run here, and what did its run see of it?
 
-One short training of a tiny model per option of the technique groups, each by the command a user
-would type, in a folder of its own. What ended how, and what the run itself saw of the technique,
-goes to results/techniques_DEVICE.json, from which docs/techniques.md says where an option ran.
-Options named on the command line replace their rows in that file; the others stay.
+python benchmarks/techniques.py [--again] [--limit S] [--budget S] [group=option ...]
+
+One short training of a small model per option of the technique groups, each by the command a user
+would type, in a folder of its own. How it ended and what the run saw goes to
+results/techniques_DEVICE.json after each option; docs/techniques.md is made from that file.
+
+Resumable: an option with a row of the same versions and the same command is left alone, unless it
+is named or `--again` is given. A file of other versions or another command is begun anew, so that
+all its rows can be compared.
 """
 
+import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from eke.app import plan_for
+from eke.check import RULES, Facts, Verdict, check
+from eke.compose import compose
 from eke.compose.catalogue import make_catalogue
-from eke.hardware import environment
+from eke.errors import ConfigError
+from eke.files import plain, write_atomic
+from eke.hardware import Device, detect, environment
+from eke.plan import Plan
+from eke.record import EXIT_RESUMABLE
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -27,12 +42,8 @@ GROUPS = (
 )  # fmt: skip
 
 SHORT = (
-    "model.hidden_size=64",
-    "model.num_attention_heads=4",
-    "model.intermediate_size=128",
-    "model.num_hidden_layers=2",
     "data=synthetic",
-    "data.seq_len=32",
+    "data.seq_len=128",
     "data.num_samples=64",
     "data.num_eval_samples=8",
     "batch.per_device=4",
@@ -41,74 +52,152 @@ SHORT = (
     "train.max_grad_norm=null",
     "tracker=none",
 )
-"""Seconds, not minutes; some optimizers and in-backward updates take no clipping."""
+"""eke's default model, 4 layers 128 wide: large enough that states and activations outweigh what
+every run has, and still seconds. Some optimizers and updates in backward take no clipping."""
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "optimizer=adamw_bf16_sr": ("precision=bf16_pure",),
     "attention=flash2": ("precision=bf16",),
     "attention=flash3": ("precision=bf16",),
-    "offload=optimizer_cpu": ("distributed=zero2",),
+    # torch's Adam on the host: DeepSpeed's own takes minutes to compile at its first use.
+    "offload=optimizer_cpu": ("distributed=zero2", "optimizer=adamw_fused"),
     "offload=params_cpu": ("distributed=zero3",),
     "offload=nvme": ("distributed=zero3", "offload.path={folder}/nvme"),
     "optimizer=schedule_free": ("schedule=constant",),
 }
 """Option -> what it needs beside itself."""
 
-LIMIT_S = 300
-"""A tiny run takes seconds, and compiling C++ a minute or two."""
+Row = dict[str, Any]
 
 
-def main(wanted: list[str]) -> None:
-    """Run the options and write the file."""
-    processes = torch.cuda.device_count() or 2
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    file = REPO / "results" / f"techniques_{device.split()[-1].lower()}.json"
-    earlier = json.loads(file.read_text())["outcomes"] if wanted and file.exists() else {}
-    outcomes = dict(earlier)
-    for group in GROUPS:
-        for option in make_catalogue().options[group]:
-            command = f"{group}={option}"
-            if wanted and command not in wanted:
-                continue
-            outcomes[command] = run(command, processes)
-            print(f"{command:34} {outcomes[command]['outcome']:10} {outcomes[command]['reason']}")
-    content = {
+def main() -> int:
+    """Run the options that have no row yet; returns 75 when the budget ended before they did."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("options", nargs="*", metavar="group=option", help="only these")
+    parser.add_argument("--again", action="store_true", help="also what has a row already")
+    parser.add_argument("--limit", type=float, default=300, help="seconds one option may take")
+    parser.add_argument("--budget", type=float, help="start nothing after this many seconds")
+    parser.add_argument("--out", type=Path, default=REPO / "results", help="folder of the file")
+    asked = parser.parse_args()
+    known = [f"{g}={option}" for g in GROUPS for option in make_catalogue().options[g]]
+    if unknown := sorted(set(asked.options) - set(known)):
+        parser.error(f"not an option of a technique: {' '.join(unknown)}")
+    device, started = detect(), time.monotonic()
+    file = asked.out / f"techniques_{short_name(device)}.json"
+    content = begin(file, device)
+    for command in asked.options or known:
+        if command in content["outcomes"] and not (asked.again or asked.options):
+            continue
+        if asked.budget and time.monotonic() - started > asked.budget:
+            print(f"the budget of {asked.budget:.0f} s is spent; the same command continues")
+            return EXIT_RESUMABLE
+        row = run(command, device, content["outcomes"], asked.limit)
+        content["outcomes"][command] = plain(row)
+        write(file, content)
+        print(f"{command:34} {row['outcome']:8} {row['reason'][:100]}", flush=True)
+    print(file)
+    return 0
+
+
+def short_name(device: Device) -> str:
+    """`cpu`, or the last word of a GPU's name: `h200`."""
+    return "cpu" if device.kind == "cpu" else device.name.split()[-1].lower()
+
+
+def begin(file: Path, device: Device) -> dict[str, Any]:
+    """The file as it is, or an empty one where its rows could not be compared with new ones."""
+    fresh: dict[str, Any] = {
         "benchmark": "techniques",
-        "device": device,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": "CPU" if device.kind == "cpu" else device.name,
         "versions": environment()["versions"],
         "command": f"python train.py GROUP=OPTION {' '.join(SHORT)}",
-        "outcomes": dict(sorted(outcomes.items())),
+        "outcomes": {},
     }
-    file.write_text(json.dumps(content, indent=1) + "\n")
-    print(file.relative_to(REPO))
+    if not file.exists():
+        return fresh
+    earlier: dict[str, Any] = json.loads(file.read_text())
+    changed = [key for key in ("versions", "command") if earlier[key] != fresh[key]]
+    if changed:
+        print(f"{file.name} has other {' and '.join(changed)}: begun anew")
+    return fresh if changed else earlier
 
 
-def run(command: str, processes: int) -> dict[str, Any]:
+def write(file: Path, content: dict[str, Any]) -> None:
+    """One row per line: what changed is seen in a diff."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = {key: value for key, value in content.items() if key != "outcomes"}
+    rows = sorted(content["outcomes"].items())
+    lines = ",\n".join(f"  {json.dumps(command)}: {json.dumps(row)}" for command, row in rows)
+    text = json.dumps(head, indent=1)[:-2] + f',\n "outcomes": {{\n{lines}\n }}\n}}\n'
+    assert json.loads(text) == content
+    write_atomic(file, text)
+
+
+def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> Row:
     """One option: how it ended, why where it did not, and what the run saw."""
     with tempfile.TemporaryDirectory() as folder:
-        beside = [word.format(folder=folder) for word in TOGETHER.get(command, ())]
-        if any(word.startswith("distributed=") for word in (command, *beside)):
-            beside += [f"distributed.num_processes={1 if command.endswith('=none') else processes}"]
-        typed = [command, *beside]
-        chosen = {word.split("=")[0] for word in typed}
-        short = [word for word in SHORT if word.split("=")[0] not in chosen]
-        done = subprocess.run(
-            [sys.executable, str(REPO / "train.py"), *typed, *short, f"paths.runs={folder}/runs"],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        records = [json.loads(f.read_text()) for f in Path(folder).glob("runs/*/record.json")]
-    if not records:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return {"with": beside, "outcome": "refused", "reason": " ".join(lines)[:500]}
-    record = records[0]
-    failure = record["failure"]["message"] if record.get("failure") else ""
+        typed, beside = overrides(command, device, folder)
+        row: Row = {"with": beside, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        try:
+            plan = plan_for(compose([*typed, f"paths.runs={folder}/runs"]), planning=False)
+        except ConfigError as error:
+            rules = [problem.rule for problem in error.problems]
+            return {**row, "outcome": "refused", "reason": error.short(), "rules": rules}
+        row["without_effect"] = without_effect(plan)
+        for other in rows.values():  # `memory=none` and `compile=none` are the same run
+            if other.get("run_id") == plan.run_id and other["outcome"] == "ok":
+                return {**other, "with": beside}
+        return {**row, **train([*typed, f"paths.runs={folder}/runs"], Path(folder), limit_s)}
+
+
+def without_effect(plan: Plan) -> list[dict[str, str]]:
+    """What the rules know to do nothing on this device."""
+    idle = {rule.id for rule in RULES if rule.verdict is Verdict.no_effect}
+    _, warned = check(Facts(plan.config, plan.device))
+    return [{"path": p.path, "rule": p.rule} for p in warned if p.rule in idle]
+
+
+def overrides(command: str, device: Device, folder: str) -> tuple[list[str], list[str]]:
+    """The whole command, and what of it the option needs beside itself."""
+    beside = [word.format(folder=folder) for word in TOGETHER.get(command, ())]
+    together = [command, *beside]
+    if any(w.startswith("distributed=") and not w.endswith("=none") for w in together):
+        processes = 2 if device.kind == "cpu" else device.count
+        beside.append(f"distributed.num_processes={processes}")
+    chosen = {word.split("=")[0] for word in (command, *beside)}
+    short = [word for word in SHORT if word.split("=")[0] not in chosen]
+    return [command, *beside, *short], [word.replace(folder, "FOLDER") for word in beside]
+
+
+def with_sources() -> dict[str, str]:
+    """Environment of a process that runs this repository's sources, before what is installed."""
+    path = os.pathsep.join([str(REPO / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+def train(typed: Sequence[str], folder: Path, limit_s: float) -> Row:
+    """Type the command in a fresh process, and read the record it left."""
+    process = subprocess.Popen(
+        [sys.executable, str(REPO / "train.py"), *typed],
+        cwd=folder,
+        env=with_sources(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # the supervisor stops its worker, and then itself
+        process.communicate()
+        return {"outcome": "timeout", "reason": f"not done after {limit_s:.0f} s"}
+    files = list(folder.glob("runs/*/record.json"))
+    if not files:
+        return {"outcome": "crashed", "reason": " ".join(output.split())[-500:]}
+    record = json.loads(files[0].read_text())
     return {
-        "with": beside,
         "outcome": record["outcome"],
-        "reason": failure,
+        "reason": record["failure"]["message"] if record.get("failure") else "",
         "run_id": record["run_id"],
         "warnings": record["warnings"],
         "effective": record["effective"],
@@ -118,4 +207,4 @@ def run(command: str, processes: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -44,7 +44,7 @@ def environment(tmp: Path) -> dict[str, str]:
         **kept,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(REPO / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO / "src"), kept.get("PYTHONPATH")])),
         "COLUMNS": "120",
         "EKE_LEASES": str(tmp / "leases"),  # sweeps of other tests have devices of their own
     }

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from reference.cards import LINES, TECHNIQUES
 
 from eke.compose import compose
 from eke.compose.catalogue import GROUPS, headline, make_catalogue
@@ -11,18 +12,6 @@ from eke.paths import conf_folder
 
 CATALOGUE = make_catalogue()
 PRESETS = ("recipe", "experiment", "sweep")
-TECHNIQUES = (
-    "precision",
-    "optimizer",
-    "memory",
-    "attention",
-    "compile",
-    "distributed",
-    "dataloader",
-    "peft",
-)
-CARD = ("Does", "Costs", "Saves", "Needs", "Source")
-
 ALL = [(g, o, file) for g, options in CATALOGUE.options.items() for o, file in options.items()]
 IDS = [f"{group}={option}" for group, option, _ in ALL]
 CARDS = [(g, o, file) for g, o, file in ALL if g in TECHNIQUES]
@@ -62,7 +51,7 @@ def test_option_names_itself(group: str, option: str, file: Path) -> None:
 def test_technique_has_its_card(group: str, option: str, file: Path) -> None:
     head, *lines = card(file)
     assert re.fullmatch(rf"{group}={option} -- .+\.", head)
-    assert [line.split()[0] for line in lines] == list(CARD)
+    assert [line.split()[0] for line in lines] == list(LINES)
     assert all(len(line.split()) > 1 for line in lines), "a line of the card is empty"
 
 

@@ -1,14 +1,19 @@
 """docs/techniques.md and docs/rules.md say what the code says; `EKE_UPDATE=1` rewrites them."""
 
+import json
 import os
 
 import pytest
+from reference.cards import TECHNIQUES
+from reference.measured import cell, read_measured
 from reference.published import ROWS
 from reference.rules_page import rules_page
+from reference.seen import Seen, describe, observations, read_seen
 from reference.techniques import techniques_page
 from support import REPO
 
 from eke.compose import compose
+from eke.compose.catalogue import make_catalogue
 
 
 def compare(name: str, fresh: str) -> None:
@@ -31,3 +36,129 @@ def test_the_guides_rows_are_commands_that_compose(row) -> None:
 @pytest.mark.slow
 def test_rules(tmp_path) -> None:
     compare("rules.md", rules_page(tmp_path))
+
+
+NOT_YET = {
+    "compile=inductor",
+    "compile=none",
+    "kernels=fused_linear_cross_entropy",
+    "kernels=liger",
+    "distributed=ddp",
+    "distributed=fsdp",
+    "distributed=zero1",
+    "distributed=zero2",
+    "distributed=zero3",
+    "offload=optimizer_cpu",
+    "offload=params_cpu",
+    "peft=dora",
+    "peft=ia3",
+}
+"""Options left to be tried: the machine was too busy. `python benchmarks/techniques.py` tries them;
+this set then goes."""
+
+
+def test_every_option_has_been_tried_on_a_cpu() -> None:
+    """A new option: `python benchmarks/techniques.py group=option`."""
+    (cpu,) = (seen for seen in read_seen(REPO / "results") if seen.device == "CPU")
+    catalogue = make_catalogue()
+    options = [f"{group}={name}" for group in TECHNIQUES for name in catalogue.options[group]]
+    assert {option for option in options if not cpu.row(option)} == NOT_YET
+    assert all(cpu.row(o)["outcome"] in ("ok", "refused") for o in options if o not in NOT_YET)
+
+
+PLAIN_ROW = {
+    "outcome": "ok",
+    "with": [],
+    "run_id": "0",
+    "without_effect": [],
+    "effective": {"layers_recomputed": 0, "matmul_dtypes": ["float32"]},
+    "peak_allocated_bytes": 40 * 2**20,
+}
+
+
+def row(**changes: object) -> dict:
+    return {**PLAIN_ROW, **changes}
+
+
+SEEN = [
+    Seen(
+        "CPU",
+        {},
+        {
+            "precision=fp32": PLAIN_ROW,
+            "memory=checkpointing": row(
+                effective={"layers_recomputed": 4}, peak_allocated_bytes=30 * 2**20
+            ),
+            "memory=empty_cache": row(
+                without_effect=[{"path": "memory.empty_cache_every", "rule": "needs_gpu"}]
+            ),
+            "memory=max_savings": row(
+                effective={"layers_recomputed": 4},
+                without_effect=[{"path": "memory.empty_cache_every", "rule": "needs_gpu"}],
+            ),
+            "attention=flex": {"outcome": "refused", "rules": ["flex_needs_volta"], "with": []},
+            "compile=inductor": {"outcome": "timeout", "reason": "not done after 9 s", "with": []},
+        },
+    ),
+    Seen("NVIDIA H200", {}, {"precision=fp32": PLAIN_ROW, "attention=flex": PLAIN_ROW}),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "lines"),
+    [
+        ("precision=fp32", "ran on CPU, NVIDIA H200", []),
+        (
+            "memory=checkpointing",
+            "ran on CPU",
+            [
+                "- **On CPU** 4 layers recomputed; peak of tensors 30.0 MiB, of the plain run "
+                "40.0 MiB"
+            ],
+        ),
+        (
+            "memory=empty_cache",
+            "ran on CPU (without effect there)",
+            ["- **On CPU** without effect there: [needs gpu](rules.md#needs-gpu)"],
+        ),
+        (
+            "memory=max_savings",
+            "ran on CPU",
+            [
+                "- **On CPU** 4 layers recomputed; without effect there: "
+                "[needs gpu](rules.md#needs-gpu)"
+            ],
+        ),
+        (
+            "attention=flex",
+            "ran on NVIDIA H200",
+            ["- **On CPU** refused: [flex needs volta](rules.md#flex-needs-volta)"],
+        ),
+        (
+            "compile=inductor",
+            "never seen running",
+            ["- **On CPU** timeout: not done after 9 s"],
+        ),
+        ("peft=lora", "never seen running", []),
+    ],
+)
+def test_what_is_said_of_an_option_is_what_its_rows_say(command, said, lines) -> None:
+    assert describe(command, SEEN) == said
+    assert observations(command, SEEN) == lines
+
+
+def test_only_full_size_measurements_stand_beside_the_guides(tmp_path) -> None:
+    full = {
+        "outcome": "ok",
+        "samples_per_s": 20.123,
+        "shared_device": False,
+        "stages": {"training": 14949 * 2**20},
+    }
+    for size in ("small", "full"):
+        content = {"size": size, "device": size, "parts": {"memory": {"none": full}}}
+        (tmp_path / f"on_gpu_{size}.json").write_text(json.dumps(content))
+    (measured,) = read_measured(tmp_path)
+    assert (measured.device, cell(measured.rows["none"])) == ("full", "20.12/s, 14949 MB")
+    assert cell({**full, "shared_device": True}) == "14949 MB", "others used it: no speed claim"
+    assert cell({"outcome": "oom"}) == "oom"
+    assert cell(None) == "not measured"

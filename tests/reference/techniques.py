@@ -1,10 +1,12 @@
 """docs/techniques.md: every option with its card, and where it has been seen running."""
 
+import re
 from pathlib import Path
 
 from reference.cards import TECHNIQUES, Card, read_cards
-from reference.published import ROWS, SETTING, SOURCE
-from reference.seen import Seen, describe, read_seen
+from reference.measured import Measured, cell, read_measured
+from reference.published import ROWS, SETTING, SOURCE, published
+from reference.seen import Seen, describe, observations, read_seen
 
 from eke.compose.catalogue import GROUPS, make_catalogue
 
@@ -22,7 +24,7 @@ Choose with `python train.py group=option`; compare with `python train.py -m gro
 def techniques_page(results: Path) -> str:
     """The whole page, ending in a newline."""
     catalogue, seen = make_catalogue(), read_seen(results)
-    parts = [HEAD, _machines(seen), _published()]
+    parts = [HEAD, _machines(seen), _published(read_measured(results))]
     for group in TECHNIQUES:
         parts.append(f"## {group}: {GROUPS[group]}\n")
         parts += [_option(card, seen) for card in read_cards(catalogue, group)]
@@ -31,7 +33,10 @@ def techniques_page(results: Path) -> str:
 
 def _machines(seen: list[Seen]) -> str:
     lines = [
-        "*Ran on* a machine means that a run of a few steps on a tiny model ended well there:\n"
+        "*Ran on* a machine means that a run of a few steps of eke's default model, 0.8 million "
+        "parameters, ended well there; the line *On* that machine has what the run saw that the "
+        "plain run has not (`python benchmarks/techniques.py`). On a CPU that shows what an option "
+        "does, and says nothing about its speed on a GPU.\n"
     ]
     for each in seen:
         names = ("torch", "transformers", "accelerate", "deepspeed", "peft")
@@ -42,17 +47,24 @@ def _machines(seen: list[Seen]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _published() -> str:
+def _published(measured: list[Measured]) -> str:
+    devices = ", ".join(each.device for each in measured)
+    with_eke = f"Measured with eke on {devices}: the last columns" if measured else (
+        "Measured with eke: not yet (`python benchmarks/on_gpu.py --stages memory`)"
+    )  # fmt: skip
+    heads = [f"eke on {each.device}" for each in measured]
     lines = [
         "## What the guides measured\n",
         f"{SETTING} ([the guide]({SOURCE})). The overrides go behind "
-        "`python train.py experiment=guide_single_gpu`. Measured with eke: not yet.\n",
-        "| technique | overrides | samples/s | GPU memory |",
-        "| --- | --- | --- | --- |",
+        f"`python train.py experiment=guide_single_gpu`. {with_eke}.\n",
+        " | ".join(["| technique", "overrides", "samples/s", "GPU memory", *heads]) + " |",
+        "| --- " * (4 + len(heads)) + "|",
     ]
     for row in ROWS:
         speed = f"{row.samples_per_s:.2f}" if row.samples_per_s else ""
-        lines.append(f"| {row.technique} | `{row.overrides}` | {speed} | {row.memory_mb} MB |")
+        cells = [cell(each.rows.get(row.technique)) for each in measured]
+        words = [f"| {row.technique}", f"`{row.overrides}`", speed, f"{row.memory_mb} MB", *cells]
+        lines.append(" | ".join(words) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -60,12 +72,13 @@ def _option(card: Card, seen: list[Seen]) -> str:
     lines = [f"### {card.command}\n", f"{_sentence(card.about)}. "
              f"*{_sentence(describe(card.command, seen))}.*\n"]  # fmt: skip
     lines += [f"- **{name}** {_linked(text)}" for name, text in card.lines.items()]
+    lines += [f"- **Guides** {_linked(text)}" for text in published(card.command)]
+    lines += observations(card.command, seen)
     return "\n".join(lines) + "\n"
 
 
 def _linked(text: str) -> str:
-    words = [f"<{word}>" if word.startswith("https://") else word for word in text.split()]
-    return " ".join(words)
+    return re.sub(r"https://[^\s)]+?(?=[,;.]?(?:[\s)]|$))", r"<\g<0>>", text)
 
 
 def _sentence(text: str) -> str:

@@ -1,0 +1,56 @@
+"""DeepSpeed's stages, one process of each: the plain loop's loss, and state where it should be.
+
+One process shares nothing out. What several do, test_gpu_ranks and, on CPUs, tests/equivalence see.
+"""
+
+import pytest
+from equivalence_compare import largest_difference
+
+pytestmark = pytest.mark.gpu
+
+ALONE = ("distributed.num_processes=1",)
+WIDE = ("model.hidden_size=512", "model.intermediate_size=1024")
+"""14 million parameters: their state outweighs the activations."""
+
+CASES = {
+    "zero1": (("distributed=zero1",), "state"),
+    "zero2": (("distributed=zero2",), "state"),
+    "zero3": (("distributed=zero3",), "state"),
+    "zero2, optimizer on the host": (("distributed=zero2", "offload=optimizer_cpu"), "host"),
+    "zero3, weights on the host": (("distributed=zero3", "offload=params_cpu"), "host"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "state"), CASES.values(), ids=CASES.keys())
+def test_a_stage_is_the_plain_loop(overrides, state, trained) -> None:
+    plain, zero = trained(), trained(*ALONE, *overrides)
+    assert largest_difference(plain.curve, zero.curve) < 1e-4
+    found = zero.effective["deepspeed"]
+    assert found["stage"] == int(overrides[0][-1])
+    expected = "cpu" if state == "host" else zero.plan.device.kind
+    assert found["optimizer_device"] == expected
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_stay_within_their_rounding(precision, trained) -> None:
+    typed = f"precision={precision}"
+    plain, zero = trained(typed), trained(*ALONE, typed, "distributed=zero2")
+    differences = [abs(a - b) / a for a, b in zip(plain.losses, zero.losses, strict=True)]
+    assert max(differences) < 10 * 2**-9
+    assert {"bf16": "bfloat16", "fp16": "float16"}[precision] in zero.effective["matmul_dtypes"]
+
+
+def test_offload_takes_state_off_the_device(trained) -> None:
+    kept = trained(*ALONE, *WIDE, "distributed=zero2")
+    moved = trained(*ALONE, *WIDE, "distributed=zero2", "offload=optimizer_cpu")
+    moved.needs_effect()
+    # The float32 copy of the weights and both moments: 12 bytes per parameter leave.
+    assert kept.peak_bytes - moved.peak_bytes > 6 * kept.plan.size.num_parameters
+
+
+def test_weights_on_the_host_leave_the_device(trained) -> None:
+    kept = trained(*ALONE, *WIDE, "distributed=zero3")
+    moved = trained(*ALONE, *WIDE, "distributed=zero3", "offload=params_cpu")
+    moved.needs_effect()
+    assert moved.effective["deepspeed"]["weights_device"] == "cpu"
+    assert moved.peak_bytes < kept.peak_bytes
