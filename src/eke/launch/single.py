@@ -10,7 +10,7 @@ from eke.launch.ranks import ranks_are_started
 from eke.launch.settle import settle
 from eke.launch.supervise import supervise
 from eke.paths import user_path
-from eke.plan import Plan, plan_to_plain, write_plan
+from eke.plan import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
 from eke.record import Record, read_attempts
 
 
@@ -35,6 +35,7 @@ def run_single(plan: Plan, place: Place) -> Record:
             with open_view(place.paths, plan.steps.total) as view:
                 to_start = 1 if ranks_are_started() else plan.batch.world_size
                 code = supervise(place.paths, view, lock, to_start)
+            remove_swap(swap_folder(plan, place.paths))  # what a killed worker has left
             return settle(place.paths, plan, code, before)
         except OSError as error:
             why = error.strerror or error

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eke.build.deepspeed import LOCKSTEP, Engine, flat_pieces, gather_weights, held_tensors
+from eke.build.deepspeed import (
+    LOCKSTEP,
+    Engine,
+    flat_pieces,
+    gather_weights,
+    held_tensors,
+    piece_numbers,
+)
+from eke.build.swapping import in_memory
 from eke.errors import RunError
 from eke.plan import Plan
 from eke.run.loss_scale import LossScale
@@ -67,11 +75,18 @@ class DeepSpeedUpdate:
 
     def part(self) -> dict[str, Any]:
         """This rank's part of the training state, but for the weights: tensors and numbers."""
-        state = self.engine.basic_optimizer.state
         return {
-            "optimizer": [dict(state.get(piece, {})) for piece in flat_pieces(self.engine)],
+            "optimizer": [
+                self._state(number, piece) for number, piece in enumerate(flat_pieces(self.engine))
+            ],
             "loss_scale": self.scale.state_dict() if self.scale else {},
         }
+
+    def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
+        """What the optimizer keeps for one piece, in memory of its own where a file has it."""
+        with in_memory(self.engine, number) as borrowed:
+            state = dict(self.engine.basic_optimizer.state.get(piece, {}))
+            return {name: _copied(v) for name, v in state.items()} if borrowed else state
 
     def load_part(self, part: dict[str, Any]) -> None:
         """Continue from what `part` gave; the weights have been loaded before the engine was made.
@@ -85,14 +100,16 @@ class DeepSpeedUpdate:
                 f"the checkpoint holds {len(part['optimizer'])} pieces of optimizer state, this "
                 f"run has {len(pieces)}"
             )
-        for piece, saved in zip(pieces, part["optimizer"], strict=True):
+        numbers = piece_numbers(self.engine)
+        for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
             sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
-            if sizes - {piece.numel()}:
+            if sizes - {numbers[number]}:
                 raise RunError(
                     f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
-                    f"has {piece.numel()}"
+                    f"has {numbers[number]}"
                 )
-            state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+            with in_memory(self.engine, number, write=True):
+                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
         if self.scale and part["loss_scale"]:
             self.scale.load_state_dict(part["loss_scale"])
 
@@ -100,3 +117,7 @@ class DeepSpeedUpdate:
 def _placed(value: Any, piece: Tensor) -> Any:
     """Moments lie where their piece lies; counters stay on the host, as the optimizer made them."""
     return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
