@@ -49,7 +49,12 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "attention=flash3": ("precision=bf16",),
     "offload=optimizer_cpu": ("distributed=zero2",),
     "offload=params_cpu": ("distributed=zero3",),
-    "offload=nvme": ("distributed=zero3", "offload.path={folder}/nvme"),
+    "offload=nvme": (
+        "distributed=zero3",
+        "offload.path={folder}/nvme",
+        "model.hidden_size=256",  # 1.6 M numbers in matrices: DeepSpeed writes no less than 1 MiB
+        "model.intermediate_size=1024",
+    ),
     "optimizer=schedule_free": ("schedule=constant",),
 }
 """Option -> what it needs beside itself."""
