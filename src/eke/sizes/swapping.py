@@ -5,7 +5,6 @@ weights: a role's weights are cut between processes and joined to pieces; a piec
 the gradients of its larger weights are one file each. Small pieces and weights stay in host memory.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -79,8 +78,7 @@ def swap_bytes(config: Config, num_moments: int) -> SwapBytes:
         weight_files = sum(_aligned(offload, part) for part in filed)
         weight_kept = sum(all_parts) - sum(filed)
         weight_buffers = WEIGHT_BUFFERS * _aligned(offload, largest_part(config))
-        # One more, for the weights of a whole piece on their way back to the disk.
-        weight_buffers += _joined(offload, parts.values())
+        weight_buffers += _way_back(config, offload, parts)
     return SwapBytes(
         optimizer_files=FLOAT32_BYTES
         * (
@@ -112,11 +110,15 @@ def _largest_piece(offload: NvmeOffload, parts: dict[Role, list[int]]) -> int:
     )
 
 
-def _joined(offload: NvmeOffload, roles: Iterable[list[int]]) -> int:
-    """Numbers of the largest piece with each of its weights aligned."""
-    largest: list[int] = max(roles, key=sum)
-    whole = sum(_aligned(offload, part) for part in largest)
-    return min(whole, offload.piece_numbers + _aligned(offload, max(largest)))
+def _way_back(config: Config, offload: NvmeOffload, parts: dict[Role, list[int]]) -> int:
+    """Numbers of the buffer that takes a piece's weights back to the disk.
+
+    DeepSpeed makes it as large as the uncut weights of the largest piece: more than it needs.
+    """
+    largest = max(Role, key=lambda role: sum(parts[role]))
+    trained = [w for w in training_structure(config).weights if w.trained and w.role is largest]
+    whole = [_aligned(offload, prod(w.shape)) for w in trained]
+    return min(sum(whole), offload.piece_numbers * config.distributed.num_processes + max(whole))
 
 
 def _unit(offload: NvmeOffload) -> int:
