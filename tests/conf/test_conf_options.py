@@ -22,6 +22,7 @@ def needed(group: str, option: str) -> list[str]:
     places = {
         "data": {"text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "hub": "name"},
         "model": {"pretrained": "name_or_path"},
+        "offload": {"nvme": "path"},
     }
     key = places.get(group, {}).get(option)
     return [f"{group}.{key}=FOLDER"] if key else []

@@ -13,14 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from equivalence_cases import CASES, RAGGED
-from equivalence_compare import largest_difference
+from equivalence_compare import curve, largest_difference
 from safetensors.torch import load_file
 from support import TINY, last_wins
 from trained import train_job
 
 from eke.check import check
 from eke.check.rules_deepspeed import RULES as ZERO_RULES
-from eke.paths import RunPaths
 from eke.record import metrics
 from eke.sizes import model_size, shared_state_bytes
 
@@ -45,32 +44,6 @@ def alone(monkeypatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("LOCAL_RANK", "0")  # so that it is taken back afterwards
     monkeypatch.delenv("LOCAL_RANK")
-
-
-@pytest.fixture
-def job_of(make_plan, tmp_path):
-    """Overrides -> the job, trained to its end in a folder of the given name."""
-    from eke.run.job import build_job
-    from eke.run.loop import train
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track.tracker import Untracked
-
-    def run(name: str, *overrides: str):
-        plan = make_plan(*last_wins(*overrides))
-        paths = RunPaths(tmp_path / name)
-        paths.folder.mkdir(exist_ok=True)
-        job = build_job(plan, paths, 0, StopFlag(), Untracked(), Meter(HostClock(), 0, 0), {})
-        train(job)
-        return job
-
-    return run
-
-
-def curve(job):
-    rows, _ = metrics.read_rows(job.paths.metrics)
-    latest = metrics.latest(rows, metrics.LOSS)
-    return [(row[metrics.LOSS], row["train/grad_norm"]) for row in latest]
 
 
 def test_zero3_alone_is_the_plain_loop_and_continues_bit_for_bit(curve_of, job_of) -> None:

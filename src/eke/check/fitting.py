@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from eke.check.rule import Facts
 from eke.check.rules_distributed import FAILS_ON_PARTS
-from eke.schema import FSDP, Adafactor, AdamW, Config, Lora, QLora, Weights
+from eke.schema import FSDP, Adafactor, AdamW, Config, Lora, Offload, QLora, Weights
 from eke.sizes import STAGE, StateBytes, model_size, shared_state_bytes
 
 ROOM = 1.05
@@ -85,7 +85,7 @@ def _more_sharing(facts: Facts) -> Iterator[Change]:
         changed = replace(
             config,
             distributed=replace(config.distributed, option=zero),
-            offload=replace(config.offload, option=offload),
+            offload=Offload(option=offload),
         )
         processes = f"distributed.num_processes={config.distributed.num_processes}"
         yield f"distributed={zero} {processes} offload={offload}", changed

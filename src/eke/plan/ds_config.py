@@ -27,6 +27,16 @@ OWNED: dict[str, Callable[[Any], str]] = {
 }
 """What the plan decides -> the override that says the same as the file."""
 
+OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
+    "zero_optimization.offload_optimizer.nvme_path": lambda value: f"offload.path={value}",
+    "zero_optimization.offload_param.nvme_path": lambda value: f"offload.path={value}",
+    "zero_optimization.sub_group_size": lambda value: f"offload.piece_numbers={value:.0f}",
+    "aio.block_size": lambda value: f"offload.block_bytes={value}",
+    "aio.queue_depth": lambda value: f"offload.queue_depth={value}",
+    "aio.intra_op_parallelism": lambda value: f"offload.threads={value}",
+}
+"""The same with `offload=nvme`; without it they are nobody's."""
+
 OWN_FORMATS = ("fp16.enabled", "bf16.enabled")
 """DeepSpeed's 16-bit weights: float16 ones are none of eke's, bfloat16 ones are bf16_pure's."""
 
@@ -140,11 +150,15 @@ def _lay_over(
             if path not in OWNED and key not in mine:
                 why = f"has {path}=auto, for which eke has no value"
                 problems.append(Problem(KEY, name, why, f"remove {path} from {name}"))
-        elif path in OWNED and not _same(value, ours):
+        elif _is_owned(path, ours) and not _same(value, ours):
             problems.append(_contradiction(path, value, ours, name))
         else:
             merged[key] = value
     return merged
+
+
+def _is_owned(path: str, ours: Any) -> bool:
+    return path in OWNED or (path in OWNED_ON_DISK and ours is not None)
 
 
 def _same(theirs: Any, ours: Any) -> bool:
@@ -165,11 +179,12 @@ def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
             ": it is the format of the weights themselves, not the one that autocast computes in "
             f"({path}=auto leaves it to eke)"
         )
-    return Problem(KEY, name, why, f"{OWNED[path](theirs)}   (or: remove {path} from {name})")
+    fix = (OWNED | OWNED_ON_DISK)[path]
+    return Problem(KEY, name, why, f"{fix(theirs)}   (or: remove {path} from {name})")
 
 
 def _offload(device: str, cpu_option: str) -> str:
-    return f"offload={ {'cpu': cpu_option}.get(device, 'none') }"
+    return f"offload={ {'cpu': cpu_option, 'nvme': 'nvme'}.get(device, 'none') }"
 
 
 def _other_optimizer(config: Config, section: Any) -> list[Problem]:

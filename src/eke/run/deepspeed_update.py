@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from eke.build.adapter_files import is_adapted
-from eke.build.deepspeed import LOCKSTEP, Engine, flat_pieces, gather_weights, held_tensors
+from eke.build.deepspeed import (
+    LOCKSTEP,
+    Engine,
+    flat_pieces,
+    gather_weights,
+    held_tensors,
+    piece_numbers,
+)
+from eke.build.swapping import in_memory
 from eke.errors import RunError
 from eke.plan import Plan
 from eke.run.loss_scale import LossScale
@@ -77,14 +85,20 @@ class DeepSpeedUpdate:
 
         Float32 pieces are part of it where the weights are narrower.
         """
-        state, pieces = self.engine.basic_optimizer.state, flat_pieces(self.engine)
+        pieces = flat_pieces(self.engine)
         return {
-            "optimizer": [dict(state.get(piece, {})) for piece in pieces],
+            "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
             "master": [piece.detach() for piece in pieces]
             if self.engine.bfloat16_enabled()
             else [],
             "loss_scale": self.scale.state_dict() if self.scale else {},
         }
+
+    def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
+        """What the optimizer keeps for one piece, in memory of its own where a file has it."""
+        with in_memory(self.engine, number) as borrowed:
+            state = dict(self.engine.basic_optimizer.state.get(piece, {}))
+            return {name: _copied(v) for name, v in state.items()} if borrowed else state
 
     def load_part(self, part: dict[str, Any]) -> None:
         """Continue from what `part` gave; the weights have been loaded before the engine was made.
@@ -98,15 +112,17 @@ class DeepSpeedUpdate:
                 f"the checkpoint holds {len(part['optimizer'])} pieces of optimizer state, this "
                 f"run has {len(pieces)}"
             )
-        for piece, saved in zip(pieces, part["optimizer"], strict=True):
+        numbers = piece_numbers(self.engine)
+        for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
             # Scales of 8-bit states are fewer.
             size = max((v.numel() for v in saved.values() if isinstance(v, Tensor)), default=0)
-            if size > 1 and size != piece.numel():
+            if size > 1 and size != numbers[number]:
                 raise RunError(
                     f"the checkpoint holds optimizer state for {size} numbers where this run "
-                    f"has {piece.numel()}"
+                    f"has {numbers[number]}"
                 )
-            state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+            with in_memory(self.engine, number, write=True):
+                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
         for piece, copied in zip(pieces, part["master"], strict=False):
             piece.data.copy_(copied)
         if self.scale and part["loss_scale"]:
@@ -116,3 +132,7 @@ class DeepSpeedUpdate:
 def _placed(value: Any, piece: Tensor) -> Any:
     """Moments lie where their piece lies; counters stay on the host, as the optimizer made them."""
     return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -18,7 +18,7 @@ from eke.schema.model import (
     PretrainedModel,
     T5Model,
 )
-from eke.schema.offload import Offload
+from eke.schema.offload import NvmeOffload, Offload, WeightsPlace
 from eke.schema.optimizer import (
     SGD,
     Adafactor,
@@ -111,6 +111,7 @@ __all__ = [
     "MixtralModel",
     "Model",
     "Muon",
+    "NvmeOffload",
     "Offload",
     "Optimizer",
     "Packing",
@@ -140,5 +141,6 @@ __all__ = [
     "Trainer",
     "WSDSchedule",
     "Weights",
+    "WeightsPlace",
     "register",
 ]

@@ -16,6 +16,7 @@ from unit.check import (
     cases_float8,
     cases_kernels,
     cases_memory,
+    cases_nvme,
     cases_offload,
     cases_optimizer,
     cases_peft,
@@ -41,6 +42,7 @@ TOPICS = (
     cases_distributed,
     cases_deepspeed,
     cases_offload,
+    cases_nvme,
     cases_peft,
     cases_engine,
 )
