@@ -99,11 +99,10 @@ class DeepSpeedUpdate:
                 f"run has {len(pieces)}"
             )
         for piece, saved in zip(pieces, part["optimizer"], strict=True):
-            # Scales of 8-bit states are fewer.
-            size = max((v.numel() for v in saved.values() if isinstance(v, Tensor)), default=0)
-            if size > 1 and size != piece.numel():
+            sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
+            if sizes and piece.numel() not in sizes:  # 8-bit states have scales of other sizes
                 raise RunError(
-                    f"the checkpoint holds optimizer state for {size} numbers where this run "
+                    f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
                     f"has {piece.numel()}"
                 )
             state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
