@@ -42,7 +42,7 @@ def test_every_allowed_optimizer_steps_alike(optimizer, curve_of) -> None:
 
 def test_steps_that_are_counted_by_group_would_be_counted_wrongly(curve_of, monkeypatch) -> None:
     """Why there is a rule."""
-    base = (*BASE, "optimizer=schedule_free", "train.steps=4")
+    base = (*BASE, "optimizer=schedule_free")
     plain = curve_of(*base)
     rules = tuple(r for r in RULES if r.id != "in_backward_needs_other_optimizer")
     monkeypatch.setattr("eke.app.check", lambda facts: check(facts, rules))

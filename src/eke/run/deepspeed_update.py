@@ -114,11 +114,10 @@ class DeepSpeedUpdate:
             )
         numbers = piece_numbers(self.engine)
         for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
-            # Scales of 8-bit states are fewer.
-            size = max((v.numel() for v in saved.values() if isinstance(v, Tensor)), default=0)
-            if size > 1 and size != numbers[number]:
+            sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
+            if sizes and numbers[number] not in sizes:  # 8-bit states have scales of other sizes
                 raise RunError(
-                    f"the checkpoint holds optimizer state for {size} numbers where this run "
+                    f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
                     f"has {numbers[number]}"
                 )
             with in_memory(self.engine, number, write=True):

@@ -51,7 +51,8 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         return whole
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    pieces, trained = piece_numbers(config), size.num_trained_parameters or 1
+    pieces = piece_numbers(config)
+    trained = sum(prod(w.shape) for w in training_structure(config).weights if w.trained) or 1
     # The pieces and their moments.
     optimizer = FLOAT32_BYTES * pieces + whole.optimizer * pieces // trained
     gradients = whole.gradients if stage == 1 else whole.gradients * pieces // trained

@@ -103,6 +103,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "runs_has_space": "test_a_plan_that_cannot_be_written",
         "batch_does_not_fit": "test_running_out_of_memory_is_an_outcome_with_its_phase",
     },
+    (Kind.numbers, "unit/sizes/test_swapping.py"): {
+        "nvme_state_is_large": "test_two_processes_halve_the_files_until_they_are_too_small",
+    },
     (Kind.numbers, "unit/sizes/test_state.py"): {
         "states_do_not_fit": "test_bytes_are_those_of_the_real_tensors",
     },
