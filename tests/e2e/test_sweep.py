@@ -178,3 +178,38 @@ def test_glob_and_range(train_py) -> None:
     done = train_py("-m", "schedule=glob(*)", "seed=range(0,2)", "plan_only=true")
     assert done.code == 0, done.text
     assert "8 cells" in done.out
+
+
+def test_rows_rounds_and_exclusion_are_shown(train_py) -> None:
+    done = train_py(
+        "-m", "sweep=guide_table", "model=tiny_bert", "hardware=v100_16", "plan_only=true",
+        "sweep.repeats=2", "sweep.exclude=[row=tf32 or row=bf16]",
+    )  # fmt: skip
+    assert done.code == 0, done.text
+    assert "18 cells" in done.out
+    assert "4 excluded by row=tf32 or row=bf16" in done.out
+    assert "all_adafactor: " in done.out
+
+
+def test_strict_starts_nothing(train_py, tmp_path) -> None:
+    done = train_py("-m", *SWEEP, "sweep.strict=true")
+    assert done.code == 2, done.text
+    assert "sweep.strict=false" in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_hydras_own_sweeper_and_launcher(train_py, tmp_path) -> None:
+    typed = ["-m", "hydra/sweeper=basic", "hydra/launcher=basic", *SHORT]
+    done = train_py(*typed, "seed=1,2")
+    assert done.code == 0, done.text
+    assert [record_of(f)["outcome"] for f in run_folders(tmp_path)] == ["ok", "ok"]
+    failed = train_py(*typed, "precision=fp32,tf32")
+    assert failed.code == 2, "a rule refuses the second"
+    assert "Traceback" not in failed.text
+
+
+def test_a_plugin_that_is_not_installed(train_py) -> None:
+    done = train_py("-m", "seed=1,2", "hydra/sweeper=optuna")
+    assert done.code == 2
+    assert "pip install hydra-optuna-sweeper" in done.err

@@ -200,7 +200,7 @@ def _ordered(found: float, sign: str, value: float) -> bool:
 
 def _equal(found: Any, value: Any) -> bool:
     if _is_number(found) and _is_number(value):
-        return float(found) == value
+        return bool(float(found) == value)
     if found is None or value is None or isinstance(found, bool) or isinstance(value, bool):
         return found is value
     return str(found) == _text(value)
