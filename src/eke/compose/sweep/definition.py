@@ -80,10 +80,10 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     tree = many.tree([*named, *texts])
     if tree.params is not None:
         why = "is read by Hydra's own sweepers only; eke's sweeps have a section of their own"
-        params = OmegaConf.to_container(OmegaConf.create(tree.params), resolve=False)
-        problems.append(Problem("hydra.sweeper.params", shown(str(params)), why, "sweep.product"))
-    settings: Sweep = OmegaConf.to_object(tree.config.sweep)
-    raw_parts = OmegaConf.to_container(tree.config.sweep, resolve=False)
+        params = shown(str(tree.params))
+        problems.append(Problem("hydra.sweeper.params", params, why, "sweep.product"))
+    settings: Any = OmegaConf.to_object(tree.config.sweep)
+    raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
     settings.product, settings.rows, settings.zip = (
         raw_parts[part] for part in ("product", "rows", "zip")
     )

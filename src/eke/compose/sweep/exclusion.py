@@ -77,7 +77,7 @@ def _check(
     numeric = field.kind in (int, float)
     if comparison.sign in ORDERS and not numeric:
         return [Problem(KEY, text, f"{key} is no number, and {comparison.sign} compares numbers")]
-    wrong = [v for v in values if numeric and isinstance(v, str | bool)]
+    wrong: list[Any] = [v for v in values if numeric and isinstance(v, str | bool)]
     if comparison.sign in ORDERS:
         wrong += [v for v in values if v is None]
     why = f"{key} is {field.words()}, never {{}}"
