@@ -13,7 +13,7 @@ from eke.check.rules_deepspeed import VERSION
 from eke.check.rules_work import existing_parent
 from eke.hardware import file_system
 from eke.paths import user_path
-from eke.schema import NvmeOffload, Weights
+from eke.schema import NvmeOffload, Weights, WeightsPlace
 from eke.sizes import SwapBytes, model_size, state_files
 from eke.units import format_bytes
 
@@ -115,7 +115,7 @@ def _lacks_libaio(facts: Facts) -> bool:
 def _instead(facts: Facts) -> str:
     """The next best place."""
     weights = facts.config.offload
-    whole = isinstance(weights, NvmeOffload) and weights.weights.value != "device"
+    whole = isinstance(weights, NvmeOffload) and weights.weights is not WeightsPlace.device
     return "offload=params_cpu" if whole else "offload=optimizer_cpu"
 
 
@@ -127,6 +127,11 @@ def _is_plain(facts: Facts) -> bool:
         and config.peft.option == "none"
         and config.optimizer.option in COMPARED
     )
+
+
+def _weights_on_disk(facts: Facts) -> bool:
+    offload = _offload(facts)
+    return offload is not None and offload.weights is WeightsPlace.disk
 
 
 RULES = (
@@ -142,6 +147,20 @@ RULES = (
         ),
         fix=_instead,
         source="tests/equivalence/test_nvme.py",
+        versions=VERSION,
+    ),
+    Rule(
+        id="nvme_weights_stay_in_memory",
+        verdict=Verdict.impossible,
+        path="offload.weights",
+        when=_weights_on_disk,
+        value=lambda f: WeightsPlace.disk.value,
+        why=lambda f: (
+            "DeepSpeed fails in the first training step after an evaluation: a weight that was "
+            "read from the disk is read again (param already assigned swap buffer id)"
+        ),
+        fix=lambda f: "offload.weights=host",
+        source="docs/lab.md, 2026-11-21",
         versions=VERSION,
     ),
     Rule(

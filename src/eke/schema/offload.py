@@ -30,7 +30,7 @@ class NvmeOffload(Offload):
     """Folder on a local NVMe disk; the run's files in it are removed when the run ends."""
     weights: WeightsPlace = WeightsPlace.device
     """Where the weights wait that the model computes with: on the device, in host memory
-    (as in params_cpu), or on the disk as well."""
+    (as in params_cpu), or on the disk as well (refused: DeepSpeed 0.19 fails)."""
     piece_numbers: int = field(default=100_000_000, metadata=between(2**18, 10**9))
     """Numbers of one process that are updated at a time, 4 bytes each; host memory holds four such
     buffers (DeepSpeed's sub_group_size; 1e9, its default, takes 16 GB)."""

@@ -15,6 +15,7 @@ DISK = ("distributed=zero3", "offload=nvme", "offload.path={tmp}/disk")
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "nvme_holds_plain_state": ((*DISK, "peft=lora"), CPU),
+    "nvme_weights_stay_in_memory": ((*DISK, "offload.weights=disk"), CPU),
     "nvme_folder_writable": ((*DISK[:2], "offload.path={tmp}/a.txt/disk"), CPU),
     "nvme_folder_is_a_disk": (DISK, CPU),
     "nvme_folder_is_local": (DISK, CPU),
@@ -26,6 +27,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 FAKES: dict[str, tuple[str, Any]] = {
     "nvme_holds_plain_state": ("lockable_bytes", lambda: None),
+    "nvme_weights_stay_in_memory": ("lockable_bytes", lambda: None),
     "nvme_folder_writable": ("has_libaio_header", lambda flags: True),
     "nvme_folder_is_a_disk": ("file_system", lambda path: "tmpfs"),
     "nvme_folder_is_local": ("file_system", lambda path: "nfs4"),
@@ -51,5 +53,5 @@ PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     rule: partial(prepare, rule) for rule in CASES
 }
 
-FIX_IS_WORDS: set[str] = set(CASES)
+FIX_IS_WORDS: set[str] = set(CASES) - {"nvme_weights_stay_in_memory"}
 """A path only the user knows; and without offload=nvme there is no key offload.path to be kept."""

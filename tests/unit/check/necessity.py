@@ -290,6 +290,7 @@ NOWHERE = {
     "liger_needs_cuda": "liger-kernel needs triton, and that a GPU",
     "dp_is_not_compiled": "needs two GPUs",
     "zero3_recomputes_frozen_weights": "fails with a DeepSpeed before 0.19.8, which is not here",
+    "nvme_weights_stay_in_memory": "seen by hand, docs/lab.md; compiling async_io takes minutes",
     "nvme_folder_is_local": "needs a disk behind a network",
     "nvme_has_space": "needs a full disk",
     "nvme_folder_writable": "an error of the operating system's in the middle of the start",
