@@ -44,7 +44,9 @@ tests/unit/pretrained)."""
 PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
     "tracker.uri",
-    "hardware.option", "paths.runs", "rerun", "plan_only", "train.log_every",
+    "hardware.option", "paths.runs", "launcher.cpu_slots", "launcher.runs_per_device",
+    "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
+    "rerun", "plan_only", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""
@@ -137,7 +139,8 @@ def cases():
     # Choosing among sizes and heads is done by these two; made-up names have no closed form.
     del first["model.family"], first["task.option"]
     # The content of the file counts (tests/unit/plan), not its name.
-    del first["distributed.deepspeed_config"]
+    for mapping in ("distributed.deepspeed_config", "sweep.product", "sweep.rows", "sweep.zip"):
+        del first[mapping]
     return [pytest.param(base, path, id=path) for path, base in first.items()]
 
 
@@ -269,7 +272,8 @@ def test_canonical_text_is_one_for_one_meaning() -> None:
 def test_meaningful_keeps_the_rest() -> None:
     content = make_converter().unstructure(synthetic_config())
     kept = meaningful(content)
-    assert set(content) - set(kept) == {"tracker", "paths", "hardware", "rerun", "plan_only"}
+    around = {"tracker", "paths", "hardware", "launcher", "sweep", "rerun", "plan_only"}
+    assert set(content) - set(kept) == around
     assert kept["train"]["max_grad_norm"] == 1.0
     assert "log_every" not in kept["train"]
 
