@@ -108,12 +108,11 @@ WRONG = [
     pytest.param("recipe", "defaults: [/experiment/smoke]\n", "/experiment", id="what comes later"),
     pytest.param("recipe", "defaults: [{}]\n", "$.defaults[0]", id="empty entry"),
     pytest.param(
-        "sweep", "hydra: {sweeper: {params: {precision: 'fp32,bf17'}}}\n", "bf17", id="swept option"
+        "sweep", "sweep: {product: {precision: 'fp32,bf17'}}\n", "bf17", id="swept option"
     ),
-    pytest.param(
-        "sweep", "hydra: {sweeper: {params: {optimizer.lrr: 1}}}\n", "lrr", id="swept key"
-    ),
-    pytest.param("sweep", "hydra: {sweeper: {params: {seed: [1]}}}\n", "seed", id="swept as list"),
+    pytest.param("sweep", "sweep: {product: {optimizer.lrr: 1}}\n", "lrr", id="swept key"),
+    pytest.param("sweep", "sweep: {product: {seed: {a: 1}}}\n", "seed", id="swept as mapping"),
+    pytest.param("sweep", "sweep: {rows: {one: {sead: 1}}}\n", "sead", id="row's key"),
     pytest.param("config", "defaults: [model: tinny]\n", "tinny", id="default option"),
     pytest.param("config", "defaults: [modell_: tiny]\n", "modell_", id="default group"),
 ]
@@ -130,6 +129,7 @@ def test_what_eke_refuses_is_not_valid(name, text, said) -> None:
 VALUES = [
     None, True, False, -1, 0, 1, 2, 3, 10**9, 10**10, 2**53, 2**53 + 2, -1.5, -0.5, 0.0005, 0.5,
     0.95, 1.5, 1e-30, 1e300, float("inf"), "text", "on", "float32", "full", "fixed", "online", {},
+    ["precision=fp16"],
 ]  # fmt: skip
 """Not in it: not-a-number, which JSON Schema cannot tell from a number."""
 KEYS = [

@@ -146,7 +146,7 @@ def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
         return Problem(group, option, "is not installed", f"pip install {package}")
     own = OWN[group][0]
     if (group, option) == _NOT_YET:
-        why = "is not available yet: runs go one after the other on this machine"
+        why = "is not available yet: runs go to the devices of this machine"
         return Problem(group, option, why, f"{group}={own}")
     options = [own, *known, *PACKAGES[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"

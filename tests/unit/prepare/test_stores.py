@@ -437,8 +437,11 @@ def hub_folder(tmp_path):
 
 
 @pytest.fixture
-def hub_cache(tmp_path, monkeypatch, hub_folder):
-    """The same as `hf download --repo-type dataset owner/rows` leaves it, without a connection."""
+def hub_cache(tmp_path, monkeypatch, hub_folder, in_another_process):
+    """The same as `hf download --repo-type dataset owner/rows` leaves it, without a connection.
+
+    Where it is, huggingface_hub reads when it is imported: by a process of its own.
+    """
     repo = tmp_path / "hf" / "hub" / "datasets--owner--rows"
     shutil.copytree(hub_folder, repo / "snapshots" / ("0" * 40))
     (repo / "refs").mkdir()
