@@ -32,10 +32,10 @@ class Grant:
         numbers = ",".join(slot.name.removeprefix(kind).strip() for slot in self.slots)
         return f"{kind} {numbers}".strip()
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, num_processes: int = 1) -> dict[str, str]:
         """What the run's processes need to see these devices and no others."""
         if not self.slots[0].device.startswith(("GPU-", "MIG-")):
-            return _threads(sum(len(slot.cores) for slot in self.slots))
+            return _threads(len(self.cores()) // num_processes)
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(slot.device for slot in self.slots),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -52,6 +52,7 @@ class Grant:
 
 
 def _threads(cores: int) -> dict[str, str]:
+    """Threads for each process, unless the user has said how many; none where all may be used."""
     return {"OMP_NUM_THREADS": str(cores)} if cores and "OMP_NUM_THREADS" not in os.environ else {}
 
 

@@ -18,7 +18,7 @@ def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
         BusyError: somebody works on this run.
         RunError: the folder cannot be written.
     """
-    environment = grant.environment()
+    environment = grant.environment(plan.batch.world_size)
     if grant.shared:
         environment[SHARED_DEVICE] = "1"
     with held_to(grant.cores()):

@@ -146,6 +146,8 @@ def test_runs_that_share_a_cpu_use_as_many_threads_as_they_have_cores(monkeypatc
     grant = devices.take(1)
     assert grant.shared
     assert grant.environment() == {"OMP_NUM_THREADS": str(len(grant.slots[0].cores))}
+    cores = grant.cores()
+    assert grant.environment(len(cores)) == {"OMP_NUM_THREADS": "1"}, "shared out between ranks"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert grant.environment() == {}, "what the user has set counts"
     alone = find_devices("cpu", num_cpu_slots=1, runs_per_device=1)
