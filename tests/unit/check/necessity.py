@@ -111,11 +111,11 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     },
     (Kind.fails, DATA): {
         "datasets_missing": "test_rows_are_read_by_datasets",
+        "streaming_needs_num_samples": "test_a_stream_without_a_number_ends_before_its_first_row",
         "seq2seq_needs_pairs": "test_a_translation_without_columns_has_no_target",
     },
     (Kind.wrong, DATA): {
         "bytes_on_checkpoint": "test_a_checkpoints_tokenizer_numbers_bytes_otherwise",
-        "streaming_needs_num_samples": "test_a_stream_without_a_number_ends_before_its_first_row",
         "packing_needs_causal_decoder":
             "test_packed_samples_of_a_bidirectional_model_see_each_other",
         "prompt_needs_response": "test_a_prompt_alone_is_trained_on_as_if_it_were_the_text",

@@ -45,8 +45,8 @@ def test_mappings_and_several_arguments() -> None:
 
 
 def test_a_sweep_goes_over_an_argument() -> None:
-    cells = expand(["engine=trainer", "trainer.extra.neftune_noise_alpha=5,10"])
-    assert [cell[1] for cell in cells] == [
+    cells = expand(["engine=trainer", "trainer.extra.neftune_noise_alpha=5,10"]).cells
+    assert [cell.overrides[1] for cell in cells] == [
         "trainer.extra.neftune_noise_alpha=5",
         "trainer.extra.neftune_noise_alpha=10",
     ]

@@ -88,4 +88,5 @@ def test_a_stream_without_a_number_ends_before_its_first_row(tmp_path, own_cache
     for split in ("train", "test"):
         write_jsonl(folder / f"{split}.jsonl", numbered(9))
     typed = ("data=hub", f"data.name={folder}", "data.eval_split=test", "data.streaming=true")
-    assert len(store_of(*typed).array("train")) == 0
+    with pytest.raises(ConfigError, match="no usable row is left"):
+        store_of(*typed)
