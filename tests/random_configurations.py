@@ -135,6 +135,11 @@ LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_o
 """One of these is typed, now and then both."""
 
 LEFT_OUT = {
+    **{f"launcher.{name}": "of a sweep" for name in ("cpu_slots", "runs_per_device")},
+    **{
+        f"sweep.{name}": "of a sweep"
+        for name in ("product", "rows", "zip", "exclude", "repeats", "strict")
+    },
     "distributed.timeout_s": "a time nobody waits for",
     "distributed.deepspeed_config": "tests/unit/plan/test_ds_config.py",
     "model.name_or_path": "checkpoints have tests of their own",

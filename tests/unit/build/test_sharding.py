@@ -68,7 +68,6 @@ def test_gradients_that_add_up_are_whole() -> None:
     ("option", "words"),
     [
         ("adafactor", r"mixed torch\.Tensor and DTensor"),
-        ("galore", r"mixed torch\.Tensor and DTensor"),
         ("apollo", r"mixed torch\.Tensor and DTensor"),
         ("lion", "does not have a sharding strategy registered"),
         ("adamw_8bit", "does not have a sharding strategy registered"),
