@@ -165,17 +165,6 @@ LEFT_OUT = {
     "tracker.group": "the tracker has tests of its own",
     "tracker.uri": "the tracker has tests of its own",
     "paths.runs": "a path",
-    **dict.fromkeys(
-        (
-            "offload.path",
-            "offload.weights",
-            "offload.piece_numbers",
-            "offload.block_bytes",
-            "offload.queue_depth",
-            "offload.threads",
-        ),
-        "offload=nvme is never drawn",
-    ),
     "trainer.extra": "tests/unit/check/test_trainer_arguments.py",
     "rerun": "no part of a training",
     "plan_only": "no part of a training",
@@ -215,7 +204,6 @@ RARE_OPTIONS = {
     "zero3": 0.03,
     "optimizer_cpu": 0.02,  # compiles C++ at its first use
     "params_cpu": 0.02,
-    "nvme": 0.0,  # these models are too small for a file; tests/equivalence/test_nvme.py
 }
 """Options with a smaller chance than their share, by option."""
 

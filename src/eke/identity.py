@@ -17,7 +17,6 @@ PRESENTATION = ("tracker", "paths", "hardware", "launcher", "sweep", "rerun", "p
 PRESENTATION_KEYS = {
     "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
     "distributed": ("timeout_s",),
-    "offload": ("path",),
     "peft": ("save_merged",),
 }
 """Keys of other groups of which the same holds: checkpoints are left out of every timing."""

@@ -2,29 +2,20 @@
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.hardware import usable_cores
-from eke.schema import Packing, PeerToPeer
+from eke.schema import Float8, Packing, PeerToPeer
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
 
-MIXED = "(torch: got mixed torch.Tensor and DTensor)"
-PLAIN = (
-    "bitsandbytes' kernels take whole tensors (torch: Operator "
-    "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
-)
-UNSEEN = "torchao's compiled step has not been compared with itself on parts"
+WORKS_ON_PARTS = ("adamw", "adamw_forloop", "adamw_foreach", "adamw_fused", "sgd")
+"""Optimizers seen to train on parts of tensors like on whole ones (tests/equivalence)."""
 
 FAILS_ON_PARTS = {
-    "adafactor": f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}",
-    "galore": f"it projects whole matrices {MIXED}",
-    "apollo": f"it projects whole matrices {MIXED}",
-    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"), PLAIN),
-    "adamw_apex_fused": "apex's kernels take whole tensors",
-    **dict.fromkeys(("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"), UNSEEN),
+    "adafactor": "it keeps sums over rows and columns, which a part of a matrix does not have "
+    "(torch: got mixed torch.Tensor and DTensor)",
 }
-"""Optimizer -> what goes wrong when each process has only a part of every tensor; the others train
-on parts like on whole tensors (tests/equivalence/test_ranks.py)."""
+"""Optimizer -> what goes wrong when each process has only a part of every tensor."""
 
 
 def _is_cut(facts: Facts) -> bool:
@@ -34,11 +25,12 @@ def _is_cut(facts: Facts) -> bool:
 
 
 def _optimizer_needs_whole(facts: Facts) -> bool:
-    return _is_cut(facts) and facts.config.optimizer.option in FAILS_ON_PARTS
+    return _is_cut(facts) and facts.config.optimizer.option not in WORKS_ON_PARTS
 
 
 def _why_whole(facts: Facts) -> str:
-    reason = FAILS_ON_PARTS[facts.config.optimizer.option]
+    option = facts.config.optimizer.option
+    reason = FAILS_ON_PARTS.get(option, "it has not been seen to train like on whole tensors")
     return f"distributed=fsdp gives each process a part of every tensor; {reason}"
 
 
@@ -144,7 +136,32 @@ RULES = (
         why=_why_whole,
         fix=lambda f: "optimizer=adamw   (or: distributed=ddp)",
         source="tests/unit/build/test_sharding.py: each one's step on sharded parameters",
-        versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
+        versions="torch 2.13, transformers 5.23",
+    ),
+    Rule(
+        id="fsdp_without_adapters",
+        verdict=Verdict.impossible,
+        path="peft",
+        when=lambda f: _is_cut(f) and f.config.peft.option != "none",
+        value=lambda f: f.config.peft.option,
+        why=lambda f: (
+            "distributed=fsdp cuts frozen weights and adapters alike, which has not been seen to "
+            "train as it does uncut"
+        ),
+        fix=lambda f: "distributed=ddp",
+        source=FSDP_DOCS,
+        versions="torch 2.13, peft 0.21",
+    ),
+    Rule(
+        id="fsdp_without_float8",
+        verdict=Verdict.impossible,
+        path="precision.float8",
+        when=lambda f: _is_cut(f) and f.config.precision.float8 is not Float8.off,
+        value=lambda f: f.config.precision.float8.value,
+        why=lambda f: "distributed=fsdp has not been compared with itself on float8 layers",
+        fix=lambda f: "precision=bf16",
+        source=FSDP_DOCS,
+        versions="torch 2.13, torchao 0.18",
     ),
     Rule(
         id="fsdp_keeps_its_activations",

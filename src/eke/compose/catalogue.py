@@ -25,7 +25,7 @@ GROUPS: dict[str, str] = {
     "compile": "torch.compile",
     "kernels": "fused operations",
     "distributed": "processes and sharding",
-    "offload": "state off the device",
+    "offload": "what waits in host memory",
     "dataloader": "how batches arrive",
     "peft": "which weights are trained",
     "engine": "training loop",

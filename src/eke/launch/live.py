@@ -11,7 +11,7 @@ from eke.launch.folder import Place, claim, find_place
 from eke.launch.settle import settle
 from eke.launch.supervise import Worker
 from eke.paths import user_path
-from eke.plan import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
+from eke.plan import Plan, plan_to_plain, write_plan
 from eke.record import Record, read_attempts
 
 
@@ -79,7 +79,6 @@ class LiveRun:
         """
         try:
             code = self.worker.finish()
-            remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
             return settle(self.place.paths, self.plan, code, self._attempts_before)
         except OSError as error:
             raise _unwritable(self.place, error) from error

@@ -5,7 +5,6 @@ from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.show import render_plan
 from eke.plan.store import plan_to_plain, read_plan, write_plan
-from eke.plan.swap import remove_swap, swap_files, swap_folder
 
 __all__ = [
     "BatchPlan",
@@ -17,9 +16,6 @@ __all__ = [
     "outline_record",
     "plan_to_plain",
     "read_plan",
-    "remove_swap",
     "render_plan",
-    "swap_files",
-    "swap_folder",
     "write_plan",
 ]

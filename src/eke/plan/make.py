@@ -254,10 +254,7 @@ def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> 
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
     if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
-        if has_master(config):
-            reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
-        master = "on" if has_master(config) else "off"
-        decisions.append(Decision("precision.master", master, reason))
+        decisions.append(Decision("precision.master", "off", reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)

@@ -18,7 +18,7 @@ from eke.schema.model import (
     PretrainedModel,
     T5Model,
 )
-from eke.schema.offload import NvmeOffload, Offload, WeightsPlace
+from eke.schema.offload import Offload
 from eke.schema.optimizer import (
     SGD,
     Adafactor,
@@ -111,7 +111,6 @@ __all__ = [
     "MixtralModel",
     "Model",
     "Muon",
-    "NvmeOffload",
     "Offload",
     "Optimizer",
     "Packing",
@@ -141,6 +140,5 @@ __all__ = [
     "Trainer",
     "WSDSchedule",
     "Weights",
-    "WeightsPlace",
     "register",
 ]

@@ -12,7 +12,7 @@ from eke.schema.engine import Engine, Trainer
 from eke.schema.kernels import Kernels
 from eke.schema.limits import at_least, between
 from eke.schema.memory import Memory
-from eke.schema.offload import OFFLOADS, Offload
+from eke.schema.offload import Offload
 from eke.schema.optimizer import OPTIMIZERS, Optimizer
 from eke.schema.peft import PEFTS, Peft
 from eke.schema.precision import Precision
@@ -85,7 +85,6 @@ VARIANTS: dict[str, dict[str, type]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "distributed": DISTRIBUTEDS,
-    "offload": OFFLOADS,
     "peft": PEFTS,
 }
 """Groups whose options have different fields: schema name -> class, named by the option's file."""

@@ -12,9 +12,6 @@ from eke.sizes.structure import Weight
 
 BFLOAT16_BYTES = 2
 
-STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""Options of the group `distributed` by which DeepSpeed shares out the state."""
-
 BLOCK, SCALES_PER_BLOCK = 64, 256
 """Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
 
@@ -54,9 +51,8 @@ def weight_bytes(config: Config) -> int:
 
 
 def has_master(config: Config) -> bool:
-    """Whether the optimizer steps on float32 copies: where asked for and of use, and in ZeRO."""
-    wanted = config.precision.master is Switch.on or config.distributed.option in STAGE
-    return config.precision.weights is Weights.bfloat16 and wanted
+    """Whether the optimizer steps on float32 copies: only where asked for, and of use."""
+    return config.precision.weights is Weights.bfloat16 and config.precision.master is Switch.on
 
 
 def state_bytes(config: Config, size: ModelSize) -> StateBytes:

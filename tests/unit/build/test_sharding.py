@@ -64,20 +64,11 @@ def test_gradients_that_add_up_are_whole() -> None:
     assert state_bytes(every.config, every.size).gradients == whole / 2
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("adafactor", r"mixed torch\.Tensor and DTensor"),
-        ("apollo", r"mixed torch\.Tensor and DTensor"),
-        ("lion", "does not have a sharding strategy registered"),
-        ("adamw_8bit", "does not have a sharding strategy registered"),
-    ],
-)
-def test_what_the_rule_refuses_really_fails(option, words) -> None:
-    plan = sharded_plan(2, *SMALL, f"optimizer={option}")
+def test_what_the_rule_refuses_really_fails() -> None:
+    plan = sharded_plan(2, *SMALL, "optimizer=adafactor")
     with among(2, RANK):
         model = sharded_model(plan)
-        with pytest.raises((RuntimeError, NotImplementedError), match=words):
+        with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
             step(model, build_optimizer(plan, model))
 
 

@@ -11,6 +11,8 @@ TWO_GPUS = dataclasses.replace(H200, count=2)
 FSDP = ("distributed=fsdp", "distributed.num_processes=2")
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
+    "fsdp_without_adapters": ((*FSDP, "peft=lora"), CPU),
+    "fsdp_without_float8": ((*FSDP, "precision=fp8"), CPU),
     "fsdp_keeps_its_activations": ((*FSDP, "memory=activation_offload"), CPU),
     "one_process_without_strategy": (("distributed.num_processes=2",), CPU),
     "ddp_of_one": (("distributed=ddp", "distributed.num_processes=1"), CPU),

@@ -103,9 +103,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "runs_has_space": "test_a_plan_that_cannot_be_written",
         "batch_does_not_fit": "test_running_out_of_memory_is_an_outcome_with_its_phase",
     },
-    (Kind.numbers, "unit/sizes/test_swapping.py"): {
-        "nvme_state_is_large": "test_two_processes_halve_the_files_until_they_are_too_small",
-    },
     (Kind.numbers, "unit/sizes/test_state.py"): {
         "states_do_not_fit": "test_bytes_are_those_of_the_real_tensors",
     },
@@ -280,8 +277,9 @@ COMPARED = (
 """Rules whose setting changes nothing in a run of two steps."""
 
 UNCOMPARED = (
-    "zero_with_compile", "fsdp_keeps_its_activations", "zero_keeps_masters",
-    "zero_rounds_adapters", "nvme_holds_plain_state", "in_backward_needs_other_optimizer",
+    "zero_needs_float32_weights", "zero_without_float8", "zero_evaluates_as_it_trains",
+    "zero_shares_out_all_weights", "zero_with_compile", "fsdp_without_adapters",
+    "fsdp_without_float8", "fsdp_keeps_its_activations", "in_backward_needs_other_optimizer",
 )  # fmt: skip
 """Rules that may be narrowed as soon as a test shows that the training is the same."""
 
@@ -289,14 +287,6 @@ NOWHERE = {
     "apex_needs_cuda": "apex is no package of the index, and is built for a GPU",
     "liger_needs_cuda": "liger-kernel needs triton, and that a GPU",
     "dp_is_not_compiled": "needs two GPUs",
-    "zero3_recomputes_frozen_weights": "fails with a DeepSpeed before 0.19.8, which is not here",
-    "nvme_weights_stay_in_memory": "seen by hand, docs/lab.md; compiling async_io takes minutes",
-    "nvme_folder_is_local": "needs a disk behind a network",
-    "nvme_has_space": "needs a full disk",
-    "nvme_folder_writable": "an error of the operating system's in the middle of the start",
-    "nvme_folder_is_a_disk": "a matter of what a tmpfs is",
-    "nvme_buffers_are_locked": "needs a limit that root does not have",
-    "nvme_needs_libaio": "needs a machine without it",
     "deepspeed_not_needed": "advice of the guide that it names; its speed needs GPUs",
 }
 """Rule -> why no test shows what happens without it."""

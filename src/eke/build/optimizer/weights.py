@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eke.build.sharding import cut_like
-
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
@@ -39,10 +37,10 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> None:
-    """Put back what `evaluation_weights` yielded; whole tensors where parameters are cut, too."""
+    """Put back what `evaluation_weights` yielded."""
     if kept:
         for parameter, value in zip(_parameters(optimizer), kept, strict=True):
-            parameter.copy_(cut_like(value, parameter))
+            parameter.copy_(value)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

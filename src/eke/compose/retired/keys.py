@@ -1,6 +1,6 @@
 """Keys that exist only to be refused: other tools' names of them."""
 
-from eke.compose.retired.phrases import HF, LATER, MODES, PARALLEL, Row
+from eke.compose.retired.phrases import HF, LATER, MODES, NO_NVME, PARALLEL, Row
 
 # fmt: off
 KEYS: tuple[Row, ...] = (
@@ -160,8 +160,7 @@ KEYS: tuple[Row, ...] = (
     ("offload_param",
      "is called offload here", "distributed=zero3 offload=params_cpu",
      {"none": "offload=none", "false": "offload=none"}),
-    ("nvme_path offload.nvme_path", "is called offload.path here",
-     "distributed=zero3 offload=nvme offload.path={value}"),
+    ("nvme_path offload.path", NO_NVME, "distributed=zero3 offload=params_cpu"),
     # processes and devices
     ("deepspeed",
      f"{HF}; eke's is distributed.deepspeed_config",
