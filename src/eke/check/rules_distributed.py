@@ -3,6 +3,7 @@
 from eke.check.rule import Facts, Rule, Verdict
 from eke.hardware import usable_cores
 from eke.schema import Float8, Packing, PeerToPeer
+from eke.sizes import has_master
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
@@ -151,6 +152,19 @@ RULES = (
         fix=lambda f: "distributed=ddp",
         source=FSDP_DOCS,
         versions="torch 2.13, peft 0.21",
+    ),
+    Rule(
+        id="fsdp_without_masters",
+        verdict=Verdict.impossible,
+        path="precision.master",
+        when=lambda f: _is_cut(f) and has_master(f.config),
+        value=lambda f: f.config.precision.master.value,
+        why=lambda f: (
+            "under distributed=fsdp a checkpoint holds one process's part of the float32 copies, "
+            "and a run that continues from it is another one"
+        ),
+        fix=lambda f: "precision.master=off   (or: distributed=ddp)",
+        source="docs/lab.md, 2026-11-21",
     ),
     Rule(
         id="fsdp_without_float8",

@@ -12,6 +12,7 @@ FSDP = ("distributed=fsdp", "distributed.num_processes=2")
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "fsdp_without_adapters": ((*FSDP, "peft=lora"), CPU),
+    "fsdp_without_masters": ((*FSDP, "precision=bf16_pure", "precision.master=on"), CPU),
     "fsdp_without_float8": ((*FSDP, "precision=fp8"), CPU),
     "fsdp_keeps_its_activations": ((*FSDP, "memory=activation_offload"), CPU),
     "one_process_without_strategy": (("distributed.num_processes=2",), CPU),
