@@ -149,8 +149,8 @@ MISTAKES = [
     ),
     pytest.param(
         "sweep",
-        f"{PRESET}hydra:\n  sweeper:\n    params:\n      precision: fp32,bf17\n",
-        4,
+        f"{PRESET}sweep:\n  product:\n    precision: fp32,bf17\n",
+        3,
         "Options of precision",
         id="swept option",
     ),
