@@ -190,7 +190,8 @@ def test_a_run_folder_that_vanishes(start, tmp_path, train_py) -> None:
 
 def test_a_sweep_skips_what_can_only_need_more_memory(tmp_path) -> None:
     """Real memory running out in the middle of a sweep: one run of it, not four."""
-    sweep = last_wins(*TOO_LARGE, "batch.per_device=2,256,512", "seed=0", "train.steps=2")
+    sizes = ("batch.per_device=2,256,512", "data.num_samples=512")
+    sweep = last_wins(*TOO_LARGE, *sizes, "train.steps=2")
     done = train_within(resource.RLIMIT_AS, 6 * GIB, tmp_path, "-m", *sweep)
     assert done.code == 1, done.text
     (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
