@@ -16,6 +16,7 @@ from unit.build.plans import hand_plan
 from unit.build.steps import make_inputs
 from unit.sizes.configs import TINY_CASES
 
+from eke.build.compile import compile_model
 from eke.build.export import load_weights, save_pretrained
 from eke.build.heads import HEADS
 from eke.build.model import build_model
@@ -108,12 +109,10 @@ def test_files_and_their_content(tmp_path):
 
 
 def test_a_compiled_models_bare_one_is_saved(tmp_path):
-    from eke.build.compile import compile_model
-
     plan = hand_plan("model=tiny", "compile=eager")
-    compiled = compile_model(plan, build_model(plan, CPU))
-    compiled(**make_inputs(compiled))
-    assert_round_trip(compiled, "tiny", "causal_lm", tmp_path / "saved")
+    bare = build_model(plan, CPU)
+    compile_model(plan, bare)(**make_inputs(bare))
+    assert_round_trip(bare, "tiny", "causal_lm", tmp_path / "saved")
 
 
 def test_the_bare_model_of_a_data_parallel_one_is_saved(tmp_path):
