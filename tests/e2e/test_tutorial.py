@@ -104,7 +104,7 @@ def test_the_afternoon(afternoon: Path) -> None:
     (compared,) = commands("Compare two techniques")
     sweep = typed(afternoon, compared)
     assert sweep.code == 0, sweep.text
-    assert sweep.out.count("ok: runs/") == 2
+    assert sweep.out.count("] ok in ") == 2
 
     (sync,) = commands("Show it to others")
     sync_all(afternoon, sync, folder)
