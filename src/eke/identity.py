@@ -11,7 +11,9 @@ from typing import Any
 
 from eke.schema import SCHEMA_VERSION
 
-PRESENTATION = ("tracker", "paths", "hardware", "launcher", "sweep", "rerun", "plan_only")
+PRESENTATION = (
+    "tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun", "plan_only"
+)  # fmt: skip
 """Groups and root keys that change neither the result nor what is measured."""
 
 PRESENTATION_KEYS = {

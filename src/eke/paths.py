@@ -68,6 +68,11 @@ class RunPaths:
         return self.folder / "dead_rank.json"
 
     @property
+    def ticket(self) -> Path:
+        """Which job of a cluster works on the run, or did last."""
+        return self.folder / "slurm.json"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder per checkpoint."""
         return self.folder / "checkpoints"
@@ -108,6 +113,11 @@ class SweepPaths:
     def sweep(self) -> Path:
         """Every cell: overrides, run, verdict and reason."""
         return self.folder / "sweep.json"
+
+    @property
+    def slurm(self) -> Path:
+        """Submissions, batch scripts and the jobs' own logs."""
+        return self.folder / "slurm"
 
 
 def user_path(text: str) -> Path:

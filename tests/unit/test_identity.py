@@ -18,6 +18,8 @@ from eke.schema import (
     DecayingSchedule,
     Evaluation,
     LlamaModel,
+    Resources,
+    Slurm,
     Switch,
     Synthetic,
     Task,
@@ -45,6 +47,9 @@ PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
     "tracker.uri",
     "hardware.option", "paths.runs", "launcher.cpu_slots", "launcher.runs_per_device",
+    "launcher.detach",
+    *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
+    *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
     "rerun", "plan_only", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
@@ -101,6 +106,10 @@ OTHER = {
     "train.epochs": 1.5,
     "train.eval_every": 50,
     "memory.empty_cache_every": 2,
+    **{f"resources.{n}": "x" for n in ("memory", "partition", "account", "qos", "constraint")},
+    **{f"slurm.{n}": "x" for n in ("partition", "account", "qos", "constraint", "gpu_type")},
+    "slurm.python": "python",
+    "resources.gpus": 1,
     "trainer.extra": {"label_smoothing_factor": 0.1},
     "precision.tf32": Switch.on,
     "precision.master": Switch.on,
@@ -139,7 +148,8 @@ def cases():
     # Choosing among sizes and heads is done by these two; made-up names have no closed form.
     del first["model.family"], first["task.option"]
     # The content of the file counts (tests/unit/plan), not its name.
-    for mapping in ("distributed.deepspeed_config", "sweep.product", "sweep.rows", "sweep.zip"):
+    for mapping in ("distributed.deepspeed_config", "sweep.product", "sweep.rows", "sweep.zip",
+                    "slurm.options"):  # fmt: skip
         del first[mapping]
     return [pytest.param(base, path, id=path) for path, base in first.items()]
 
@@ -272,7 +282,8 @@ def test_canonical_text_is_one_for_one_meaning() -> None:
 def test_meaningful_keeps_the_rest() -> None:
     content = make_converter().unstructure(synthetic_config())
     kept = meaningful(content)
-    around = {"tracker", "paths", "hardware", "launcher", "sweep", "rerun", "plan_only"}
+    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun",
+              "plan_only"}  # fmt: skip
     assert set(content) - set(kept) == around
     assert kept["train"]["max_grad_norm"] == 1.0
     assert "log_every" not in kept["train"]

@@ -15,6 +15,10 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke schema FOLDER        JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
+  eke status DIR           how far the runs of a sweep are, here or in a cluster (--json)
+  eke logs DIR             the ends of the logs of what runs or failed (-f: as they grow)
+  eke cancel DIR           asks runs to save and end; the same command continues them
+  eke retry DIR            runs again what crashed, diverged or ran out of memory
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version
@@ -39,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
         from eke.cli import doctor  # only here: `eke --help` does without it
 
         return doctor.main(rest)
+    if command in ("status", "logs", "cancel", "retry"):
+        from eke.cli import folders  # only here: `eke --help` does without it
+
+        return folders.main(command, rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
     if command == "sync":

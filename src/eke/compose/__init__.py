@@ -2,7 +2,7 @@
 
 from eke.compose.arguments import Arguments, split_arguments
 from eke.compose.ask import check_question, is_completion, run_hydra_flags
-from eke.compose.by_hydra import is_for_hydra, sweep_by_hydra
+from eke.compose.by_hydra import is_for_hydra, launcher_of, sweep_by_hydra
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
@@ -21,6 +21,7 @@ __all__ = [
     "help_text",
     "is_completion",
     "is_for_hydra",
+    "launcher_of",
     "run_hydra_flags",
     "split_arguments",
     "sweep_by_hydra",

@@ -28,10 +28,8 @@ from eke.schema import register
 Job = Callable[[tuple[str, ...], Path | None], float | None]
 """Overrides and the user's folder -> the objective; what it raises, Hydra sees."""
 
-OWN = {"hydra/launcher": ("local",), "hydra/sweeper": ("eke",)}
+OWN = {"hydra/launcher": ("local", "slurm"), "hydra/sweeper": ("eke",)}
 """What eke does itself, without Hydra."""
-
-_NOT_YET = ("hydra/launcher", "slurm")
 
 PACKAGES = {
     "hydra/launcher": {
@@ -54,6 +52,12 @@ PACKAGES = {
 def is_for_hydra(overrides: Sequence[str]) -> bool:
     """Whether a launcher or a sweeper is typed that is not eke's own, or a setting of one."""
     return any(_is_foreign(text) or _is_setting(text) for text in overrides)
+
+
+def launcher_of(overrides: Sequence[str]) -> str:
+    """Which of eke's own launchers is typed; `local` where none is."""
+    typed = [text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")]
+    return typed[-1] if typed else OWN["hydra/launcher"][0]
 
 
 def _is_foreign(text: str) -> bool:
@@ -145,10 +149,7 @@ def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
     if package:
         return Problem(group, option, "is not installed", f"pip install {package}")
     own = OWN[group][0]
-    if (group, option) == _NOT_YET:
-        why = "is not available yet: runs go to the devices of this machine"
-        return Problem(group, option, why, f"{group}={own}")
-    options = [own, *known, *PACKAGES[group]]
+    options = [*OWN[group], *known, *PACKAGES[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
     return Problem(group, shown(option), why, f"{group}={closest(option, options) or own}")
 

@@ -31,6 +31,7 @@ GROUPS: dict[str, str] = {
     "engine": "training loop",
     "tracker": "where results are shown",
     "hardware": "machine to plan for",
+    "slurm": "cluster that runs (-m)",
     "recipe": "named set of techniques",
     "experiment": "named, complete setting",
     "sweep": "named set of runs (-m)",

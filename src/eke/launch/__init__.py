@@ -1,8 +1,11 @@
 """From plans to processes; torch is never imported here."""
 
+from eke.launch.board import open_board
+from eke.launch.books import Books
 from eke.launch.folder import Place, claim, find_place
+from eke.launch.job import Job
 from eke.launch.live import place_of
-from eke.launch.pool import Job, Pool, find_devices, open_board
+from eke.launch.pool import Pool, find_devices
 from eke.launch.ranks import (
     become_worker,
     check_started_ranks,
@@ -21,6 +24,7 @@ from eke.launch.sweep import (
 )
 
 __all__ = [
+    "Books",
     "Cell",
     "Job",
     "Place",

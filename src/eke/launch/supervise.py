@@ -27,13 +27,18 @@ def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:
     return [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
 
 
+def source_folder() -> str:
+    """Where eke is imported from."""
+    return str(Path(eke.__file__).resolve().parents[1])
+
+
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, with eke importable and the supervisor named.
 
     Args:
         extra: what this worker alone gets: the devices it may see.
     """
-    source = str(Path(eke.__file__).resolve().parents[1])
+    source = source_folder()
     inherited = os.environ.get("PYTHONPATH")
     path = source if not inherited else os.pathsep.join([source, inherited])
     own = {"PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from eke.files import write_json
-from eke.launch.pool.job import Job
+from eke.launch.job import Job
 from eke.paths import SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
@@ -52,9 +53,20 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
 
 
 def write_sweep(paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
-    """Write sweep.json atomically."""
+    """Write sweep.json atomically.
+
+    Args:
+        paths: the sweep's files.
+        command: what was typed behind `train.py`, so that `eke retry` can type it again.
+        cells: all of them.
+    """
     paths.folder.mkdir(parents=True, exist_ok=True)
-    content = {"schema_version": 1, "command": list(command), "cells": [asdict(c) for c in cells]}
+    content = {
+        "schema_version": 1,
+        "directory": os.getcwd(),
+        "command": list(command),
+        "cells": [asdict(c) for c in cells],
+    }
     write_json(paths.sweep, content)
 
 

@@ -11,8 +11,8 @@ from eke.record import Outcome
 _MEANING = {
     signal.SIGINT: Outcome.cancelled,
     signal.SIGTERM: Outcome.preempted,
-    signal.SIGUSR1: Outcome.preempted,
-    signal.SIGUSR2: Outcome.preempted,
+    signal.SIGUSR1: Outcome.timeout,  # what batch systems are asked to send before a time limit
+    signal.SIGUSR2: Outcome.timeout,
 }
 
 

@@ -1,6 +1,7 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
 from eke.schema.attention import Attention, Backend
+from eke.schema.cluster import GpuRequest, Resources, Slurm
 from eke.schema.compiling import Compile, CompileMode
 from eke.schema.config import SCHEMA_VERSION, VARIANTS, Config, register
 from eke.schema.dataloader import DataLoader
@@ -96,6 +97,7 @@ __all__ = [
     "FourBits",
     "GPT2Model",
     "GaLore",
+    "GpuRequest",
     "Hardware",
     "Hub",
     "Kernels",
@@ -121,12 +123,14 @@ __all__ = [
     "PretrainedModel",
     "PythonSource",
     "QLora",
+    "Resources",
     "Rows",
     "ScaleType",
     "Schedule",
     "ScheduleFree",
     "Seq2SeqLM",
     "SequenceClassification",
+    "Slurm",
     "Sweep",
     "Switch",
     "Synthetic",

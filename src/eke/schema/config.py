@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from eke.schema import model as models
 from eke.schema import surroundings, work
 from eke.schema.attention import Attention
+from eke.schema.cluster import Resources, Slurm
 from eke.schema.compiling import Compile
 from eke.schema.dataloader import DataLoader
 from eke.schema.distributed import DISTRIBUTEDS, Distributed
@@ -49,6 +50,8 @@ class Config:
     train: work.Train = field(default_factory=work.Train)
     paths: surroundings.Paths = field(default_factory=surroundings.Paths)
     launcher: surroundings.Launcher = field(default_factory=surroundings.Launcher)
+    resources: Resources = field(default_factory=Resources)
+    slurm: Slurm = field(default_factory=Slurm)
     sweep: Sweep = field(default_factory=Sweep)
     seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
     """Seed of initial weights, sample order, masking and dropout."""

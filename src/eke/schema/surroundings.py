@@ -49,9 +49,11 @@ class Paths:
 
 @dataclass
 class Launcher:
-    """How the runs of a sweep (-m) share this machine."""
+    """How the runs of a sweep (-m) are started."""
 
     cpu_slots: int = field(default=1, metadata=between(1, 1024))
     """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
     runs_per_device: int = field(default=1, metadata=between(1, 64))
     """Runs that share a GPU. More than one claim no speed."""
+    detach: bool = False
+    """Leave once the runs are submitted; eke status says how far they are. SLURM only."""

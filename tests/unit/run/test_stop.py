@@ -41,8 +41,8 @@ def child(tmp_path):
     [
         (signal.SIGINT, "cancelled"),
         (signal.SIGTERM, "preempted"),
-        (signal.SIGUSR1, "preempted"),
-        (signal.SIGUSR2, "preempted"),
+        (signal.SIGUSR1, "timeout"),
+        (signal.SIGUSR2, "timeout"),
     ],
     ids=["ctrl-c", "sigterm", "usr1", "usr2"],
 )
@@ -59,7 +59,7 @@ def test_the_first_signal_counts() -> None:
     flag = StopFlag()
     flag._on_signal(signal.SIGUSR1, None)
     flag._on_signal(signal.SIGINT, None)
-    assert (flag.outcome.value, flag.signal) == ("preempted", "SIGUSR1")
+    assert (flag.outcome.value, flag.signal) == ("timeout", "SIGUSR1")
 
 
 def test_making_a_flag_touches_no_handler() -> None:

@@ -4,16 +4,14 @@ One process watches over all workers; torch is never imported here.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from eke.errors import BusyError, EkeError
+from eke.launch.books import Books
 from eke.launch.folder import Place
-from eke.launch.live import place_of
+from eke.launch.job import Job, Running
 from eke.launch.pool.devices import Devices, Grant
-from eke.launch.pool.dominance import needs_at_least
-from eke.launch.pool.job import Job, Running
 from eke.launch.pool.order import start_what_fits
 from eke.launch.pool.start import start_run
 from eke.launch.supervise import forward_signals
@@ -32,45 +30,14 @@ BUSY_S = 2.0
 Start = Callable[[Plan, Place, Grant], Running]
 
 
-class Board(Protocol):
-    """Where a sweep is shown."""
-
-    def started(self, job: Job) -> None:
-        """A run has been started."""
-        ...
-
-    def ended(self, job: Job) -> None:
-        """A run is done with, for now at least."""
-        ...
-
-    def update(self, jobs: Sequence[Job]) -> None:
-        """Time has passed."""
-        ...
-
-
-class Ledger(Protocol):
-    """Where the sweep is written down."""
-
-    def note(self, job: Job) -> None:
-        """A run has changed."""
-        ...
-
-    def flush(self, at_once: bool = False) -> None:
-        """Write what has changed."""
-        ...
-
-
 @dataclass
 class Pool:
     """Runs, and the devices they share."""
 
-    jobs: Sequence[Job]
+    books: Books
     devices: Mapping[str, Devices]
     """By kind."""
-    board: Board
-    ledger: Ledger
     start: Start = start_run
-    place_of: Callable[[Plan], Place] = place_of
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     _tried: float = 0.0
@@ -79,70 +46,47 @@ class Pool:
         """Run every job to its end, or until asked to stop; afterwards no worker is left."""
         try:
             with forward_signals(self.ask, self.kill) as self.heard:
-                self.ledger.flush(at_once=True)
-                self.answer_from_records()
+                self.books.ledger.flush(at_once=True)
+                self.books.answer_from_records()
                 while self.is_going_on():
                     self.step()
                     time.sleep(POLL_S)
         finally:
-            for job in self.running():
+            for job in self.books.running():
                 self.collect(job)
             for devices in self.devices.values():
                 devices.let_go()
-            self.ledger.flush(at_once=True)
+            self.books.ledger.flush(at_once=True)
 
     def is_going_on(self) -> bool:
         """Whether there is anything to wait for."""
         if self.heard:
-            return bool(self.running())
-        return any(job.outcome is None for job in self.jobs)
+            return bool(self.books.running())
+        return any(job.outcome is None for job in self.books.jobs)
 
     def step(self) -> None:
         """Look at every worker, and start what can be started."""
-        ended = [job for job in self.running() if job.live and job.live.is_over()]
+        ended = [job for job in self.books.running() if job.live and job.live.is_over()]
         for job in ended:
             self.collect(job)
         now = time.monotonic()
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
-            start_what_fits([job for job in self.jobs if job.is_due()], self.try_to_start)
-        self.ledger.flush()
-        self.board.update(self.jobs)
-
-    def running(self) -> list[Job]:
-        """Jobs with a worker."""
-        return [job for job in self.jobs if job.live is not None]
+            start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
+        self.books.ledger.flush()
+        self.books.board.update(self.books.jobs)
 
     def ask(self, number: int) -> None:
         """Hand a signal on to every worker."""
-        for job in self.running():
+        for job in self.books.running():
             if job.live:
                 job.live.ask(number)
 
     def kill(self) -> None:
         """End every worker."""
-        for job in self.running():
+        for job in self.books.running():
             if job.live:
                 job.live.kill()
-
-    def answer_from_records(self) -> None:
-        """Settle, before anything starts, what earlier runs have answered."""
-        for job in self.jobs:
-            try:
-                self.answer(job, self.place_of(job.plan))
-            except EkeError as error:
-                self.end(job, Outcome.crashed, str(error))
-
-    def answer(self, job: Job, place: Place) -> bool:
-        """Settle a job from a final record, if there is one."""
-        job.folder = str(place.paths.folder)
-        if place.record is None:
-            return False
-        job.reused = job.live is None and not job.tries
-        job.record = place.record
-        failure = place.record.failure
-        self.end(job, Outcome[place.record.outcome], failure.message if failure else "")
-        return True
 
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""
@@ -150,7 +94,7 @@ class Pool:
         count = min(job.num_devices, devices.count) if job.kind == "cpu" else job.num_devices
         if count > devices.count:
             reason = f"needs {count} devices, and there are {devices.count}"
-            self.end(job, Outcome.refused, reason)
+            self.books.end(job, Outcome.refused, reason)
             return True
         grant = devices.take(count, gather=gather)
         if grant is None:
@@ -166,19 +110,18 @@ class Pool:
     def launch(self, job: Job, grant: Grant) -> None:
         """Start a job on its devices, unless somebody else has done or does it."""
         try:
-            place = self.place_of(job.plan)
-            if self.answer(job, place):
+            place = self.books.place_of(job.plan)
+            if self.books.answer(job, place):
                 return
             job.live = self.start(job.plan, place, grant)
         except BusyError as error:
             job.not_before = time.monotonic() + BUSY_S
             job.waiting_for = str(error)
         except EkeError as error:
-            self.end(job, Outcome.crashed, str(error))
+            self.books.end(job, Outcome.crashed, str(error))
         else:
-            job.grant, job.started, job.waiting_for = grant, time.monotonic(), ""
-            self.board.started(job)
-            self.ledger.note(job)
+            job.grant, job.where = grant, grant.name
+            self.books.started(job)
 
     def collect(self, job: Job) -> None:
         """Take the record of a worker that has ended, and free its devices."""
@@ -186,34 +129,10 @@ class Pool:
         assert live is not None
         assert grant is not None
         try:
-            record = live.finish()
+            self.books.settle(job, live.finish(), stopping=bool(self.heard))
         except EkeError as error:
-            self.end(job, Outcome.crashed, str(error))
-        else:
-            again = job.settle(record) and not self.heard
-            if self.heard and job.outcome is None:
-                job.end(Outcome[record.outcome], record.failure.message if record.failure else "")
-            if not again:
-                self.skip_what_needs_more(job)
+            job.end(Outcome.crashed, str(error))
         finally:
-            job.live = job.grant = None
-            job.lasted_s += time.monotonic() - job.started
+            job.grant = None
             grant.release()
-        self.board.ended(job)
-        self.ledger.note(job)
-
-    def end(self, job: Job, outcome: Outcome, reason: str) -> None:
-        """Settle a job that has no worker."""
-        job.end(outcome, reason)
-        self.skip_what_needs_more(job)
-        self.board.ended(job)
-        self.ledger.note(job)
-
-    def skip_what_needs_more(self, job: Job) -> None:
-        """Leave out the jobs that can only need more memory than one that ran out of it."""
-        # Beside others on one device, memory may have run out because of them.
-        if job.outcome is not Outcome.oom or (job.record and job.record.shared_device):
-            return
-        for other in self.jobs:
-            if other.is_waiting() and (why := needs_at_least(other.plan, job.plan)):
-                self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, and {why}")
+        self.books.left(job)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from eke.launch.pool.job import Job
+from eke.launch.job import Job
 
 MAX_OVERTAKEN = 8
 """Runs that may be started before one that waits for more devices than are free; then what gets

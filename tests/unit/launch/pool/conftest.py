@@ -11,10 +11,11 @@ from unit.record.samples import bare_record
 
 from eke.errors import BusyError
 from eke.hardware import DeviceSlot
+from eke.launch.books import Books
 from eke.launch.folder import Place
+from eke.launch.job import Job
 from eke.launch.pool.devices import Devices, Grant
 from eke.launch.pool.dispatch import Pool
-from eke.launch.pool.job import Job
 from eke.paths import RunPaths
 from eke.record import Outcome, Record
 
@@ -171,8 +172,7 @@ def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     monkeypatch.setattr("eke.launch.pool.dispatch.BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
-        return Pool(
-            jobs, {"cuda": devices}, QuietBoard(), QuietLedger(), machine.start, machine.place_of
-        )
+        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        return Pool(books, {"cuda": devices}, machine.start)
 
     return make

@@ -28,7 +28,7 @@ def test_at_no_time_a_device_has_two_runs(make_jobs, make_pool, machine, gpus) -
 
     def step() -> None:
         looked()
-        used = [s.device for job in pool.running() for s in job.grant.slots]
+        used = [s.device for job in pool.books.running() for s in job.grant.slots]
         assert len(used) == len(set(used))
 
     pool.step = step
@@ -151,7 +151,7 @@ def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
 
     def step() -> None:
         looked()
-        if len(pool.running()) == 2 and not pool.heard:
+        if len(pool.books.running()) == 2 and not pool.heard:
             os.kill(os.getpid(), signal.SIGTERM)
 
     pool.step = step
@@ -170,8 +170,8 @@ def test_an_error_of_the_pools_own_leaves_no_worker_behind(
     def update(jobs) -> None:
         raise RuntimeError("the terminal is gone")
 
-    pool.board.update = update
+    pool.books.board.update = update
     with pytest.raises(RuntimeError, match="terminal"):
         pool.run()
-    assert pool.running() == []
+    assert pool.books.running() == []
     assert gpus(2).take(2) is not None, "their devices are free"

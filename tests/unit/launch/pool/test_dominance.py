@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.pool.dominance import needs_at_least
+from eke.launch.dominance import needs_at_least
 from eke.record import Outcome
 
 BASE = (*SYNTHETIC, "batch.per_device=4")

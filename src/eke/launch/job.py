@@ -1,11 +1,10 @@
-"""A run that a pool has to do, and how far it is."""
+"""A run that a sweep has to do, and how far it is."""
 
 import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from eke.launch.folder import Place
-from eke.launch.pool.devices import Grant
 from eke.plan import Plan
 from eke.record import Outcome, Record
 
@@ -45,6 +44,14 @@ class Running(Protocol):
         ...
 
 
+class Held(Protocol):
+    """Devices that a run holds."""
+
+    def release(self) -> None:
+        """Let them go."""
+        ...
+
+
 @dataclass(eq=False)
 class Job:
     """One run of a sweep."""
@@ -65,7 +72,9 @@ class Job:
     reused: bool = False
     """Answered from the record of an earlier run."""
     live: Running | None = None
-    grant: Grant | None = None
+    grant: Held | None = None
+    where: str = ""
+    """Its devices or its node, as a table shows them."""
     started: float = 0.0
     """time.monotonic() of the current attempt."""
     lasted_s: float = 0.0

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eke.launch.follow import Tail, newest_step
-from eke.launch.pool.dispatch import Board
-from eke.launch.pool.job import Job
+from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
 from eke.units import format_seconds
@@ -21,6 +20,22 @@ REFRESH_S = 0.5
 
 NEWS_S = 60.0
 """Between two lines about running runs where there is no terminal."""
+
+
+class Board(Protocol):
+    """Where a sweep is shown."""
+
+    def started(self, job: Job) -> None:
+        """A run has been started."""
+        ...
+
+    def ended(self, job: Job) -> None:
+        """A run is done with, for now at least."""
+        ...
+
+    def update(self, jobs: Sequence[Job]) -> None:
+        """Time has passed."""
+        ...
 
 
 @dataclass
@@ -111,9 +126,8 @@ class LineBoard:
 
     def started(self, job: Job) -> None:
         """Say where a run has been started."""
-        device = job.grant.name if job.grant else ""
         self.followed.follow(job)
-        self._say(job, f"started on {device}: {job.label}   {job.folder}")
+        self._say(job, f"started on {job.where}: {job.label}   {job.folder}")
 
     def ended(self, job: Job) -> None:
         """Say how a run ended."""
@@ -179,9 +193,9 @@ class TableBoard:
         for name in ("run", "device", "step", "loss", "a step", "left", "what differs"):
             table.add_column(name, no_wrap=name != "what differs")
         for job in jobs:
-            if job.live is not None and job.grant is not None:
+            if job.live is not None:
                 number = f"{job.number + 1}/{self.total}"
-                table.add_row(number, job.grant.name, *self.followed.columns(job), job.label)
+                table.add_row(number, job.where, *self.followed.columns(job), job.label)
         waiting = next((job for job in jobs if job.waiting_for), None)
         if waiting is not None and not any(job.live for job in jobs):
             table.add_row(f"{waiting.number + 1}/{self.total}", "waits", *[""] * 4,

@@ -1,0 +1,201 @@
+"""A sweep: planned whole, then run on this machine's devices or in a cluster."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eke.app.planning import plan_for, without_cluster
+from eke.app.talk import say
+from eke.compose import Arguments, Composed, Expanded, expand, launcher_of
+from eke.errors import ConfigError, Problem
+from eke.launch import (
+    Books,
+    Cell,
+    Job,
+    Pool,
+    SweepFile,
+    find_devices,
+    merge_duplicates,
+    open_board,
+    sweep_exit_code,
+    sweep_id,
+    sweep_paths,
+)
+from eke.launch.slurm import Cluster, describe_arrays, make_request
+from eke.paths import SweepPaths
+from eke.plan import Plan
+from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.report import PlanningLine, label_cells, render_cells
+
+DETACHED_HERE = Problem(
+    "launcher.detach",
+    "true",
+    "a sweep on this machine ends with the process that watches over it",
+    "hydra/launcher=slurm   (or start it under tmux or nohup)",
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A sweep before it runs."""
+
+    identity: str
+    paths: SweepPaths
+    command: tuple[str, ...]
+    """What was typed behind `train.py`."""
+    cells: list[Cell]
+    rows: list[str]
+    """Name of each cell's row."""
+    jobs: list[Job]
+    launcher: str
+
+    def show(self, with_folder: bool = True) -> int:
+        """Print what has become of the cells; returns the sweep's exit code."""
+        records = {number: job.record for job in self.jobs for number in job.cells}
+        shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
+        say(f"\n{render_cells(shown, self.rows)}" + (f"\n\n  {self.paths.sweep}" * with_folder))
+        return sweep_exit_code(self.cells)
+
+
+def sweep(arguments: Arguments) -> int:
+    """Plan every cell before the first one runs, then run them here or in a cluster.
+
+    Refused cells are listed and left out, equal ones run once, finished ones are answered from
+    their records: the same command again finishes the sweep.
+    """
+    line = PlanningLine()
+    expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
+    composed = [cell.composed for cell in expanded.cells]
+    launcher = launcher_of(arguments.overrides)
+    identity = sweep_id([cell.overrides for cell in expanded.cells])
+    cells, plans = plan_cells(composed, f"sweep-{identity}", line.planned, launcher == "slurm")
+    line.close()
+    duplicates = merge_duplicates(plans)
+    say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
+    for text in [] if launcher == "slurm" else without_cluster(arguments.overrides):
+        say(f"  warning: {text}")
+    rows = [cell.row for cell in expanded.cells]
+    labels = label_cells([cell.overrides for cell in expanded.cells], rows)
+    first = composed[0].config
+    planned = Planned(
+        identity,
+        sweep_paths(first.paths.runs, identity),
+        as_typed(arguments),
+        cells,
+        rows,
+        make_jobs(labels, plans, duplicates),
+        launcher,
+    )
+    if first.plan_only:
+        planned.show(with_folder=False)
+        if launcher == "slurm" and planned.jobs:
+            say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
+        return EXIT_OK
+    refuse_if_strict(cells, expanded)
+    if launcher == "slurm":
+        return run_in_cluster(planned, first.launcher.detach)
+    if first.launcher.detach:
+        raise ConfigError(DETACHED_HERE)
+    return run_here(planned, first.launcher.cpu_slots, first.launcher.runs_per_device)
+
+
+def as_typed(arguments: Arguments) -> tuple[str, ...]:
+    """The command line again, from wherever it is typed."""
+    own = arguments.config_dir
+    folder = ("--config-dir", str(own.absolute())) if own else ()
+    return ("-m", *folder, *arguments.overrides)
+
+
+def run_here(planned: Planned, num_cpu_slots: int, runs_per_device: int) -> int:
+    """Run a sweep on this machine's devices; returns its exit code."""
+    devices = {
+        kind: find_devices(kind, num_cpu_slots, runs_per_device)
+        for kind in {job.kind for job in planned.jobs}
+    }
+    with open_board(len(planned.cells)) as board:
+        file = SweepFile(planned.paths, planned.command, planned.cells)
+        Pool(Books(planned.jobs, board, file), devices).run()
+    return planned.show()
+
+
+def run_in_cluster(planned: Planned, detach: bool) -> int:
+    """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
+    file = SweepFile(planned.paths, planned.command, planned.cells)
+    with open_board(len(planned.cells)) as board:
+        cluster = Cluster(Books(planned.jobs, board, file), planned.paths, planned.identity)
+        cluster.submit()
+        try:
+            if not detach:
+                cluster.watch()
+        except KeyboardInterrupt:
+            say("")
+    if not cluster.unfinished():
+        return planned.show()
+    folder = planned.paths.folder
+    say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
+    return EXIT_OK if detach else EXIT_RESUMABLE
+
+
+def make_jobs(
+    labels: Sequence[str], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+) -> list[Job]:
+    """One job for each run: a cell, and those that are the very same run."""
+    jobs = {
+        number: Job(number, labels[number], plan)
+        for number, plan in enumerate(plans)
+        if plan is not None and number not in duplicates
+    }
+    for number, first in duplicates.items():
+        jobs[first].cells.append(number)
+    return list(jobs.values())
+
+
+def plan_cells(
+    composed: Sequence[Composed],
+    group: str,
+    progress: Callable[[int, int], None],
+    in_cluster: bool = False,
+) -> tuple[list[Cell], list[Plan | None]]:
+    """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
+    cells: list[Cell] = []
+    plans: list[Plan | None] = []
+    for each in composed:
+        each.config.tracker.group = each.config.tracker.group or group
+        cell, plan = Cell(each.overrides), None
+        try:
+            plan = plan_for(each, each.config.plan_only, in_cluster)
+            if in_cluster:
+                make_request(plan)
+            cell.run_id = plan.run_id
+        except ConfigError as error:
+            plan = None
+            cell.outcome, cell.reason = Outcome.refused.name, error.short()
+        cells.append(cell)
+        plans.append(plan)
+        progress(len(cells), len(composed))
+    return cells, plans
+
+
+def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+    """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
+
+    Raises:
+        ConfigError: there is a refused cell; each is named with its reason.
+    """
+    refused = [
+        Problem(planned.name, "", cell.reason)
+        for cell, planned in zip(cells, expanded.cells, strict=True)
+        if cell.outcome == Outcome.refused.name
+    ]
+    if refused and expanded.strict:
+        fix = "sweep.strict=false runs the others"
+        raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
+
+
+def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+    """How many cells there are, and how many of them will not run; what was left out, and why."""
+    refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
+    parts = [f"{len(cells)} cells"]
+    parts += [f"{refused} refused"] if refused else []
+    parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
+    parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
+    return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])

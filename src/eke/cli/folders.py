@@ -1,0 +1,238 @@
+"""`eke status|logs|cancel|retry DIR`: what becomes of runs that somebody has started."""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from eke import app
+from eke.errors import ConfigError, EkeError, Problem
+from eke.files import read_json
+from eke.launch.follow import Tail
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.submission import job_of
+from eke.launch.standing import RUNNING, Standing, find_standings
+from eke.paths import RunPaths, SweepPaths, user_path
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
+
+HEADER = ("state", "step", "loss", "where", "run", "what was typed")
+
+FOLLOW_S = 0.5
+"""Between two looks at growing logs."""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Parse and do; returns the exit code."""
+    parser = argparse.ArgumentParser(f"eke {command}", description=DESCRIPTIONS[command])
+    parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
+    COMMANDS[command][0](parser)
+    options = parser.parse_args(arguments)
+    try:
+        return COMMANDS[command][1](options)
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BrokenPipeError:  # `eke logs DIR | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return EXIT_RESUMABLE
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+_JSON = ("label", "state", "step", "total", "loss", "where", "note")
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print how far every run is."""
+    standings = find_standings(user_path(options.folder))
+    if options.json:
+        plain = [
+            {"folder": str(s.paths.folder), **{f: getattr(s, f) for f in _JSON}} for s in standings
+        ]
+        sys.stdout.write(json.dumps(plain, indent=2) + "\n")
+    else:
+        sys.stdout.write(render(standings) + "\n")
+    return EXIT_OK
+
+
+def render(standings: Sequence[Standing]) -> str:
+    """One line a run, why some failed or wait, and how many are where."""
+    shared = set.intersection(*(set(s.label.split()) for s in standings))
+    if len(standings) == 1:
+        shared = set()
+    rows = [HEADER, *(_row(each, shared) for each in standings)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    for each in standings:
+        if each.note:
+            lines += ["", f"{each.state}: {each.paths.folder.name}", f"  {each.note}"]
+    counts = Counter(each.state for each in standings)
+    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return "\n".join(line.rstrip() for line in [*lines, "", f"{len(standings)} runs: {total}"])
+
+
+def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
+    step = f"{each.step}/{each.total}" if each.total else ""
+    loss = "" if each.loss is None else f"{each.loss:.4f}"
+    label = " ".join(word for word in each.label.split() if word not in shared)
+    return (each.state, step, loss, each.where, each.paths.folder.name, label)
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def _logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
+    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print the ends of the logs: of one run, or of those that run or failed."""
+    folder = user_path(options.folder)
+    standings = find_standings(folder)
+    told = (
+        [s for s in standings if s.state in (*_BAD, RUNNING)] if len(standings) > 1 else standings
+    )
+    if not told:
+        sys.stdout.write("no run is running, and none has failed\n")
+    tails = [(each, Tail(each.paths.log)) for each in told]
+    for each in told:
+        _heading(each, len(told))
+        _print(_last_lines(each.paths, options.lines))
+    while options.follow and any(s.is_active for s in find_standings(folder)):
+        time.sleep(FOLLOW_S)
+        for each, tail in tails:
+            if lines := tail.lines():
+                _heading(each, len(told))
+                _print(lines)
+    return EXIT_OK
+
+
+def _heading(each: Standing, count: int) -> None:
+    if count > 1:
+        _print([f"==> {each.paths.log} ({each.state})"])
+
+
+def _last_lines(paths: RunPaths, count: int) -> list[str]:
+    try:
+        lines = paths.log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ["(no log yet)"]
+    return lines[-count:] if count else lines
+
+
+def _print(lines: Sequence[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+# --- cancel ---------------------------------------------------------------------------------------
+
+
+def _cancel_options(_: argparse.ArgumentParser) -> None:
+    return
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """Ask every run that is queued or running to save and end."""
+    active = [s for s in find_standings(user_path(options.folder)) if s.is_active]
+    elements = [job for s in active if (job := job_of(s.paths)) and "job" in s.where]
+    scheduler.cancel(elements)
+    local = [s for s in active if "job" not in s.where]
+    # One process watches over all runs of a local sweep; asked twice, it would kill them.
+    watchers = {_watcher(s.paths) for s in local}
+    refused = [text for watcher in watchers if (text := _interrupt(watcher))]
+    asked = f"asked {len(elements) + len(local)} runs to save and end"
+    _print([asked if active else "nothing is queued or running", *refused])
+    return EXIT_FAILED if refused else EXIT_OK
+
+
+def _watcher(paths: RunPaths) -> tuple[str, str]:
+    """Host and process id of whoever started a run."""
+    attempts = read_attempts(paths)
+    host = attempts[-1].get("host") if attempts else None
+    try:
+        return host or socket.gethostname(), paths.lock.read_text().split()[-1]
+    except (OSError, IndexError):
+        return host or socket.gethostname(), ""
+
+
+def _interrupt(watcher: tuple[str, str]) -> str:
+    """Ctrl-C for a process of this machine; returns why not, if so."""
+    host, process = watcher
+    if host != socket.gethostname():
+        return f"process {process} runs on {host}: cancel it there"
+    try:
+        os.kill(int(process), signal.SIGINT)
+    except (OSError, ValueError) as error:
+        return f"process {process} cannot be asked: {error}"
+    return ""
+
+
+# --- retry ----------------------------------------------------------------------------------------
+
+_BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
+
+
+def _retry_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", choices=_BAD, action="append", help="outcomes to try again (default: all three)"
+    )
+
+
+def retry(options: argparse.Namespace) -> int:
+    """Set the records of failed runs aside and type the sweep again."""
+    folder = user_path(options.folder)
+    sweep = SweepPaths(folder)
+    if not sweep.sweep.exists():
+        why = (
+            "is not the folder of a sweep; a single run is typed again, with rerun=true if need be"
+        )
+        raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
+    wanted = options.only or list(_BAD)
+    chosen = [s for s in find_standings(folder) if s.state in wanted]
+    for each in chosen:
+        set_aside(each.paths)
+    _print([f"{len(chosen)} runs are tried again"])
+    if not chosen:
+        return EXIT_OK
+    content = read_json(sweep.sweep)
+    os.chdir(content["directory"])
+    return app.main(content["command"])
+
+
+def set_aside(paths: RunPaths) -> None:
+    """Keep a final record under another name, so that the run counts as unfinished."""
+    number = 1
+    while (kept := paths.record.with_suffix(f".{number}.json")).exists():
+        number += 1
+    paths.record.rename(kept)
+
+
+DESCRIPTIONS = {
+    "status": "How far runs are, on this machine and in the cluster.",
+    "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
+    "cancel": "Asks runs to save a checkpoint and end. The same command continues them.",
+    "retry": "Runs again what ran out of memory, diverged or crashed; records are kept aside.",
+}
+
+Parse = Callable[[argparse.ArgumentParser], None]
+
+COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
+    "status": (_status_options, status),
+    "logs": (_logs_options, logs),
+    "cancel": (_cancel_options, cancel),
+    "retry": (_retry_options, retry),
+}

@@ -1,0 +1,103 @@
+"""The books of a sweep: what has become of each run, for whoever shows it or writes it down."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from eke.errors import EkeError
+from eke.launch.board import Board
+from eke.launch.dominance import needs_at_least
+from eke.launch.folder import Place
+from eke.launch.job import Job
+from eke.launch.live import place_of
+from eke.plan import Plan
+from eke.record import Outcome, Record
+
+
+class Ledger(Protocol):
+    """Where the sweep is written down."""
+
+    def note(self, job: Job) -> None:
+        """A run has changed."""
+        ...
+
+    def flush(self, at_once: bool = False) -> None:
+        """Write what has changed."""
+        ...
+
+
+@dataclass
+class Books:
+    """All runs of a sweep, wherever they run."""
+
+    jobs: Sequence[Job]
+    board: Board
+    ledger: Ledger
+    place_of: Callable[[Plan], Place] = place_of
+
+    def running(self) -> list[Job]:
+        """Jobs with a worker."""
+        return [job for job in self.jobs if job.live is not None]
+
+    def answer_from_records(self) -> None:
+        """Settle, before anything starts, what earlier runs have answered."""
+        for job in self.jobs:
+            try:
+                self.answer(job, self.place_of(job.plan))
+            except EkeError as error:
+                self.end(job, Outcome.crashed, str(error))
+
+    def answer(self, job: Job, place: Place) -> bool:
+        """Settle a job from a final record, if there is one."""
+        job.folder = str(place.paths.folder)
+        if place.record is None:
+            return False
+        job.reused = job.live is None and not job.tries
+        job.record = place.record
+        failure = place.record.failure
+        self.end(job, Outcome[place.record.outcome], failure.message if failure else "")
+        return True
+
+    def started(self, job: Job) -> None:
+        """A worker is at it."""
+        job.started, job.waiting_for = time.monotonic(), ""
+        self.board.started(job)
+        self.ledger.note(job)
+
+    def settle(self, job: Job, record: Record, stopping: bool = False) -> None:
+        """Take note of how an attempt ended; without an outcome, the job is to be tried again.
+
+        Args:
+            job: whose attempt it was.
+            record: what it left.
+            stopping: nothing is tried again.
+        """
+        again = job.settle(record) and not stopping
+        if stopping and job.outcome is None:
+            job.end(Outcome[record.outcome], record.failure.message if record.failure else "")
+        if not again:
+            self.skip_what_needs_more(job)
+
+    def left(self, job: Job) -> None:
+        """Its worker is gone, and what it left has been settled."""
+        job.live = None
+        job.lasted_s += time.monotonic() - job.started
+        self.board.ended(job)
+        self.ledger.note(job)
+
+    def end(self, job: Job, outcome: Outcome, reason: str) -> None:
+        """Settle a job that has no worker."""
+        job.end(outcome, reason)
+        self.skip_what_needs_more(job)
+        self.board.ended(job)
+        self.ledger.note(job)
+
+    def skip_what_needs_more(self, job: Job) -> None:
+        """Leave out the jobs that can only need more memory than one that ran out of it."""
+        # Beside others on one device, memory may have run out because of them.
+        if job.outcome is not Outcome.oom or (job.record and job.record.shared_device):
+            return
+        for other in self.jobs:
+            if other.is_waiting() and (why := needs_at_least(other.plan, job.plan)):
+                self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, and {why}")

@@ -1,0 +1,225 @@
+"""The runs of a sweep in a cluster: submitted at most once, followed without being needed.
+
+Whoever typed the sweep may leave at any time: jobs need nobody, and the same command finds them.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eke.errors import BusyError, EkeError
+from eke.launch.books import Books
+from eke.launch.folder import Place
+from eke.launch.job import Job
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.run import ClusterRun
+from eke.launch.slurm.scheduler import Element, SubmissionRefused
+from eke.launch.slurm.states import HELD, Phase, phase_of
+from eke.launch.slurm.submission import job_of
+from eke.launch.slurm.submit import arrays, freeze, settle_intents, submit_array, submitting
+from eke.paths import RunPaths, SweepPaths
+from eke.record import Outcome
+
+TICK_S = 0.2
+"""Between two looks at the screen."""
+
+MISSED = 3
+"""Times in a row that a job must be missing from the queue before it counts as over: a file that a
+node has written is seen here after a while (attribute caches of NFS)."""
+
+Sleep = Callable[[float], None]
+
+
+@dataclass
+class Cluster:
+    """Runs of a sweep, and the arrays they wait in."""
+
+    books: Books
+    paths: SweepPaths
+    sweep: str
+    """The sweep's identity."""
+    sleep: Sleep = time.sleep
+    elements: dict[int, str] = field(default_factory=dict)
+    """Number of a job -> SLURM's name of it: `123_4`."""
+    missed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def poll_s(self) -> float:
+        """Between two questions to the scheduler."""
+        return self.books.jobs[0].plan.config.slurm.poll_s
+
+    def submit(self) -> None:
+        """Put every run into the queue that is neither done nor in it.
+
+        Raises:
+            BusyError: somebody else submits this sweep.
+            EkeError: SLURM gives no answer, or refuses.
+        """
+        self.books.ledger.flush(at_once=True)
+        self.books.answer_from_records()
+        if any(job.outcome is None for job in self.books.jobs):
+            with submitting(self.paths.slurm) as lock:
+                settle_intents(self.paths.slurm)
+                self.find_queued(scheduler.queue())
+                self.submit_missing(lock)
+        self.books.ledger.flush(at_once=True)
+
+    def find_queued(self, queue: dict[str, Element]) -> None:
+        """The runs that have a job already: of an earlier command, or of another sweep."""
+        for job in self.unfinished():
+            element = job_of(RunPaths(Path(job.folder)))
+            if element in queue and phase_of(queue[element].state) is not Phase.over:
+                self.elements[job.number] = element
+
+    def submit_missing(self, lock: int) -> None:
+        """Submit the runs without a job; those that no longer fit into the queue stay for later."""
+        new = [
+            job for job in self.unfinished() if job.number not in self.elements and self.freeze(job)
+        ]
+        limit = scheduler.max_array_size()
+        for request, group in arrays(new, limit):
+            try:
+                submission = submit_array(self.paths.slurm, self.sweep, request, group, lock)
+            except SubmissionRefused as error:
+                if not error.is_full:
+                    raise
+                for job in group:
+                    job.waiting_for = str(error)
+                return
+            for number, job in enumerate(group):
+                self.elements[job.number] = submission.element(number)
+            say(f"submitted {len(group)} runs as job {submission.job_id}")
+
+    def freeze(self, job: Job) -> bool:
+        """Write a run's plan down; False when somebody works on it right now."""
+        try:
+            freeze(job)
+        except BusyError as error:
+            job.waiting_for = str(error)
+            return False
+        except EkeError as error:
+            self.books.end(job, Outcome.crashed, str(error))
+            return False
+        return True
+
+    def watch(self) -> None:
+        """Show the runs until all are done."""
+        asked = 0.0
+        while self.unfinished():
+            if time.monotonic() - asked >= self.poll_s or not asked:
+                asked = time.monotonic()
+                self.look()
+            self.books.ledger.flush()
+            self.books.board.update(self.books.jobs)
+            self.sleep(TICK_S)
+        self.books.ledger.flush(at_once=True)
+
+    def look(self) -> None:
+        """One question for all jobs, and what follows from the answer; no answer, no verdict."""
+        try:
+            queue = scheduler.queue()
+        except EkeError as error:
+            for job in self.unfinished():
+                job.waiting_for = str(error)
+            return
+        lost = [job for job in self.unfinished() if self.follow(job, queue)]
+        states = scheduler.last_states([self.elements[job.number] for job in lost])
+        for job in lost:
+            self.collect(job, states.get(self.elements[job.number], ""))
+        self.cancel_skipped(queue)
+        if self.without_job():
+            self.submit_again()
+
+    def follow(self, job: Job, queue: dict[str, Element]) -> bool:
+        """Take in what the queue says of a job; True when it is over."""
+        element = self.elements.get(job.number)
+        if element is None:
+            return False
+        seen = queue.get(element)
+        phase = phase_of(seen.state) if seen else Phase.over
+        if phase is not Phase.over and seen is not None:
+            self.missed.pop(job.number, None)
+            if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
+                self.begin(job, element, seen)
+            elif phase is Phase.waits:
+                self.wait(job, element, seen)
+            return False
+        self.missed[job.number] = self.missed.get(job.number, 0) + 1
+        return self.missed[job.number] >= MISSED or self.is_done(job)
+
+    def is_done(self, job: Job) -> bool:
+        """Whether there is a final record already."""
+        try:
+            record = self.books.place_of(job.plan).record
+        except EkeError:
+            return False
+        return record is not None
+
+    def begin(self, job: Job, element: str, seen: Element) -> None:
+        """Its job is on a node."""
+        place = Place(RunPaths(Path(job.folder)), None, "")
+        job.live, job.where = ClusterRun(job.plan, place, element), seen.node
+        self.books.started(job)
+
+    def wait(self, job: Job, element: str, seen: Element) -> None:
+        """Its job is in the queue, perhaps again."""
+        job.live = None
+        reason = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
+        held = f"; scontrol release {element}" if seen.state in HELD else ""
+        job.waiting_for = f"job {element} waits: {reason}{held}"
+
+    def collect(self, job: Job, state: str) -> None:
+        """Take the record of a run whose job is over."""
+        element = self.elements.pop(job.number)
+        self.missed.pop(job.number, None)
+        was_seen = job.live is not None
+        run = ClusterRun(
+            job.plan, Place(RunPaths(Path(job.folder)), None, ""), element, True, state
+        )
+        try:
+            record = run.finish()
+        except BusyError as error:  # another job is at it
+            self.elements[job.number], job.waiting_for = element, str(error)
+            return
+        except EkeError as error:
+            job.end(Outcome.crashed, str(error))
+        else:
+            # What crashed or was cancelled has been tried again, or was meant to end.
+            final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
+            self.books.settle(job, record, stopping=final)
+        if was_seen:
+            self.books.left(job)
+        else:
+            self.books.board.ended(job)
+            self.books.ledger.note(job)
+
+    def cancel_skipped(self, queue: dict[str, Element]) -> None:
+        """Take runs out of the queue that need not run any more."""
+        for job in self.books.jobs:
+            element = self.elements.get(job.number, "")
+            if job.outcome is Outcome.skipped and element in queue:
+                scheduler.cancel([self.elements.pop(job.number)])
+
+    def submit_again(self) -> None:
+        """Put runs back whose job was lost, and those that did not fit before."""
+        try:
+            with submitting(self.paths.slurm) as lock:
+                self.submit_missing(lock)
+        except BusyError:
+            return
+
+    def unfinished(self) -> list[Job]:
+        """Jobs without an outcome."""
+        return [job for job in self.books.jobs if job.outcome is None]
+
+    def without_job(self) -> Sequence[Job]:
+        """Jobs that have to go into the queue."""
+        return [job for job in self.unfinished() if job.number not in self.elements]
+
+
+def say(text: str) -> None:
+    """A line for the user."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,182 @@
+"""Asking SLURM: one question for all jobs, whatever their number; no answer is no verdict."""
+
+import getpass
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eke.errors import EkeError
+
+PATIENCE_S = 60.0
+"""For an answer: a busy controller takes its time, and retries by itself for as long."""
+
+DEFAULT_ARRAY_SIZE = 1001
+"""MaxArraySize where SLURM does not say (slurm.conf's manual)."""
+
+_FOREIGN = re.compile(r"(SLURM_(?!CONF$)|SUBMITIT_|PMI|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_)")
+"""Variables of the job or launcher we may be in: sbatch would take them as its own options, and the
+new job's processes as theirs."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One job of an array, as the queue shows it."""
+
+    state: str
+    node: str
+    name: str
+    reason: str
+    """Why it waits, in SLURM's words."""
+
+
+class SubmissionRefused(EkeError):
+    """sbatch has said no, and nothing was submitted."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
+        text = str(self)
+        return bool(re.search(r"(MaxSubmit|job submit limit|MaxJobCount|try again)", text, re.I))
+
+
+def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
+    """What one of SLURM's commands prints.
+
+    Args:
+        command: program and arguments; no shell reads them.
+        descriptors: locks that it holds as well, should we be killed while it runs.
+
+    Raises:
+        EkeError: it is not there, does not answer, or says no.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            env=clean_environment(os.environ),
+            pass_fds=descriptors,
+        )
+    except FileNotFoundError as error:
+        raise EkeError(
+            f"{command[0]} is not there: this machine knows no SLURM. Submit from a login node, or "
+            "leave hydra/launcher=slurm out to run here"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise EkeError(f"{command[0]}: {said}")
+    return done.stdout
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what a surrounding job or torchrun has set: a sweep can be typed inside a job."""
+    return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
+
+
+def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
+    """Hand a batch script in; returns the array's job id.
+
+    Raises:
+        SubmissionRefused: sbatch says no.
+        EkeError: there is no answer, or none that makes sense.
+    """
+    try:
+        said = ask(["sbatch", "--parsable", str(script)], descriptors)
+    except EkeError as error:
+        if str(error).startswith("sbatch: "):
+            raise SubmissionRefused(str(error)) from error
+        raise
+    found = re.match(r"\d+", said.strip().splitlines()[-1] if said.strip() else "")
+    if not found:
+        raise EkeError(f"sbatch: {said.strip()!r} is no job id")
+    return found.group()
+
+
+def queue() -> dict[str, Element]:
+    """Everything of this user's in the queue, by element: `123_4`.
+
+    Raises:
+        EkeError: there is no answer, which says nothing about the jobs.
+    """
+    form = "--format=%F|%K|%T|%N|%j|%r"
+    user = f"--user={getpass.getuser()}"
+    lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
+    found = {}
+    for line in lines:
+        job, index, state, node, name, reason = (line.split("|", 5) + [""] * 5)[:6]
+        found[f"{job}_{index}"] = Element(state, node, name, reason)
+    return found
+
+
+def last_states(elements: Sequence[str]) -> dict[str, str]:
+    """The last state of jobs that are in the queue no more; absent what nobody remembers.
+
+    Accounting remembers for months; without it the controller does for some minutes (MinJobAge).
+    """
+    if not elements:
+        return {}
+    try:
+        asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
+        lines = ask([*asked, f"--jobs={','.join(elements)}"]).splitlines()
+        found = dict(line.split("|", 1) for line in lines if "|" in line)
+    except EkeError:
+        found = {}
+    missing = [element for element in elements if element not in found]
+    return found | {e: state for e in missing if (state := show_job(e).get("JobState"))}
+
+
+def show_job(element: str) -> dict[str, str]:
+    """What the controller knows of one job; empty if it does not, or cannot be asked from here."""
+    try:
+        said = ask(["scontrol", "show", "job", "--oneliner", element])
+    except EkeError:
+        return {}
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+
+
+def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
+    """Job id of each of these names that SLURM has ever taken; absent those it has not.
+
+    Raises:
+        EkeError: there is no answer, so nobody knows.
+    """
+    if not names:
+        return {}
+    found = {element.name: key.split("_")[0] for key, element in queue().items()}
+    missing = [name for name in names if name not in found]
+    try:
+        asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,JobName"]
+        lines = ask([*asked, f"--name={','.join(missing)}", "--starttime=now-30days"]).splitlines()
+    except EkeError:
+        lines = []
+    for line in lines:
+        job, _, name = line.partition("|")
+        found[name] = job.split("_")[0]
+    return {name: found[name] for name in names if name in found}
+
+
+def max_array_size() -> int:
+    """How many elements an array may have."""
+    try:
+        found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]))
+    except EkeError:
+        found = None
+    return max(1, int(found.group(1))) if found else DEFAULT_ARRAY_SIZE
+
+
+def cancel(elements: Sequence[str]) -> None:
+    """Ask SLURM to end jobs: runs save first, within the cluster's KillWait.
+
+    Raises:
+        EkeError: there is no answer.
+    """
+    if elements:
+        ask(["scancel", *elements])

@@ -1,0 +1,103 @@
+"""The batch script of an array: submitit writes what SLURM is asked for, eke what runs."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from eke.launch.slurm.request import Request
+from eke.launch.supervise import source_folder
+from eke.schema import GpuRequest, Slurm
+
+REQUEUE_CODE = 99
+"""What the watcher of a run exits with to have its job put back into the queue."""
+
+RESUMABLE = "75"
+
+_AFTER = f"""\
+code=$?
+job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+if [ "$code" -eq {REQUEUE_CODE} ]; then
+  code={RESUMABLE}
+  # A job that somebody cancels, or that SLURM itself puts back, is no longer running by now.
+  if scontrol show job -o "$job" | grep -q 'JobState=RUNNING'; then
+    scontrol requeue "$job" && sleep 60
+  fi
+fi
+exit "$code\""""
+
+
+def script_text(
+    request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
+) -> str:
+    """The text that sbatch gets.
+
+    Args:
+        request: what each run asks for.
+        profile: how this cluster is spoken to.
+        name: of the job, unlike any other.
+        submission: the file that says which element is which run.
+        num_runs: elements of the array.
+    """
+    from submitit.slurm import slurm
+
+    text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
+        command=watcher_command(profile, submission),
+        folder=submission.parent,
+        map_count=num_runs,
+        **sbatch_parameters(request, profile, name, submission.parent),
+    )
+    return text
+
+
+def watcher_command(profile: Slurm, submission: Path) -> str:
+    """What srun starts, as a shell reads it."""
+    python = profile.python or shlex.quote(sys.executable)
+    words = f"{python} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
+    return f"{profile.command_prefix} {words}".strip()
+
+
+def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
+    """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
+    log = str(folder / "%A_%a.log")
+    chosen: dict[str, Any] = {
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "mem": request.memory,
+    }
+    gpus = f"{profile.gpu_type}:{request.gpus}" if profile.gpu_type else request.gpus
+    if request.gpus:
+        is_gres = profile.gpu_request is GpuRequest.gres
+        chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
+    return {
+        "job_name": name,
+        "time": request.minutes,
+        "nodes": 1,
+        "ntasks_per_node": 1,
+        "cpus_per_task": request.cpus,
+        "signal_delay_s": profile.grace_s,
+        "array_parallelism": profile.max_parallel,
+        "stderr_to_stdout": True,
+        "setup": _setup(profile),
+        "teardown": [_AFTER],
+        # Into the script's own log, whatever name submitit has for it.
+        "srun_args": ["--output", log, "--open-mode=append", *profile.srun],
+        # submitit would name a wckey of its own, which a cluster that checks them refuses.
+        "wckey": None,
+        "additional_parameters": {"requeue": True, "output": log, **profile.options},
+        **{key: value for key, value in chosen.items() if value},
+    }
+
+
+def _setup(profile: Slurm) -> list[str]:
+    source = shlex.quote(source_folder())
+    return [
+        # scancel reaches this shell, too: it has to stay until the run has saved.
+        "trap : TERM",
+        *profile.setup,
+        f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        # A step has all of a job's cores only if it is told so (SLURM 22.05 and later).
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+    ]

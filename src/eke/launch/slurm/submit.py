@@ -1,0 +1,145 @@
+"""From runs to arrays in the queue, at most once each, whatever happens in between."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from eke.errors import BusyError, EkeError
+from eke.files import write_atomic
+from eke.launch.folder import claim
+from eke.launch.job import Job
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.request import Request, make_request
+from eke.launch.slurm.script import script_text
+from eke.launch.slurm.submission import (
+    Submission,
+    new_submission,
+    read_submissions,
+    submission_file,
+    with_job,
+    write_submission,
+)
+from eke.paths import RunPaths
+from eke.plan import plan_to_plain, write_plan
+from eke.schema import Slurm
+
+GIVEN_UP_S = 30.0
+"""After this time an intent that SLURM knows nothing of will not turn up any more: whoever called
+sbatch is gone, and so is sbatch, which holds the ledger's lock as long as it lives."""
+
+LOOK_S = 1.0
+"""Between two questions about it."""
+
+
+def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
+    """Jobs that ask for the same, in arrays of at most so many.
+
+    Raises:
+        ConfigError: a run asks for what sbatch would not read.
+    """
+    groups: dict[tuple[Request, str], list[Job]] = {}
+    for job in jobs:
+        key = make_request(job.plan), repr(job.plan.config.slurm)
+        groups.setdefault(key, []).append(job)
+    return [
+        (request, group[start : start + limit])
+        for (request, _), group in groups.items()
+        for start in range(0, len(group), limit)
+    ]
+
+
+@contextmanager
+def submitting(folder: Path) -> Iterator[int]:
+    """Hold a sweep's ledger; yields the lock, for sbatch to hold as well.
+
+    Raises:
+        BusyError: somebody else submits the same sweep, or an sbatch of theirs is still at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BusyError(f"{folder}: somebody submits this sweep; try again soon") from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def settle_intents(folder: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Find out what became of submissions whose sbatch nobody has seen answer.
+
+    Raises:
+        EkeError: SLURM gives no answer, so nothing may be submitted.
+    """
+    while True:
+        intents = [(path, each) for path, each in read_submissions(folder) if not each.job_id]
+        known = scheduler.jobs_of_names([each.name for _, each in intents])
+        for path, each in intents:
+            if each.name in known:
+                with_job(path, each, known[each.name])
+            elif abs(time.time() - each.created) > GIVEN_UP_S:
+                path.unlink()
+        if not any(path.exists() and each.name not in known for path, each in intents):
+            return
+        sleep(LOOK_S)
+
+
+def submit_array(
+    folder: Path, sweep: str, request: Request, jobs: Sequence[Job], lock: int
+) -> Submission:
+    """Freeze the plans of these runs into their folders and hand them in as one array.
+
+    Raises:
+        SubmissionRefused: sbatch says no; nothing is left behind.
+        EkeError: nobody knows whether sbatch has taken it; the intent stays.
+    """
+    profile = jobs[0].plan.config.slurm
+    runs = [str(Path(job.folder).absolute()) for job in jobs]
+    submission = new_submission(sweep, runs, profile.max_restarts)
+    path = submission_file(folder, submission).absolute()
+    script = path.with_suffix(".sbatch")
+    write_atomic(script, script_text(request, profile, submission.name, path, len(jobs)))
+    write_submission(path, submission)
+    try:
+        job_id = scheduler.submit(script, [lock])
+    except scheduler.SubmissionRefused:
+        path.unlink()
+        script.unlink()
+        raise
+    return with_job(path, submission, job_id)
+
+
+def freeze(job: Job) -> None:
+    """Write the plan into the run's folder: what is queued changes no more.
+
+    Raises:
+        BusyError: somebody works on this run.
+        EkeError: the folder cannot be written.
+    """
+    paths = RunPaths(Path(job.folder))
+    try:
+        with claim(paths):
+            write_plan(paths, job.plan)
+            text = yaml.safe_dump(plan_to_plain(job.plan)["config"], sort_keys=False)
+            write_atomic(paths.config, f"# {' '.join(job.plan.overrides)}\n{text}")
+    except OSError as error:
+        raise EkeError(f"{paths.folder} cannot be written: {error.strerror or error}") from error
+
+
+def describe_request(request: Request, num_runs: int, profile: Slurm) -> str:
+    """What one array asks for, in a line."""
+    parts = [f"{num_runs} runs", f"at most {request.minutes} min each"]
+    parts += [f"{request.gpus} GPUs"] if request.gpus else []
+    parts += [f"{request.cpus} cores"]
+    parts += [f"{request.memory} of memory"] if request.memory else []
+    parts += [f"partition {request.partition}"] if request.partition else []
+    if num_runs > profile.max_parallel:
+        parts += [f"{profile.max_parallel} at once"]
+    return ", ".join(parts)

@@ -1,0 +1,200 @@
+"""`python -m eke.launch.slurm.watcher SUBMISSION`: what a job of a cluster runs; no torch.
+
+It finds its run by its place in the array, starts the same worker as everywhere, hands on what
+SLURM wants, and says by its exit code what is to become of the job.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from eke.errors import BusyError, EkeError
+from eke.hardware import choose, machine_fingerprint, option_of
+from eke.launch.folder import Place
+from eke.launch.live import LiveRun
+from eke.launch.slurm.scheduler import show_job
+from eke.launch.slurm.script import REQUEUE_CODE
+from eke.launch.slurm.submission import (
+    Submission,
+    Ticket,
+    read_submission,
+    read_ticket,
+    write_ticket,
+)
+from eke.paths import RunPaths
+from eke.plan import Plan, outline_record, read_plan
+from eke.record import (
+    EXIT_RESUMABLE,
+    EXIT_USER,
+    Failure,
+    Outcome,
+    Record,
+    metrics,
+    read_record,
+    write_record,
+)
+
+POLL_S = 0.1
+"""Between two looks at the worker."""
+
+MAX_CRASHES = 2
+"""Times in a row it may crash without a step more than before: as in a pool."""
+
+LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+SAID = {
+    Outcome.timeout: signal.SIGUSR2,
+    Outcome.preempted: signal.SIGTERM,
+    Outcome.cancelled: signal.SIGINT,
+}
+"""How a worker is told why it has to stop: the outcome it then writes."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one element of an array to its end; returns the job's exit code."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m eke.launch.slurm.watcher SUBMISSION\n")
+        return EXIT_USER
+    heard: list[int] = []
+    for listened in LISTENED:
+        signal.signal(listened, lambda got, _: heard.append(got))
+    try:
+        file = Path(arguments[0])
+        number = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
+        submission = read_submission(file)
+        paths = RunPaths(Path(submission.runs[number]))
+        return watch_run(paths, submission, Ticket(str(file), number), heard)
+    except BusyError as error:
+        return complain(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
+    except EkeError as error:
+        return complain(str(error), error.exit_code)
+    except OSError as error:
+        return complain(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
+
+
+def watch_run(paths: RunPaths, submission: Submission, ticket: Ticket, heard: list[int]) -> int:
+    """Do one run, again after a crash; returns the job's exit code."""
+    known = read_ticket(paths)
+    if known and (known.submission, known.element) == (ticket.submission, ticket.element):
+        ticket = known
+    crashes = 0
+    while True:
+        before = read_record(paths)
+        if before is not None and Outcome[before.outcome].is_final:
+            say(f"{paths.folder}: {before.outcome} already")
+            return before.exit_code
+        record = one_attempt(paths, heard)
+        outcome = Outcome[record.outcome]
+        moved = record.steps_done > (before.steps_done if before else 0)
+        say(f"{paths.folder}: {record.outcome} after {record.steps_done} steps")
+        if outcome is Outcome.crashed and not heard:
+            crashes = 1 if moved else crashes + 1
+            if crashes < MAX_CRASHES:
+                continue
+        if outcome not in (Outcome.timeout, Outcome.preempted):
+            return record.exit_code
+        ticket = replace(ticket, stalled=0 if moved else ticket.stalled + 1)
+        write_ticket(paths, ticket)
+        if ticket.stalled > submission.max_restarts:
+            return complain(f"{ticket.stalled} times without a step more", EXIT_RESUMABLE)
+        return REQUEUE_CODE
+
+
+def one_attempt(paths: RunPaths, heard: list[int]) -> Record:
+    """Start the worker and wait for it; what SLURM wants goes on to it once, with its reason.
+
+    Raises:
+        BusyError: somebody works on this run.
+        EkeError: the folder cannot be read or written, or this node is not what was planned for.
+    """
+    plan = read_plan(paths)
+    try:
+        plan = for_this_node(plan)
+    except EkeError as error:
+        return note_misplaced(paths, plan, str(error))
+    live = LiveRun(plan, Place(paths, None, ""), plan.batch.world_size)
+    told = 0
+    try:
+        while not live.is_over():
+            if heard and not told:
+                told = heard[0]
+                why = reason_of(told, os.environ)
+                say(f"{signal.Signals(told).name}: {why.name}; asking the run to save")
+                live.ask(SAID[why])
+            time.sleep(POLL_S)
+    finally:
+        record = live.finish()
+    return record
+
+
+def reason_of(
+    number: int, environment: Mapping[str, str], show: Callable[[str], Mapping[str, str]] = show_job
+) -> Outcome:
+    """Why SLURM sends a signal.
+
+    A time limit announces itself with the signal that the script asks for. Preemption, the limit
+    itself and scancel all send SIGTERM; the controller's books tell them apart (seen in 22.05): a
+    job in the grace of a preemption still runs, one that is being put back has been restarted once
+    more than it knows, and one that is being cancelled is just leaving.
+    """
+    if number in (signal.SIGUSR1, signal.SIGUSR2):
+        return Outcome.timeout
+    if number == signal.SIGINT:
+        return Outcome.cancelled
+    array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    job = show(f"{array}_{index}") if array else {}
+    if job.get("Reason") == "TimeLimit" or job.get("JobState") == "TIMEOUT":
+        return Outcome.timeout
+    restarted = job.get("Restarts", "0") != environment.get("SLURM_RESTART_COUNT", "0")
+    leaving = job.get("JobState") in ("COMPLETING", "CANCELLED")
+    return Outcome.cancelled if leaving and not restarted else Outcome.preempted
+
+
+def for_this_node(plan: Plan) -> Plan:
+    """The plan with this node's own facts.
+
+    Raises:
+        EkeError: the node has not what the run was planned for.
+    """
+    device, _ = choose("auto" if plan.device.kind == "cuda" else "cpu")
+    same = option_of(device.name) == option_of(plan.device.name) or device.name == plan.device.name
+    if plan.device.kind == "cuda" and not same:
+        raise EkeError(
+            f"planned for {plan.device.name}, and this node has {device.name}: "
+            "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they have "
+            f"with hardware={option_of(device.name) or 'NAME'}"
+        )
+    needed = plan.batch.world_size * plan.batch.devices
+    if device.kind == "cuda" and device.count < needed:
+        raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
+    machine = {**machine_fingerprint(device), "device_count": plan.machine["device_count"]}
+    return replace(plan, device=device, machine={**machine, "device": plan.machine["device"]})
+
+
+def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
+    """A record that says why nothing could start here."""
+    rows, _ = metrics.read_rows(paths.metrics)
+    failure = Failure("node", why, "")
+    record = outline_record(plan, rows, 0, Outcome.crashed, failure)
+    write_record(paths, record)
+    return record
+
+
+def say(text: str) -> None:
+    """A line into the job's log."""
+    sys.stderr.write(time.strftime("%F %T ") + text + "\n")
+    sys.stderr.flush()
+
+
+def complain(text: str, code: int) -> int:
+    """Say why it ends; returns the exit code."""
+    say(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

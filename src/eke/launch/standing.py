@@ -1,0 +1,213 @@
+"""How far runs are, read from their folders: by whoever asks, while others work on them."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eke.errors import ConfigError, EkeError, Problem
+from eke.files import read_json
+from eke.launch.follow import newest_step
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import Element
+from eke.launch.slurm.states import Phase, phase_of
+from eke.launch.slurm.submission import job_of
+from eke.paths import RunPaths, SweepPaths
+from eke.record import Outcome, metrics, read_attempts
+
+TAIL_BYTES = 4096
+"""Of metrics.jsonl: more than a row has."""
+
+RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
+"""What a run without a final outcome may be doing, beside the outcomes that are not final."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run, now."""
+
+    paths: RunPaths
+    label: str
+    """What was typed for it."""
+    state: str
+    """An outcome's name, or one of the words above."""
+    step: int = 0
+    total: int = 0
+    """Steps done and to do; 0 where nobody has planned yet."""
+    loss: float | None = None
+    where: str = ""
+    """Its job or its process."""
+    note: str = ""
+    """Why it failed, or what it waits for."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something works on it, or will without being asked."""
+        return self.state in (RUNNING, QUEUED)
+
+
+def find_standings(folder: Path) -> list[Standing]:
+    """The runs of a sweep, all runs in a folder, or one run; the scheduler is asked once.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    found = list(_runs_of(folder))
+    if not found:
+        why = "holds no run and no sweep"
+        raise ConfigError(Problem("folder", str(folder), why, "eke status runs"))
+    jobs = {paths.folder: job_of(paths) for paths, _, _ in found}
+    queue: dict[str, Element] = {}
+    problem = ""
+    if any(jobs.values()):
+        try:
+            queue = scheduler.queue()
+        except EkeError as error:
+            problem = str(error)
+    return [
+        stand(paths, cell, label, queue, jobs[paths.folder], problem)
+        for paths, cell, label in found
+    ]
+
+
+def stand(
+    paths: RunPaths,
+    cell: dict[str, Any],
+    label: str,
+    queue: dict[str, Element],
+    job: str,
+    problem: str,
+) -> Standing:
+    """One run.
+
+    Args:
+        paths: its folder, which need not be there.
+        cell: what its sweep says of it; empty outside of a sweep.
+        label: what was typed.
+        queue: the user's jobs.
+        job: SLURM's name of its newest job; empty for none.
+        problem: why nobody knows the queue; empty when it is known.
+    """
+    if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
+        return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
+    record = _record(paths)
+    outcome, failure = record.get("outcome", ""), record.get("failure") or {}
+    note, done = failure.get("message", ""), int(record.get("steps_done", 0))
+    total = int(record.get("plan", {}).get("steps", {}).get("total", 0))
+    if outcome and Outcome[outcome].is_final:
+        return Standing(paths, label, outcome, done, total, note=note)
+    total = total or _planned_steps(paths)
+    seen = queue.get(job)
+    if is_held(paths):
+        step, loss = _progress(paths)
+        where = f"{seen.node}, job {job}" if seen else holder(paths)
+        return Standing(paths, label, RUNNING, step or done, total, loss, where)
+    if seen and phase_of(seen.state) is not Phase.over:
+        reason = f"{seen.state.lower()}: {seen.reason}"
+        return Standing(paths, label, QUEUED, done, total, where=f"job {job}", note=reason)
+    if job and problem and not outcome:
+        return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
+    started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
+    return Standing(paths, label, outcome or started, done, total, note=note)
+
+
+def is_held(paths: RunPaths) -> bool:
+    """Whether a process works on a run right now."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def holder(paths: RunPaths) -> str:
+    """Who works on a run, in words."""
+    attempts = read_attempts(paths)
+    if not attempts:
+        return "starting"
+    return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"
+
+
+def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
+    sweep = SweepPaths(folder)
+    if sweep.sweep.exists():
+        try:
+            cells = read_json(sweep.sweep)["cells"]
+        except (OSError, ValueError, KeyError) as error:
+            raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
+        for cell in cells:
+            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or "refused"))
+            yield RunPaths(_beside(Path(name), folder)), cell, " ".join(cell["overrides"])
+        return
+    single = RunPaths(folder)
+    runs = [folder] if single.plan.exists() else sorted(p for p in _children(folder))
+    for run in runs:
+        paths = RunPaths(run)
+        yield paths, {}, _typed(paths)
+
+
+def _beside(run: Path, sweep: Path) -> Path:
+    """The folder of a run of a sweep: beside the sweep's, wherever both have been moved to."""
+    return sweep.parent / run.name
+
+
+def _children(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir() and (Path(entry.path) / "plan.json").exists():
+                    yield Path(entry.path)
+    except OSError:
+        return
+
+
+def _typed(paths: RunPaths) -> str:
+    """The first line of config.yaml says what was typed."""
+    try:
+        with open(paths.config, errors="replace") as file:
+            return file.readline().removeprefix("#").strip() or "defaults"
+    except OSError:
+        return ""
+
+
+def _record(paths: RunPaths) -> dict[str, Any]:
+    """The record as plain values; empty where there is none that can be read."""
+    try:
+        record = read_json(paths.record)
+        return (
+            record
+            if isinstance(record, dict) and record.get("outcome") in Outcome.__members__
+            else {}
+        )
+    except (OSError, ValueError):
+        return {}
+
+
+def _planned_steps(paths: RunPaths) -> int:
+    try:
+        return int(read_json(paths.plan)["steps"]["total"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _progress(paths: RunPaths) -> tuple[int, float | None]:
+    """The newest step and its loss."""
+    try:
+        with open(paths.metrics, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return 0, None
+    row = newest_step(lines)
+    if row is None:
+        return 0, None
+    loss = row[metrics.LOSS]
+    return int(row[metrics.STEP]), loss if isinstance(loss, int | float) else None
