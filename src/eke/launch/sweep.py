@@ -41,9 +41,13 @@ class Cell:
             self.reason = f"{job.reason} ({job.folder}/train.log)"
 
 
+_HOW = ("launcher.", "resources.", "slurm.", "slurm=", "plan_only=")
+"""What says how runs are started, and not which."""
+
+
 def sweep_id(cells: Sequence[tuple[str, ...]]) -> str:
-    """12 hex digits: the same command is the same sweep."""
-    content = json.dumps([list(cell) for cell in cells])
+    """12 hex digits: the same command is the same sweep, wherever it is sent."""
+    content = json.dumps([[text for text in cell if not text.startswith(_HOW)] for cell in cells])
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 

@@ -165,10 +165,11 @@ class Cluster:
 
     def wait(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
-        job.live = None
+        if job.live is not None:
+            job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
         reason = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         held = f"; scontrol release {element}" if seen.state in HELD else ""
-        job.waiting_for = f"job {element} waits: {reason}{held}"
+        job.waiting_for = f"job {element}: {reason}{held}"
 
     def collect(self, job: Job, state: str) -> None:
         """Take the record of a run whose job is over."""

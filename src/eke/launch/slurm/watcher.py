@@ -117,17 +117,28 @@ def one_attempt(paths: RunPaths, heard: list[int]) -> Record:
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
     live = LiveRun(plan, Place(paths, None, ""), plan.batch.world_size)
-    told = 0
+    why: Outcome | None = None
     try:
         while not live.is_over():
-            if heard and not told:
-                told = heard[0]
-                why = reason_of(told, os.environ)
-                say(f"{signal.Signals(told).name}: {why.name}; asking the run to save")
+            if heard and why is None:
+                why = reason_of(heard[0], os.environ)
+                say(f"{signal.Signals(heard[0]).name}: {why.name}; asking the run to save")
                 live.ask(SAID[why])
             time.sleep(POLL_S)
     finally:
         record = live.finish()
+    return with_reason(paths, record, why)
+
+
+def with_reason(paths: RunPaths, record: Record, why: Outcome | None) -> Record:
+    """An interrupted run's record with the reason that SLURM's books give.
+
+    Its worker may have been signalled before us: scancel reaches every process of a job at once.
+    """
+    if why is None or record.outcome == why.name or Outcome[record.outcome] not in SAID:
+        return record
+    record.outcome, record.exit_code = why.name, why.exit_code
+    write_record(paths, record)
     return record
 
 
