@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
+from live import Live
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
@@ -66,6 +67,12 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Live]:
+    """Start `python train.py ...` and go on."""
+    return lambda *arguments: Live(tmp_path, arguments)
 
 
 @pytest.fixture

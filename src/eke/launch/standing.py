@@ -105,8 +105,8 @@ def stand(
         where = f"{seen.node}, job {job}" if seen else holder(paths)
         return Standing(paths, label, RUNNING, step or done, total, loss, where)
     if seen and phase_of(seen.state) is not Phase.over:
-        reason = f"{seen.state.lower()}: {seen.reason}"
-        return Standing(paths, label, QUEUED, done, total, where=f"job {job}", note=reason)
+        why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
+        return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}")
     if job and problem and not outcome:
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED

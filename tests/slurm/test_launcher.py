@@ -1,0 +1,197 @@
+"""Sweeps through a real SLURM: whatever happens to its jobs, every run is done once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from live import SHORT, record_of, rows_of, run_folders
+from slurm_support import wait_until
+from support import PATIENCE_S, REPO, environment, last_wins
+
+pytestmark = pytest.mark.slow
+
+CLUSTER = ("-m", "hydra/launcher=slurm", "slurm=minicluster", "hardware=cpu")
+
+LONG = last_wins(
+    *SHORT,
+    "train.steps=400",
+    "train.log_every=5",
+    "train.checkpoint_every=50",
+    "model.dropout=0.1",
+)
+
+
+def cells_of(tmp_path) -> list[dict]:
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    return json.loads(file.read_text())["cells"]
+
+
+def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "eke.cli", *arguments],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+def curve(folder) -> list[tuple[float, float]]:
+    best = {r["train/global_step"]: r for r in rows_of(folder) if "train/loss" in r}
+    return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
+
+
+def attempts(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[tuple[float, float]]:
+    """The curve of the same run on this machine, never interrupted."""
+    tmp = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run(
+        [sys.executable, str(REPO / "train.py"), *LONG, "hardware=cpu"],
+        cwd=tmp, env=environment(tmp), check=True, capture_output=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    (folder,) = run_folders(tmp)
+    return curve(folder)
+
+
+def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path) -> None:
+    command = (*CLUSTER, *SHORT, "seed=0,1,0", "resources.time=5", "resources.gpus=1")
+    done = train_py(*command)
+    assert done.code == 0, done.text
+    assert [c["outcome"] for c in cells_of(tmp_path)] == ["ok"] * 3
+    assert done.out.count("submitted 2 runs as job") == 1, "equal cells are one run, one array"
+    again = train_py(*command)
+    assert again.code == 0
+    assert "submitted" not in again.out
+    assert again.out.count("answered from its record") == 2
+    assert not cluster.ask("squeue", "--noheader")
+
+
+def test_two_ranks_train_in_one_job(cluster, train_py, tmp_path) -> None:
+    ranks = ("distributed=ddp", "distributed.num_processes=2", "resources.gpus=1")
+    done = train_py(*CLUSTER, *SHORT, *ranks)
+    assert done.code == 0, done.text
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
+
+
+def test_jobs_need_nobody_and_the_same_command_finds_them(cluster, train_py, tmp_path) -> None:
+    """Held back, they cost no time here: what counts is that nothing is submitted twice."""
+    held = ("slurm.options={begin: now+1hour}", "seed=0,1")
+    first = train_py(*CLUSTER, *SHORT, *held, "launcher.detach=true")
+    assert first.code == 0, first.text
+    assert "eke status" in first.out
+    second = train_py(*CLUSTER, *SHORT, *held, "launcher.detach=true")
+    assert second.code == 0, second.text
+    assert "submitted" not in second.out
+    assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 2
+    status = eke(tmp_path, "status", "runs").stdout
+    assert "2 runs: 2 queued" in status
+    assert status.count(": BeginTime") == 2, status
+    (sweep,) = tmp_path.glob("runs/sweep-*")
+    cancelled = eke(tmp_path, "cancel", str(sweep))
+    assert "asked 2 runs" in cancelled.stdout, cancelled
+    wait_until(lambda: not cluster.ask("squeue", "--noheader"), "an empty queue")
+    assert "2 not started" in eke(tmp_path, "status", str(sweep)).stdout
+
+
+def test_preempted_and_continued_to_the_same_curve(cluster, start, tmp_path, undisturbed) -> None:
+    """SLURM wants the node, the run saves, its job is put back, and goes on by itself."""
+    live = start(*CLUSTER, *LONG, "resources.partition=spot", "resources.gpus=2")
+    live.wait_for_step(50)
+    blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
+    cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    assert curve(folder) == undisturbed
+    assert record_of(folder)["attempt"] == 1
+    (log,) = tmp_path.glob("runs/sweep-*/slurm/*.log")
+    assert "preempted after" in log.read_text()
+
+
+def test_a_killed_watcher_loses_nothing(cluster, start, tmp_path, undisturbed) -> None:
+    """kill -9 of what a job runs: the worker saves, the job fails, the run is submitted again."""
+    live = start(*CLUSTER, *LONG)
+    live.wait_for_step(50)
+    (watcher,) = pids_of("eke.launch.slurm.watcher", str(tmp_path))
+    os.kill(watcher, signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert out.count("submitted 1 runs") == 2, out
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    assert curve(folder) == undisturbed
+
+
+def test_a_killed_worker_is_tried_again_in_its_job(cluster, start, tmp_path, undisturbed) -> None:
+    live = start(*CLUSTER, *LONG)
+    live.wait_for_step(100)
+    (worker,) = pids_of("eke.run.worker", str(tmp_path))
+    os.kill(worker, signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert out.count("submitted 1 runs") == 1, out
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    assert curve(folder) == undisturbed
+    assert len(attempts(folder)) == 2
+
+
+def test_scancel_is_never_put_back(cluster, start, tmp_path) -> None:
+    live = start(*CLUSTER, *LONG)
+    live.wait_for_step(20)
+    cluster.ask("scancel", "--user", str(os.getuid()))
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    record = record_of(folder)
+    assert record["outcome"] == "cancelled"
+    assert (folder / "model").exists(), "it saved first"
+    assert not cluster.ask("squeue", "--noheader")
+
+
+def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monkeypatch) -> None:
+    """The job is in the queue and nobody has written its number down: it is found by its name."""
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    real = subprocess.run(["which", "sbatch"], capture_output=True, text=True).stdout.strip()
+    stub.write_text(f'#!/bin/sh\n{real} "$@"\nkill -9 $PPID\n')
+    stub.chmod(0o755)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{stub.parent}:{path}")
+    command = (*CLUSTER, *SHORT, "slurm.options={begin: now+1hour}", "launcher.detach=true")
+    killed = train_py(*command)
+    assert killed.code == -signal.SIGKILL
+    monkeypatch.setenv("PATH", path)
+    done = train_py(*command)
+    assert done.code == 0, done.text
+    assert "submitted" not in done.out
+    assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 1
+    assert "1 queued" in eke(tmp_path, "status", "runs").stdout
+
+
+def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_path) -> None:
+    done = train_py(*CLUSTER, *SHORT, "resources.partition=nowhere")
+    assert done.code == 1, done.text
+    assert "partition" in done.err
+    assert "Traceback" not in done.text
+    assert not list(tmp_path.glob("runs/sweep-*/slurm/eke-*"))
+    assert not cluster.ask("squeue", "--noheader")
+
+
+def pids_of(*texts: str) -> list[int]:
+    """Processes whose command line or folder has all of these."""
+    found = []
+    for process in os.listdir("/proc"):
+        if not process.isdigit():
+            continue
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as file:
+                words = file.read().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if all(text in words for text in texts) and "srun" not in words.split()[0]:
+            found.append(int(process))
+    return found
