@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import reduce
 
 import pytest
 from support import REPO
@@ -57,17 +58,29 @@ def properties_in(schema):
             yield from properties_in(value)
 
 
+def resolved(schema, whole):
+    """What a schema refers to, else the schema itself."""
+    while isinstance(schema, dict) and "$ref" in schema:
+        place = schema["$ref"].removeprefix("#/").split("/")
+        schema = reduce(lambda node, step: node[step], place, whole)
+    return schema
+
+
 def test_every_key_is_explained() -> None:
     classes = [cls for classes in CATALOGUE.sections.values() for cls in classes]
     said = {doc for cls in [*classes, Config] for doc in field_docs(cls).values()}
     for name, schema in SCHEMAS.items():
-        keys = dict(properties_in(schema["definitions"]))
-        keys.pop("defaults", None)
+        keys = [each for each in properties_in(schema["definitions"]) if each[0] != "defaults"]
         assert len(keys) > 0
-        for key, found in keys.items():
-            about = found["description"].partition("\n\n")[0]
-            # What a sweep varies may be a group, whose options follow.
-            assert about in said or about.startswith(f"{GROUPS.get(key)}: "), f"{name}: {key}"
+        for key, shown in keys:
+            if shown is True:  # explained where it is referred to
+                continue
+            about = resolved(shown, schema)["description"].partition("\n\n")[0]
+            # What a sweep varies may be a group, whose options follow or are described.
+            group = GROUPS.get(key)
+            assert about in said or about.startswith(f"{group}: ") or about == f"{key}: {group}", (
+                f"{name}: {key}"
+            )
 
 
 def test_text_under_a_field_is_found_where_it_is_inherited() -> None:
@@ -116,7 +129,8 @@ def test_schemas_know_the_users_own_options(here, capsys) -> None:
     assert settings["yaml.schemas"]["./schemas/config.json"] == ["conf/config.yaml"]
     experiment = json.loads((here / "schemas" / "experiment.json").read_text())
     entries = experiment["properties"]["defaults"]["items"]["else"]["properties"]
-    assert {"mine", "yours"} <= set(entries["override /optimizer"]["enum"])
+    options = resolved(entries["override /optimizer"], experiment)
+    assert {"mine", "yours"} <= set(options["enum"])
     catalogue = make_catalogue(here / "my_conf")
     assert catalogue.schema_class("optimizer", "yours").__name__ == "AdamW"
 

@@ -60,6 +60,10 @@ RIGHT = [
     pytest.param("sweep", "hydra: {sweeper: {params: {precision: 'fp32, bf16'}}}\n", id="list"),
     pytest.param("sweep", "hydra: {sweeper: {params: {model: glob(tiny*), seed: 3}}}\n", id="glob"),
     pytest.param("sweep", "hydra: {sweeper: {params: {train.steps: 'range(1,5)'}}}\n", id="range"),
+    pytest.param("sweep", "sweep: {rows: {plain: null, b: {model: tiny, seed: 1}}}\n", id="rows"),
+    pytest.param("sweep", "sweep: {zip: {optimizer: [sgd], optimizer.lr: [1]}}\n", id="zip"),
+    pytest.param("sweep", "sweep: {product: {optimizer: glob(adamw*), seed: '1,2'}}\n", id="texts"),
+    pytest.param("experiment", "sweep: {product: {seed: [1, 2]}, repeats: 2}\n", id="loose sweep"),
 ]
 
 
@@ -113,6 +117,10 @@ WRONG = [
     pytest.param("sweep", "sweep: {product: {optimizer.lrr: 1}}\n", "lrr", id="swept key"),
     pytest.param("sweep", "sweep: {product: {seed: {a: 1}}}\n", "seed", id="swept as mapping"),
     pytest.param("sweep", "sweep: {rows: {one: {sead: 1}}}\n", "sead", id="row's key"),
+    pytest.param("sweep", "sweep: {rows: {one: {model: tinny}}}\n", "tinny", id="row's option"),
+    pytest.param("sweep", "sweep: {zip: {precision: [fp32, bf17]}}\n", "bf17", id="zipped option"),
+    pytest.param("sweep", "sweep: {product: {sweep: none}}\n", "sweep", id="a sweep of sweeps"),
+    pytest.param("experiment", "sweep: {products: {}}\n", "products", id="key of a loose sweep"),
     pytest.param("config", "defaults: [model: tinny]\n", "tinny", id="default option"),
     pytest.param("config", "defaults: [modell_: tiny]\n", "modell_", id="default group"),
 ]

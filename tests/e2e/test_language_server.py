@@ -154,6 +154,13 @@ MISTAKES = [
         "Options of precision",
         id="swept option",
     ),
+    pytest.param(
+        "sweep",
+        f"{PRESET}sweep:\n  rows:\n    one:\n      sead: 1\n",
+        4,
+        "sead is not allowed",
+        id="key of a row",
+    ),
 ]
 
 
@@ -189,6 +196,26 @@ def test_the_keys_of_a_section_are_those_of_the_option_chosen(server) -> None:
     text = f"{PRESET}defaults:\n  - override /optimizer: sgd\n  - _self_\noptimizer:\n  |\n"
     offered = server.completions("experiment", text)
     assert set(offered) == {"lr", "weight_decay", "momentum", "nesterov"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["product:\n    |", "zip:\n    |", "rows:\n    one:\n      |"],
+    ids=["product", "zip", "row"],
+)
+def test_what_a_sweep_may_vary_completes(server, place) -> None:
+    offered = server.completions("sweep", f"{PRESET}sweep:\n  {place}\n")
+    assert {"precision", "optimizer.lr", "train.steps"} <= set(offered)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["product:\n    precision:\n      - |", "rows: {a: {precision: |}}"],
+    ids=["listed", "in a row"],
+)
+def test_the_options_of_a_swept_group_complete(server, place) -> None:
+    offered = server.completions("sweep", f"{PRESET}sweep:\n  {place}\n")
+    assert {"fp32", "bf16"} <= set(offered)
 
 
 @pytest.mark.parametrize(

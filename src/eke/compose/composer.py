@@ -9,11 +9,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
 from eke.compose.folder import check_folder, explain_file
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
-from eke.compose.trees import PRESETS, Tree, compose_tree, hydra_state, without_hydra
+from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
@@ -165,11 +166,12 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 def _composed(
     good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
 ) -> Composed:
+    trees = make_trees(catalogue, config_dir)
     with hydra_state():
         try:
-            tree = without_hydra(compose_tree(good, catalogue, config_dir))
+            tree = trees.tree_as_hydra(good)
         except Exception as error:
-            problems = _explain(good, error, catalogue, config_dir)
+            problems = _explain(good, error, catalogue, trees)
             if all(problem.path in catalogue.keys for problem in problems):
                 problems += _deeper(good, problems, catalogue, config_dir)
             raise ConfigError(problems) from error
@@ -230,24 +232,24 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
 
 
 def _explain(
-    good: list[str], error: Exception, catalogue: Catalogue, config_dir: Path | None
+    good: list[str], error: Exception, catalogue: Catalogue, trees: Trees
 ) -> list[Problem]:
     """Why Hydra refused overrides that are all right by themselves."""
     groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
     try:
-        tree = compose_tree(groups, catalogue, config_dir)
+        tree = trees.tree_as_hydra(groups)
     except Exception as deeper:  # the fault is in a file
         return [explain_file(deeper, catalogue.folders, catalogue)]
     problems = []
     for text in good:
         if text not in groups:
-            problems += _explain_one(text, groups, tree, catalogue, config_dir)
+            problems += _explain_one(text, groups, tree.config, catalogue, trees)
     whole = Problem("command line", shown(" ".join(good)), first_line(error))
     return problems or [whole]
 
 
 def _explain_one(
-    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, config_dir: Path | None
+    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, trees: Trees
 ) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
@@ -258,7 +260,7 @@ def _explain_one(
             return [_elsewhere(section, name, value, option, catalogue)]
         return []
     try:
-        compose_tree([*groups, text], catalogue, config_dir)
+        trees.tree_as_hydra([*groups, text])
     except Exception as error:
         return [Problem(key, shown(value), first_line(error))]
     return []

@@ -1,46 +1,40 @@
 """Composed trees. Hydra composes one in 0.1 to 0.3 s; most can do with less.
 
-Setting a value takes a thousandth of choosing an option: the tree of a set of options is kept, and
-values are set on a copy. What a sweep's cells share is composed once as well:
-
 - Values (`optimizer.lr=0.1`) are set on a copy of a tree with the same options, as Hydra does last.
-- A section depends on its own group's option and on the presets, on nothing else. So a tree with
-  two options typed takes each section from a tree with that option alone. Where an option's file
-  writes into other sections (a user's own may), Hydra composes the whole.
+- A section depends on its own group's option and on the presets, on nothing else. So when each of
+  some options has been seen in a tree with the same presets, a tree with all of them is joined from
+  those sections. What takes part in it stands alone (`eke.compose.alone`); else Hydra composes.
+
+What is refused on the way, Hydra composes as a whole and says why: its words are the user's.
 """
 
-import copy
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-
-# Setting a value in a composed tree: no public name of Hydra's does it. The tests compare the
-# result with Hydra's own, so that another version that does it otherwise is noticed.
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.compose.catalogue import Catalogue
+from eke.compose.alone import PRESETS, stands_alone
+from eke.compose.catalogue import Catalogue, make_catalogue
 from eke.compose.overrides import as_hydra_takes_it, parse
 from eke.compose.wording import quoted
 from eke.paths import conf_folder
 from eke.schema import register
 
-PRESETS = ("recipe", "experiment", "sweep")
-"""Groups whose files may write anywhere."""
-
-MAX_KEPT = 64
+MAX_KEPT = 256
 """Trees of different options that are kept; one has about 100 kB."""
+MAX_FAMILIES = 32
+"""Presets, and sets of them, whose sections are kept."""
 
 
 @dataclass(frozen=True)
@@ -68,36 +62,6 @@ def hydra_state() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def compose_tree(
-    overrides: Sequence[str], catalogue: Catalogue, config_dir: Path | None
-) -> DictConfig:
-    """What Hydra composes, its own part included; inside `hydra_state`. Raises what it raises."""
-    texts = [as_hydra_takes_it(text, catalogue) for text in overrides]
-    parsed = OverridesParser.create().parse_overrides(texts)
-    values = [override for override in parsed if _is_value(override, catalogue)]
-    chosen = tuple(o.input_line or "" for o in parsed if not _is_value(o, catalogue))
-    # A user's own files may change between two calls; eke's do not.
-    choose = _choose if config_dir else _choose_once
-    tree = copy.deepcopy(choose(chosen, config_dir, conf_folder()))
-    ConfigLoaderImpl._apply_overrides_to_config(values, tree)
-    return tree
-
-
-def _is_value(override: Override, catalogue: Catalogue) -> bool:
-    """Whether it sets a key, so that it decides nothing about which files are read."""
-    key = override.key_or_group
-    known = key in catalogue.keys or catalogue.is_entry(key)
-    return known and key not in catalogue.options and not override.is_sweep_override()
-
-
-def _choose(chosen: tuple[str, ...], config_dir: Path | None, _conf: Path) -> DictConfig:
-    extra = [f"hydra.searchpath=[{quoted(str(config_dir))}]"] if config_dir else []
-    return hydra_compose("config", [*chosen, *extra], return_hydra_config=True)
-
-
-_choose_once = lru_cache(MAX_KEPT)(_choose)
-
-
 def without_hydra(tree: DictConfig) -> Tree:
     """Hydra's part taken out of a tree."""
     chosen = tree.hydra.runtime.choices
@@ -117,103 +81,185 @@ class NotSet(Exception):
         self.choices = choices
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A tree without values, as Hydra composed it or joined from such."""
+
+    content: bytes
+    choices: dict[str, str]
+    params: object
+
+
+@dataclass
+class _Family:
+    """Trees with the same presets."""
+
+    new: list[tuple[_Kept, frozenset[str]]] = field(default_factory=list)
+    """Composed and not looked into yet, with the groups that were typed."""
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    """Group and option of every tree, whether looked into or not."""
+    base: _Kept | None = None
+    untyped: dict[str, str] = field(default_factory=dict)
+    """Group -> its option where none is typed."""
+    sources: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+    """Group and option -> a tree that has it."""
+    sections: dict[tuple[str, str], DictConfig] = field(default_factory=dict)
+    """The same, taken out of that tree when it was first needed."""
+
+    def section(self, group: str, option: str) -> object:
+        """The section that this option makes beside these presets."""
+        key = (group, option)
+        if key not in self.sections:
+            tree = pickle.loads(self.sources[key].content)
+            self.sections[key] = OmegaConf.masked_copy(tree, [group])
+        return self.sections[key]._get_node(group)
+
+
 class Trees:
-    """Trees of one sweep's cells. What went wrong in a shortcut, Hydra's own composition says."""
+    """Trees that have much in common; what they share is composed once."""
 
     def __init__(self, catalogue: Catalogue, config_dir: Path | None) -> None:
         self._catalogue = catalogue
         self._config_dir = config_dir
-        self._parsed: dict[str, Override] = {}
-        self._kept: dict[tuple[str, ...], tuple[bytes, dict[str, str]]] = {}
-        self._alone: dict[tuple[str, ...], bool] = {}
-        self._params: dict[tuple[str, ...], object] = {}
+        self._kept: dict[tuple[str, ...], _Kept] = {}
+        self._families: dict[tuple[str, ...], _Family] = {}
+        self._alone: dict[tuple[str, str], bool] = {}
         self.num_composed = 0
         """How often Hydra has composed."""
 
     def tree(self, overrides: Sequence[str]) -> Tree:
-        """The tree of a cell, inside `hydra_state`.
+        """The tree of these overrides, inside `hydra_state`.
 
         Raises:
             NotSet: values that the options' sections do not take.
             Exception: whatever Hydra raises while it composes the options.
         """
-        options = tuple(text for text in overrides if self.chooses(text))
-        content, choices = self._with_options(options)
-        config: DictConfig = pickle.loads(content)  # pickled in this process
-        refused = [t for t in overrides if t not in options and not self._set(config, t)]
+        parsed = [(text, self._parsed(text)) for text in overrides]
+        options = tuple(text for text, override in parsed if self._is_choice(override))
+        kept = self._with_options(options)
+        config: DictConfig = pickle.loads(kept.content)  # pickled in this process
+        values = [(text, override) for text, override in parsed if not self._is_choice(override)]
+        refused = [text for text, override in values if not _set(config, override)]
         if refused:
-            raise NotSet(refused, choices)
-        return Tree(config, choices, self._params.get(options))
+            raise NotSet(refused, kept.choices)
+        return Tree(config, kept.choices, kept.params)
 
-    def parsed(self, text: str) -> Override:
-        """What Hydra understands, remembered."""
-        if text not in self._parsed:
-            self._parsed[text] = parse(as_hydra_takes_it(text, self._catalogue))
-        return self._parsed[text]
+    def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
+        """The same; what cannot be composed raises what Hydra's own composition raises."""
+        try:
+            return self.tree(overrides)
+        except (NotSet, HydraException):
+            return self._by_hydra(overrides)
 
     def chooses(self, text: str) -> bool:
         """Whether Hydra has to know it to compose: an option, or a setting of Hydra's own."""
-        key = self.parsed(text).key_or_group
+        return self._is_choice(self._parsed(text))
+
+    def _parsed(self, text: str) -> Override:
+        return parse(as_hydra_takes_it(text, self._catalogue))
+
+    def _is_choice(self, override: Override) -> bool:
+        key = override.key_or_group
         return key in self._catalogue.options or key.startswith("hydra")
 
-    def _set(self, config: DictConfig, text: str) -> bool:
-        parsed = self.parsed(text)
-        key, add = parsed.key_or_group, parsed.is_force_add()
-        try:
-            OmegaConf.update(config, key, parsed.value(), merge=True, force_add=add)
-        except (OmegaConfBaseException, ValueError):
-            return False
-        return True
-
-    def _with_options(self, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
-        if options not in self._kept:
-            shared = tuple(text for text in options if self._is_shared(text))
-            single = [text for text in options if text not in shared]
-            if len(single) > 1 and all(self._stands_alone(shared, text) for text in single):
-                self._kept[options] = self._joined(shared, single)
-            else:
-                self._kept[options] = self._composed(options)
-        return self._kept[options]
-
-    def _composed(self, options: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
+    def _by_hydra(self, overrides: Sequence[str]) -> Tree:
         self.num_composed += 1
-        tree = without_hydra(compose_tree(options, self._catalogue, self._config_dir))
-        self._params[options] = tree.params
-        return pickle.dumps(tree.config), tree.choices
+        texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
+        if self._config_dir:
+            texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
+        return without_hydra(hydra_compose("config", texts, return_hydra_config=True))
 
-    def _is_shared(self, text: str) -> bool:
-        key = self.parsed(text).key_or_group
-        return key in PRESETS or key.startswith("hydra") or key not in self._catalogue.sections
+    def _with_options(self, options: tuple[str, ...]) -> _Kept:
+        kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
+        self._kept[options] = kept  # the newest is the last
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return kept
 
-    def _stands_alone(self, shared: tuple[str, ...], text: str) -> bool:
-        """Whether an option changes its own section only."""
-        key = (*shared, text)
-        if key not in self._alone:
-            group = self.parsed(text).key_or_group
-            without, with_it = (pickle.loads(self._with_options(each)[0]) for each in (shared, key))
-            self._alone[key] = all(
-                _same(without, with_it, name) for name in without if name != group
-            )
-        return self._alone[key]
+    def _composed(self, options: tuple[str, ...]) -> _Kept:
+        tree = self._by_hydra(options)
+        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.params)
+        shared, typed = self._split(options)
+        family = self._families.pop(shared, None) or _Family()
+        self._families[shared] = family
+        if len(self._families) > MAX_FAMILIES:
+            del self._families[next(iter(self._families))]
+        family.new.append((kept, frozenset(typed)))
+        family.seen.update(kept.choices.items())
+        return kept
 
-    def _joined(self, shared: tuple[str, ...], single: list[str]) -> tuple[bytes, dict[str, str]]:
-        content, choices = self._with_options(shared)
-        config: DictConfig = pickle.loads(content)
-        choices = dict(choices)
+    def _split(self, options: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+        """What may change any section, and what is typed for the others: group -> option."""
+        shared, typed = [], {}
+        for text in options:
+            override = self._parsed(text)
+            key = override.key_or_group
+            if self._has_section(key) and key not in typed:
+                typed[key] = str(override.value())
+            else:
+                shared.append(text)
+        return tuple(shared), typed
+
+    def _has_section(self, group: str) -> bool:
+        return group in self._catalogue.sections and group not in PRESETS
+
+    def _joined(self, options: tuple[str, ...]) -> _Kept | None:
+        """A tree of sections that Hydra has composed in others; None if one of them is missing."""
+        shared, typed = self._split(options)
+        family = self._families.get(shared)
+        if family is None or not family.seen >= typed.items():
+            return None
+        self._look_into(family)
+        base = family.base
+        wanted = {**family.untyped, **typed}
+        if base is None or not family.sources.keys() >= wanted.items():
+            return None
+        if any(self._has_section(group) and group not in wanted for group in base.choices):
+            return None
+        config: DictConfig = pickle.loads(base.content)
         with flag_override(config, ["struct", "readonly"], [False, False]):
-            for text in single:
-                group = self.parsed(text).key_or_group
-                part, part_choices = self._with_options((*shared, text))
-                config[group] = pickle.loads(part)._get_node(group)
-                choices[group] = part_choices[group]
-        return pickle.dumps(config), choices
+            for group, option in wanted.items():
+                if base.choices[group] != option:
+                    config[group] = family.section(group, option)
+        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.params)
+
+    def _stands_alone(self, choice: tuple[str, str]) -> bool:
+        if choice not in self._alone:
+            self._alone[choice] = stands_alone(*choice, self._catalogue)
+        return self._alone[choice]
+
+    def _look_into(self, family: _Family) -> None:
+        """Which sections new trees have: not sooner, since most programs compose one."""
+        for kept, typed in family.new:
+            if not all(map(self._stands_alone, kept.choices.items())):
+                continue
+            family.base = family.base or kept
+            for group, option in kept.choices.items():
+                if self._has_section(group):
+                    family.sources.setdefault((group, option), kept)
+                    if group not in typed:
+                        family.untyped[group] = option
+        family.new.clear()
 
 
-def _same(one: DictConfig, other: DictConfig, name: str) -> bool:
-    """Whether a section, or a single key, is the same in both: its values and its class."""
-    types = [OmegaConf.get_type(tree, name) for tree in (one, other)]
-    values = [
-        OmegaConf.to_container(OmegaConf.create({"x": tree._get_node(name)}), resolve=False)
-        for tree in (one, other)
-    ]
-    return types[0] == types[1] and values[0] == values[1]
+def make_trees(catalogue: Catalogue, config_dir: Path | None) -> Trees:
+    """Trees for one composition. A user's own files may change until the next; eke's do not."""
+    return Trees(catalogue, config_dir) if config_dir else _own_trees(conf_folder())
+
+
+@lru_cache(maxsize=1)
+def _own_trees(_conf: Path) -> Trees:
+    return Trees(make_catalogue(), None)
+
+
+def _set(config: DictConfig, override: Override) -> bool:
+    """Set a value as Hydra does; False for what is no plain value, and for what is not taken."""
+    is_plain = override.package is None and not override.is_sweep_override()
+    if not is_plain or override.is_delete() or override.is_add():
+        return False
+    key, add = override.key_or_group, override.is_force_add()
+    try:
+        OmegaConf.update(config, key, override.value(), merge=True, force_add=add)
+    except (OmegaConfBaseException, ValueError):
+        return False
+    return True

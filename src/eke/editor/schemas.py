@@ -1,6 +1,7 @@
 """JSON schemas of the files in `conf/`, for editors: one per group, and one for config.yaml."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -110,16 +111,14 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
     for other in PRESETS[: PRESETS.index(group)]:  # what comes before it in config.yaml
         for option, file in catalogue.options.get(other, {}).items():
             entries[f"/{other}/{option}"] = _about(file)
-    overrides = {
-        f"override /{name}": _options(name, catalogue)
-        for name in catalogue.options
-        if name not in (group, "sweep")
-    }
+    groups = [name for name in catalogue.options if name not in (group, "sweep")]
+    overrides = {f"override /{name}": _options(name) for name in groups}
+    swept = _sweep_definitions(groups, catalogue) if group == "sweep" else {}
     return _whole(
         f"{group}: {GROUPS.get(group, group)}",
         "Starts with `# @package _global_`: its keys are those of the whole configuration.",
         _defaults("Options to choose, and files to start from.", entries, overrides),
-        _HYDRA,
+        _whole_definitions(groups, catalogue) | swept,
         catalogue,
         "override /",
     )
@@ -127,13 +126,19 @@ def _preset_file(group: str, catalogue: Catalogue) -> Schema:
 
 def _config_file(catalogue: Catalogue) -> Schema:
     entries = {"schema": "The types of all keys.", "_self_": "This file's own values."}
-    groups = {name: _options(name, catalogue) for name in catalogue.options}
+    groups = {name: _options(name) for name in catalogue.options}
     defaults = _defaults("Which option each group starts from.", entries, groups)
-    return _whole("config.yaml", "The primary configuration.", defaults, _HYDRA, catalogue, "")
+    definitions = _whole_definitions(list(groups), catalogue)
+    return _whole("config.yaml", "The primary configuration.", defaults, definitions, catalogue, "")
 
 
 def _whole(
-    title: str, about: str, defaults: Schema, hydra: Schema, catalogue: Catalogue, prefix: str
+    title: str,
+    about: str,
+    defaults: Schema,
+    definitions: dict[str, Schema],
+    catalogue: Catalogue,
+    prefix: str,
 ) -> Schema:
     """Sections, single keys and Hydra's own; a group chosen in the file has that option's keys."""
     docs, hints = field_docs(Config), get_type_hints(Config)
@@ -143,29 +148,38 @@ def _whole(
         if not is_dataclass(hints[name])
     }
     sections = {name: {"description": summary(hints[name])} for name in catalogue.sections}
-    body = closed({"defaults": defaults, **sections, **single, "hydra": hydra})
+    body = closed({"defaults": defaults, **sections, **single, "hydra": _HYDRA})
     return {
         "$schema": _DRAFT,
         "title": title,
         "description": about,
         **body,
         "allOf": [_section(name, prefix, catalogue) for name in catalogue.sections],
-        "definitions": _section_definitions(catalogue),
+        "definitions": definitions,
     }
 
 
-def _section_definitions(catalogue: Catalogue) -> dict[str, Schema]:
-    definitions = dict(DEFINITIONS)
+def _whole_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
+    """What stands at several places once: the options of `groups`, and every section's keys."""
+    definitions = DEFINITIONS | {f"{g}_options": _described_options(g, catalogue) for g in groups}
     for name, classes in catalogue.sections.items():
-        if name == "sweep":
-            definitions[name] = _sweep_keys(catalogue)
-            continue
         each = [section_schema(cls) for cls in classes]
         union = {key: s for keys in reversed(each) for key, s in keys["properties"].items()}
         definitions[name] = closed(union)
         if len(classes) > 1:
-            definitions |= {c.__name__: keys for c, keys in zip(classes, each, strict=True)}
+            own = [_less(keys["properties"], union, f"#/definitions/{name}") for keys in each]
+            definitions |= {c.__name__: keys for c, keys in zip(classes, own, strict=True)}
     return definitions
+
+
+def _less(properties: dict[str, Schema], union: dict[str, Schema], place: str) -> Schema:
+    """The keys of one variant; those that are the section's as well are said there."""
+    return closed(
+        {
+            key: {"$ref": f"{place}/properties/{key}"} if union[key] == schema else schema
+            for key, schema in properties.items()
+        }
+    )
 
 
 def _section(group: str, prefix: str, catalogue: Catalogue) -> Schema:
@@ -204,7 +218,12 @@ def _defaults(description: str, entries: dict[str, str], groups: dict[str, Schem
     return {"description": description, "type": "array", "items": items}
 
 
-def _options(group: str, catalogue: Catalogue) -> Schema:
+def _options(group: str) -> Schema:
+    """One option of a group, in files whose definitions have them."""
+    return {"$ref": f"#/definitions/{group}_options"}
+
+
+def _described_options(group: str, catalogue: Catalogue) -> Schema:
     options = {option: _about(file) for option, file in catalogue.options[group].items()}
     return {"description": f"{group}: {GROUPS.get(group, group)}", **_choice(options)}
 
@@ -218,31 +237,44 @@ def _about(file: Path) -> str:
     return headline(file).partition(" -- ")[2] or headline(file)
 
 
-def _sweep_keys(catalogue: Catalogue) -> Schema:
-    """The section `sweep`: the keys that rows, zip and product name are checked."""
+def _sweep_definitions(groups: Sequence[str], catalogue: Catalogue) -> dict[str, Schema]:
+    """The section `sweep` of a sweep's file: the keys that rows, zip and product name are checked.
+
+    Elsewhere it is an object that nobody looks into: that would be half of each preset's schema.
+    """
     keys = section_schema(Sweep)
-    varied = {name: _varied_options(name, catalogue) for name in catalogue.options}
-    row: dict[str, Schema] = {name: _options(name, catalogue) for name in catalogue.options}
-    for path in catalogue.keys:
-        if path.rpartition(".")[2] in FIXED_FIELDS or path.startswith("sweep."):
-            continue
-        doc = _key_doc(path, catalogue)
-        varied[path] = {
-            "type": ["array", "string", "number", "boolean"],
-            "description": f"{doc}\n\nA list of values, or a text as typed behind -m.",
-        }
-        row[path] = {"description": doc}
     about = {name: each["description"] for name, each in keys["properties"].items()}
-    keys["properties"] |= {
-        "product": closed(varied) | {"description": about["product"]},
-        "zip": closed(varied) | {"description": about["zip"]},
-        "rows": {
+    for name in ("product", "zip"):
+        varied = {"$ref": "#/definitions/varied"}
+        keys["properties"][name] = {"description": about[name], "allOf": [varied]}
+    rows = {"type": "object", "additionalProperties": {"$ref": "#/definitions/row"}}
+    keys["properties"]["rows"] = {"description": about["rows"], **rows}
+    named = {"$ref": "#/definitions/named"}
+    return {
+        "sweep": keys,
+        "named": _named(groups, catalogue),
+        "varied": {
             "type": "object",
-            "description": about["rows"],
-            "additionalProperties": closed(row) | {"type": ["object", "null"]},
+            "allOf": [named],
+            "properties": {name: _varied_options(name, catalogue) for name in groups},
+            "additionalProperties": {"type": ["array", "string", "number", "boolean"]},
+        },
+        "row": {
+            "type": ["object", "null"],
+            "allOf": [named],
+            "properties": {name: _options(name) for name in groups},
         },
     }
-    return keys
+
+
+def _named(groups: Sequence[str], catalogue: Catalogue) -> Schema:
+    """Keys that a sweep may vary. What a group may be differs: who refers to this says it."""
+    keys = {
+        path: {"description": _key_doc(path, catalogue)}
+        for path in catalogue.keys
+        if path.rpartition(".")[2] not in FIXED_FIELDS and not path.startswith("sweep.")
+    }
+    return {"properties": {**dict.fromkeys(groups, True), **keys}, "additionalProperties": False}
 
 
 def _key_doc(path: str, catalogue: Catalogue) -> str:
@@ -255,7 +287,6 @@ def _varied_options(group: str, catalogue: Catalogue) -> Schema:
     """Options, as a list or with commas between; patterns such as `glob(adamw*)` are eke's."""
     one = "|".join(map(re.escape, catalogue.options[group]))
     listed = ", ".join(catalogue.options[group])
-    options = _options(group, catalogue)
     text: Schema = {
         "type": "string",
         "pattern": rf"^\s*({one})(\s*,\s*({one}))*\s*$|\(",
@@ -264,6 +295,6 @@ def _varied_options(group: str, catalogue: Catalogue) -> Schema:
     return {
         "description": f"{GROUPS.get(group, group)}: {listed}",
         "if": {"type": "array"},
-        "then": {"items": {"enum": options["enum"]}},
+        "then": {"items": _options(group)},
         "else": text,
     }

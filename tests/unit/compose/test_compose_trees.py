@@ -7,9 +7,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf, open_dict, read_write
 
 from eke.compose import compose
+from eke.compose.alone import stands_alone
 from eke.compose.catalogue import make_catalogue
 from eke.compose.overrides import as_hydra_takes_it
-from eke.compose.trees import _choose_once, compose_tree, hydra_state, without_hydra
+from eke.compose.trees import NotSet, Trees, hydra_state, make_trees
 from eke.schema import model
 
 CATALOGUE = make_catalogue()
@@ -55,7 +56,7 @@ def test_the_same_tree_as_hydras(overrides) -> None:
     expected, choices = all_at_once(*overrides)
     for _ in range(2):  # composed, then from what is kept
         with hydra_state():
-            kept = without_hydra(compose_tree(overrides, CATALOGUE, None))
+            kept = make_trees(CATALOGUE, None).tree_as_hydra(overrides)
         assert described(kept.config) == described(expected)
         assert kept.choices == choices
 
@@ -69,7 +70,7 @@ def test_the_same_mistake_as_hydras(overrides) -> None:
     with pytest.raises(HydraException) as expected:
         all_at_once(*overrides)
     with hydra_state(), pytest.raises(HydraException) as found:
-        compose_tree(overrides, CATALOGUE, None)
+        make_trees(CATALOGUE, None).tree_as_hydra(overrides)
     assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
 
 
@@ -77,7 +78,7 @@ def test_what_is_kept_is_not_changed_by_who_gets_it() -> None:
     first = compose(["seed=7", "trainer.extra.debug=x"]).config
     first.optimizer.lr = -1.0
     with hydra_state():
-        tree = compose_tree((), CATALOGUE, None)
+        tree = make_trees(CATALOGUE, None).tree(()).config
     tree.train.steps = 12345
     second = compose([]).config
     assert second.seed == 0
@@ -90,11 +91,12 @@ def test_what_must_be_given_is_marked_as_omegaconf_marks_it() -> None:
     assert model.MISSING == omegaconf.MISSING
 
 
-def test_cells_that_differ_in_values_are_chosen_once() -> None:
-    before = _choose_once.cache_info().misses
+def test_cells_that_differ_in_values_are_composed_once() -> None:
+    trees = make_trees(CATALOGUE, None)
+    before = trees.num_composed
     for seed in range(3):
-        compose(["optimizer=adamw_foreach", "schedule=wsd", f"seed={seed}"])
-    assert _choose_once.cache_info().misses == before + 1
+        compose(["optimizer=adamw_foreach", "schedule=wsd", "peft=ia3", f"seed={seed}"])
+    assert trees.num_composed <= before + 1
 
 
 def test_an_edited_file_of_the_users_counts_at_once(tmp_path) -> None:
@@ -106,3 +108,83 @@ def test_an_edited_file_of_the_users_counts_at_once(tmp_path) -> None:
             f"defaults: [_self_]\ntrain: {{steps: {steps}}}\n"
         )
         assert compose(["experiment=mine"], tmp_path).config.train.steps == steps
+
+
+# --- joined from the sections of others ----------------------------------------------------------
+
+PARTS = [
+    ("optimizer=sgd", "memory=checkpointing"),
+    ("model=tiny_bert", "task=masked_lm"),
+    ("data=text", "peft=lora", "hardware=cpu"),
+]
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [(), ("experiment=smoke", "recipe=low_memory"), ("sweep=guide_table", "hydra.job.chdir=true")],
+    ids=["none", "two", "sweep"],
+)
+def test_joined_trees_are_the_same_as_hydras(preset) -> None:
+    trees = Trees(CATALOGUE, None)
+    with hydra_state():
+        for part in PARTS:
+            trees.tree((*preset, *part))
+    together = (*preset, *PARTS[1], *PARTS[0], *PARTS[2], "optimizer.momentum=0.5", "seed=4")
+    expected, choices = all_at_once(*together)
+    with hydra_state():
+        joined = trees.tree(together)
+        assert trees.num_composed == len(PARTS), "no composition of Hydra's for the whole"
+        assert described(joined.config) == described(expected)
+        assert joined.choices == choices
+        with pytest.raises(NotSet) as refused:
+            trees.tree((*together, "optimizer.beta1=0.5"))
+    assert refused.value.texts == ["optimizer.beta1=0.5"]
+
+
+def test_each_of_ekes_options_stands_alone() -> None:
+    """Else sweeps over it would cost a composition of Hydra's for each combination."""
+    for group, options in CATALOGUE.options.items():
+        for option in options:
+            assert stands_alone(group, option, CATALOGUE), f"{group}={option}"
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "alone"),
+    [
+        ("optimizer", "lr: 0.1\n", True),
+        ("optimizer", "defaults: [/schema/optimizer/sgd@_here_, _self_]\n", True),
+        ("optimizer", "defaults: [/optimizer/sgd@_here_]\n", True),
+        ("optimizer", "defaults: [adamw_fused, _self_]\n", True),
+        ("optimizer", "# @package _global_\ntrain: {steps: 3}\n", False),
+        ("optimizer", "defaults: [/model/gpt2@_global_.model]\n", False),
+        ("optimizer", "defaults: [override /model: gpt2]\n", False),
+        ("optimizer", "defaults: [/optimizer/sgd]\n", False),
+        ("optimizer", "defaults: [absent]\n", False),
+        ("optimizer", "defaults: [other]\n", False),
+        ("experiment", "# @package _global_\ndefaults: [smoke, override /model: gpt2]\n", True),
+        ("experiment", "# @package _global_\ndefaults: [/recipe/baseline, _self_]\n", True),
+        ("experiment", "defaults: [override /peft: '${model}']\n", False),
+        ("experiment", "defaults: [optional smoke]\n", False),
+    ],
+    ids=str,
+)
+def test_which_files_stand_alone(tmp_path, group, text, alone) -> None:
+    folder = tmp_path / group
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(text)
+    (folder / "other.yaml").write_text("# @package _global_\ntrain: {steps: 3}\n")
+    assert stands_alone(group, "mine", make_catalogue(tmp_path)) is alone
+
+
+def test_what_writes_elsewhere_is_joined_with_nothing(tmp_path) -> None:
+    """Here it writes what is the default, so that nothing is to be seen of it by itself."""
+    file = tmp_path / "memory" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package _global_\nmemory: {option: mine}\noptimizer: {lr: 1.0e-3}\n")
+    trees = Trees(make_catalogue(tmp_path), tmp_path)
+    with hydra_state():
+        for options in [("memory=mine",), ("optimizer=sgd",), ("optimizer=sgd", "memory=mine")]:
+            tree = trees.tree(options).config
+    assert tree.memory.option == "mine"
+    assert tree.optimizer.option == "sgd"
+    assert tree.optimizer.lr == 1e-3, "memory stands behind optimizer in config.yaml"
