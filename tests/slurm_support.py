@@ -149,7 +149,7 @@ def shared(session: str, variables: Mapping[str, str]) -> Iterator[Cluster]:
     """
     folder = Path(tempfile.gettempdir()) / f"eke-slurm-{session}"
     with open(f"{folder}.users", "w") as users:
-        alive = open(f"{folder}.alive", "w")  # noqa: SIM115 - held until this process ends
+        alive = open(f"{folder}.alive", "w")  # noqa: SIM115  # held until this process ends
         _alive.append(alive)
         fcntl.flock(alive, fcntl.LOCK_SH)
         fcntl.flock(users, fcntl.LOCK_SH)  # waits while another one ends the cluster
