@@ -10,6 +10,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # This checkout's eke, installed or not.
     sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
-    from eke.app import main
+    try:
+        from eke.app import main
 
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # while it was still being imported
+        sys.exit(75)

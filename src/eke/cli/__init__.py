@@ -2,9 +2,7 @@
 
 import sys
 
-from eke import app
-from eke.cli import completion, schema
-from eke.compose.shells import COMPLETION_FLAGS
+from eke.record import EXIT_RESUMABLE
 
 USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
@@ -29,7 +27,18 @@ Overrides and options: eke train --help
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _do(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # while something was still being imported
+        return EXIT_RESUMABLE
+
+
+def _do(arguments: list[str]) -> int:
+    # Here, and not above: Ctrl-C while it is imported is no traceback.
+    from eke import app
+    from eke.cli import completion, schema
+    from eke.compose.shells import COMPLETION_FLAGS
+
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "train":
         return app.main(rest)

@@ -17,8 +17,8 @@ import eke
 from eke.paths import SUPERVISOR, RunPaths
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks whoever watches over workers to stop: Ctrl-C, `kill`, and a batch system's warning before
-a time limit."""
+"""What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
+before a time limit."""
 
 
 def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:

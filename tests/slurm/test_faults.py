@@ -1,0 +1,12 @@
+"""The fault campaign on a real SLURM, in its short form."""
+
+import pytest
+from faults import campaign
+
+FAULTS = 5
+
+
+@pytest.mark.slow
+def test_faults_in_a_cluster(cluster, tmp_path) -> None:
+    counts = campaign("slurm", FAULTS, seed=11, root=tmp_path)
+    assert counts.total() == FAULTS
