@@ -50,7 +50,9 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not slow and not gpu"
 
+# DeepSpeed compiles C++ for minutes at its first use: before the tests, and not inside one of them.
 test-all: $(STAMP)
+	$(BIN)/python -m eke.build.operators
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not gpu"
 
 # What failed in the last run, one after the other.

@@ -1,0 +1,109 @@
+"""DeepSpeed's operators in C++, which torch compiles at their first use on a machine.
+
+torch 2.13 keeps a build to itself by a file, `lock`, that only the process which made it removes.
+After a killed build every later one waits for that process, for ever and without a word
+(https://github.com/pytorch/pytorch/issues/189245). Here the kernel holds the lock, and takes it
+back from whoever dies. What is compiled is kept apart by processor: it has instructions of its own,
+and a home folder is often shared by machines that differ.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eke.corpus import cache_folder
+from eke.hardware.cpu import cpu_name
+from eke.hardware.fingerprint import installed_versions
+
+log = logging.getLogger(__name__)
+
+FOLDER = "TORCH_EXTENSIONS_DIR"
+"""torch's variable with the folder of all builds."""
+
+SAY_AFTER_S = 3.0
+"""An operator that was compiled before is loaded within this; whoever waits longer is told why."""
+
+
+class Turn:
+    """A build's lock in place of torch's `FileBaton` (torch.utils.file_baton): a death frees it."""
+
+    def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
+        self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Wait for it. Whoever has waited finds everything built, and builds what is not."""
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return True
+
+    def wait(self) -> None:
+        """Asked for only where `try_acquire` says no, which it never does."""
+
+    def release(self) -> None:
+        """Let the next one build."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Around the first use of operators: in a folder of ours, with a lock of ours, not in silence.
+
+    Args:
+        what: is compiled, in words.
+    """
+    cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    folder = build_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    torchs, before = cpp_extension.FileBaton, os.environ.get(FOLDER)
+    words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
+    said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))
+    said.daemon = True
+    said.start()
+    start = time.monotonic()
+    cpp_extension.FileBaton, os.environ[FOLDER] = Turn, str(folder)
+    try:
+        yield
+    finally:
+        cpp_extension.FileBaton = torchs
+        del os.environ[FOLDER]
+        if before is not None:
+            os.environ[FOLDER] = before
+        said.cancel()
+    if (seconds := time.monotonic() - start) > SAY_AFTER_S:
+        log.info("%s was ready after %.0f s; no step's time has that in it", what, seconds)
+
+
+def build_folder() -> Path:
+    """Where operators are built: under TORCH_EXTENSIONS_DIR, or in eke's cache."""
+    versions = installed_versions(("torch", "deepspeed"))
+    key = hashlib.sha256(f"{cpu_name()} {versions}".encode()).hexdigest()[:12]
+    given = os.environ.get(FOLDER)
+    return (Path(given) if given else cache_folder() / "torch_extensions") / key
+
+
+def main() -> int:
+    """`python -m eke.build.operators`: compile now what a run would compile at its start."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with compiling("DeepSpeed's Adam"):
+        CPUAdamBuilder().load(verbose=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
