@@ -124,14 +124,15 @@ def attempts_of(run: Path) -> list[dict]:
     return found
 
 
-def processes(*texts: str) -> list[int]:
-    """Processes whose command line has all of these."""
+def processes(folder: Path, *texts: str) -> list[int]:
+    """Processes that work in a folder and whose command line has all of these texts."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if all(text in words for text in texts) and not words.startswith("srun"):
+                here = os.readlink(f"/proc/{entry}/cwd") == str(folder)
+                if here and all(text in words for text in texts) and not words.startswith("srun"):
                     found.append(int(entry))
     return found
 
@@ -142,7 +143,7 @@ Fault = Callable[[Round, "subprocess.Popen[bytes]"], bool]
 
 
 def _hit(round_: Round, number: int, *texts: str) -> bool:
-    victims = processes(str(round_.folder), *texts)
+    victims = processes(round_.folder, *texts)
     if not victims:
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -157,13 +158,11 @@ def kill_worker(round_: Round, _: object) -> bool:
 
 def kill_rank(round_: Round, _: object) -> bool:
     """kill -9 of one of two ranks."""
-    agents = processes(str(round_.folder), "eke.run.agent")
-    if not agents:
-        return False
-    folder = Path(f"/proc/{agents[0]}/cmdline")
-    with contextlib.suppress(OSError):
-        run = folder.read_bytes().split(b"\0")[-3].decode()
-        return _hit(round_, signal.SIGKILL, "eke.run.worker", run)
+    agents = processes(round_.folder, "eke.run.agent")
+    for agent in agents:
+        with contextlib.suppress(OSError):
+            run = Path(f"/proc/{agent}/cmdline").read_bytes().split(b"\0")[-3].decode()
+            return _hit(round_, signal.SIGKILL, "eke.run.worker", run)
     return False
 
 
@@ -229,7 +228,7 @@ def damage_checkpoint(round_: Round, _: object) -> bool:
     files = [
         file
         for run in round_.runs()
-        if run.name not in round_.final and not processes("eke.run", str(run))
+        if run.name not in round_.final and not processes(round_.folder, "eke.run", run.name)
         for file in sorted(run.glob("checkpoints/*/*"))[-6:]
         if file.is_file()
     ]
@@ -252,7 +251,7 @@ def tear_line(round_: Round, _: object) -> bool:
         for name in ("metrics.jsonl", "attempts.jsonl")
         if run.name not in round_.final
         and (run / name).exists()
-        and not processes("eke.run", str(run))
+        and not processes(round_.folder, "eke.run", run.name)
     ]
     if not files:
         return False
