@@ -38,10 +38,10 @@ def make_jobs(plan) -> Callable[..., list[Job]]:
 
     def make(*needs: int, **overrides) -> list[Job]:
         device = dataclasses.replace(plan.device, kind="cuda", count=8)
-        jobs = []
+        jobs, letters = [], "abcdefghijklmnopqrstuvwxyz"
         for number, need in enumerate(needs):
             batch = dataclasses.replace(plan.batch, world_size=need)
-            name = "abcdefghijklmnopqrstuvwxyz"[number]
+            name = letters[number] if number < len(letters) else f"run{number}"
             own = dataclasses.replace(plan, run_id=name, batch=batch, device=device, **overrides)
             jobs.append(Job(number, name, own))
         return jobs

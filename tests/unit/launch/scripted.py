@@ -1,9 +1,13 @@
 """Records, a board and a ledger for jobs whose runs are scripted."""
 
+from pathlib import Path
+
 from unit.record.samples import bare_record
 
 from eke.launch.job import Job
-from eke.record import Outcome, Record
+from eke.launch.slurm.dispatch import Cluster
+from eke.paths import RunPaths
+from eke.record import Outcome, Record, start_attempt, write_record
 
 
 def record_for(job_id: str, outcome: str, steps: int = 0) -> Record:
@@ -12,6 +16,20 @@ def record_for(job_id: str, outcome: str, steps: int = 0) -> Record:
     record.run_id, record.outcome, record.steps_done = job_id, outcome, steps
     record.exit_code = Outcome[outcome].exit_code
     return record
+
+
+def leave(job: Job, outcome: str, steps: int = 0, attempt: int = 0) -> None:
+    """What a worker writes at its end."""
+    start_attempt(RunPaths(Path(job.folder)), {})
+    record = record_for(job.plan.run_id, outcome, steps)
+    record.attempt = attempt
+    write_record(RunPaths(Path(job.folder)), record)
+
+
+def look(made: Cluster, times: int = 1) -> None:
+    """So many questions to the scheduler."""
+    for _ in range(times):
+        made.look()
 
 
 class QuietBoard:

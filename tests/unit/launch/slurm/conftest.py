@@ -7,12 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from unit.launch.scripted import QuietBoard, QuietLedger
 
 from eke.errors import EkeError
+from eke.launch.books import Books
+from eke.launch.folder import Place
 from eke.launch.job import Job
 from eke.launch.slurm import scheduler
+from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
+from eke.paths import RunPaths, SweepPaths
 from eke.plan import Plan
+from eke.record import Outcome, read_record
 from eke.schema import Slurm
 
 STUB = """\
@@ -63,6 +69,12 @@ def stubs(tmp_path, monkeypatch) -> Stubs:
     made = Stubs(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{made.folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
     return made
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch) -> None:
+    """These tests lose no power, and a disk takes its time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture
@@ -173,6 +185,26 @@ def cluster(monkeypatch) -> Scheduler:
     return made
 
 
+class Finished:
+    """Final records, by run id."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.tmp, self.records = tmp, {}
+
+    def place_of(self, plan: Plan) -> Place:
+        """The run's folder, with its final record where there is one."""
+        paths = RunPaths(self.tmp / "runs" / plan.run_id)
+        record = self.records.get(plan.run_id) or read_record(paths)
+        final = record is not None and Outcome[record.outcome].is_final
+        return Place(paths, record if final else None, "")
+
+
+@pytest.fixture
+def machine(tmp_path) -> Finished:
+    """Where runs are."""
+    return Finished(tmp_path)
+
+
 @pytest.fixture
 def jobs_here(make_jobs, tmp_path) -> Callable[[int], list[Job]]:
     """So many jobs, with folders."""
@@ -182,5 +214,19 @@ def jobs_here(make_jobs, tmp_path) -> Callable[[int], list[Job]]:
         for job in jobs:
             job.folder = str(tmp_path / "runs" / job.plan.run_id)
         return jobs
+
+    return make
+
+
+@pytest.fixture
+def submitted(jobs_here, machine, cluster, tmp_path):
+    """So many jobs in the queue."""
+
+    def make(count: int = 1, name: str = "0123456789ab") -> Cluster:
+        books = Books(jobs_here(count), QuietBoard(), QuietLedger(), machine.place_of)
+        paths = SweepPaths(tmp_path / "runs" / f"sweep-{name}")
+        made = Cluster(books, paths, name, sleep=pytest.fail)
+        made.submit()
+        return made
 
     return make
