@@ -128,6 +128,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "without -m one run would start here",
         "python train.py -m hydra/launcher=submitit_local",
     ),
+    "detached from this machine": (
+        "-m seed=0,1 launcher.detach=true",
+        "ends with the process that watches over it",
+        "hydra/launcher=slurm",
+    ),
+    "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
     "not a number": ("optimizer.lr=nan", "must be above 0", "optimizer.lr=0.001"),
     "infinity": ("optimizer.lr=inf", "must be at most 9007199254740992", "optimizer.lr=0.001"),
     "infinite epochs": ("train.epochs=inf", "must be at most", "train.epochs=null"),

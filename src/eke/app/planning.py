@@ -40,7 +40,16 @@ def without_cluster(overrides: Sequence[str]) -> list[str]:
     return [
         f"{text} has no effect on this machine; hydra/launcher=slurm sends runs to a cluster"
         for text in overrides
-        if text.startswith(("resources.", "slurm.", "slurm="))
+        if text.lstrip("+").startswith(("resources.", "slurm.", "slurm="))
+    ]
+
+
+def without_pool(overrides: Sequence[str]) -> list[str]:
+    """What was typed for this machine's devices, and does nothing in a cluster; as warnings."""
+    return [
+        f"{text} has no effect in a cluster, where SLURM hands out devices"
+        for text in overrides
+        if text.startswith(("launcher.cpu_slots=", "launcher.runs_per_device="))
     ]
 
 

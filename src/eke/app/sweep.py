@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eke.app.planning import plan_for, without_cluster
+from eke.app.planning import plan_for, without_cluster, without_pool
 from eke.app.talk import say
 from eke.compose import Arguments, Composed, Expanded, expand, launcher_of
 from eke.errors import ConfigError, Problem
@@ -66,12 +66,16 @@ def sweep(arguments: Arguments) -> int:
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
     composed = [cell.composed for cell in expanded.cells]
     launcher = launcher_of(arguments.overrides)
+    if composed[0].config.launcher.detach and launcher != "slurm":
+        line.close()
+        raise ConfigError(DETACHED_HERE)
     identity = sweep_id([cell.overrides for cell in expanded.cells])
     cells, plans = plan_cells(composed, f"sweep-{identity}", line.planned, launcher == "slurm")
     line.close()
     duplicates = merge_duplicates(plans)
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
-    for text in [] if launcher == "slurm" else without_cluster(arguments.overrides):
+    idle = without_pool if launcher == "slurm" else without_cluster
+    for text in idle(arguments.overrides):
         say(f"  warning: {text}")
     rows = [cell.row for cell in expanded.cells]
     labels = label_cells([cell.overrides for cell in expanded.cells], rows)
@@ -93,8 +97,6 @@ def sweep(arguments: Arguments) -> int:
     refuse_if_strict(cells, expanded)
     if launcher == "slurm":
         return run_in_cluster(planned, first.launcher.detach)
-    if first.launcher.detach:
-        raise ConfigError(DETACHED_HERE)
     return run_here(planned, first.launcher.cpu_slots, first.launcher.runs_per_device)
 
 
@@ -130,9 +132,12 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
             say("")
     if not cluster.unfinished():
         return planned.show()
-    folder = planned.paths.folder
+    folder, left = planned.paths.folder, cluster.without_job()
+    if left:
+        why = left[0].waiting_for or "the command was interrupted"
+        say(f"{len(left)} runs are not in the queue, and the same command submits them: {why}")
     say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
-    return EXIT_OK if detach else EXIT_RESUMABLE
+    return EXIT_OK if detach and not left else EXIT_RESUMABLE
 
 
 def make_jobs(

@@ -15,7 +15,6 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.files import read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.submission import job_of
 from eke.launch.standing import RUNNING, Standing, find_standings
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
@@ -24,6 +23,9 @@ HEADER = ("state", "step", "loss", "where", "run", "what was typed")
 
 FOLLOW_S = 0.5
 """Between two looks at growing logs."""
+
+ASK_S = 10.0
+"""Between two questions whether the runs have ended; one goes to the scheduler."""
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -40,6 +42,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `eke logs DIR | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:  # the disk is full, or a folder is gone
+        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE
 
@@ -111,10 +116,15 @@ def logs(options: argparse.Namespace) -> int:
     for each in told:
         _heading(each, len(told))
         _print(_last_lines(each.paths, options.lines))
-    while options.follow and any(s.is_active for s in find_standings(folder)):
+    going_on = options.follow and any(s.is_active for s in standings)
+    asked = time.monotonic()
+    while going_on:
         time.sleep(FOLLOW_S)
+        if time.monotonic() - asked >= ASK_S:
+            going_on = any(s.is_active for s in find_standings(folder))
+            asked = time.monotonic()
         for each, tail in tails:
-            if lines := tail.lines():
+            if lines := tail.lines(last=not going_on):
                 _heading(each, len(told))
                 _print(lines)
     return EXIT_OK
@@ -147,15 +157,17 @@ def _cancel_options(_: argparse.ArgumentParser) -> None:
 
 def cancel(options: argparse.Namespace) -> int:
     """Ask every run that is queued or running to save and end."""
-    active = [s for s in find_standings(user_path(options.folder)) if s.is_active]
-    elements = [job for s in active if (job := job_of(s.paths)) and "job" in s.where]
-    scheduler.cancel(elements)
-    local = [s for s in active if "job" not in s.where]
+    standings = find_standings(user_path(options.folder))
+    # Cells that are the same run are one.
+    active = list({s.paths.folder: s for s in standings if s.is_active}.values())
+    scheduler.cancel([s.job for s in active if s.job])
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
-    watchers = {_watcher(s.paths) for s in local}
-    refused = [text for watcher in watchers if (text := _interrupt(watcher))]
-    asked = f"asked {len(elements) + len(local)} runs to save and end"
-    _print([asked if active else "nothing is queued or running", *refused])
+    watchers = {s.paths.folder: _watcher(s.paths) for s in active if not s.job}
+    answers = {watcher: _interrupt(watcher) for watcher in set(watchers.values())}
+    refused = [text for text in answers.values() if text]
+    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in active)
+    said = f"asked {count} runs to save and end" if active else "nothing is queued or running"
+    _print([said, *refused])
     return EXIT_FAILED if refused else EXIT_OK
 
 
@@ -194,7 +206,7 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
 
 def retry(options: argparse.Namespace) -> int:
     """Set the records of failed runs aside and type the sweep again."""
-    folder = user_path(options.folder)
+    folder = user_path(options.folder).absolute()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         why = (
@@ -202,15 +214,17 @@ def retry(options: argparse.Namespace) -> int:
         )
         raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
     wanted = options.only or list(_BAD)
-    chosen = [s for s in find_standings(folder) if s.state in wanted]
-    for each in chosen:
-        set_aside(each.paths)
-    _print([f"{len(chosen)} runs are tried again"])
-    if not chosen:
-        return EXIT_OK
+    found = {s.paths.folder: s.paths for s in find_standings(folder) if s.state in wanted}
+    chosen = list(found.values())  # cells that are the same run are one
     content = read_json(sweep.sweep)
+    command = content.get("command")
+    if not command or command[0] != "-m":
+        raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
     os.chdir(content["directory"])
-    return app.main(content["command"])
+    for paths in chosen:
+        set_aside(paths)
+    _print([f"{len(chosen)} runs are tried again"])
+    return app.main(command) if chosen else EXIT_OK
 
 
 def set_aside(paths: RunPaths) -> None:

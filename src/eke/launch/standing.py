@@ -13,7 +13,7 @@ from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
-from eke.launch.slurm.submission import job_of
+from eke.launch.slurm.submission import jobs_of
 from eke.paths import RunPaths, SweepPaths
 from eke.record import Outcome, metrics, read_attempts
 
@@ -41,6 +41,8 @@ class Standing:
     """Its job or its process."""
     note: str = ""
     """Why it failed, or what it waits for."""
+    job: str = ""
+    """SLURM's name of its job, if that is in the queue."""
 
     @property
     def is_active(self) -> bool:
@@ -58,7 +60,8 @@ def find_standings(folder: Path) -> list[Standing]:
     if not found:
         why = "holds no run and no sweep"
         raise ConfigError(Problem("folder", str(folder), why, "eke status runs"))
-    jobs = {paths.folder: job_of(paths) for paths, _, _ in found}
+    elements = jobs_of(paths for paths, _, _ in found)
+    jobs = {paths.folder: job for (paths, _, _), job in zip(found, elements, strict=True)}
     queue: dict[str, Element] = {}
     problem = ""
     if any(jobs.values()):
@@ -103,10 +106,12 @@ def stand(
     if is_held(paths):
         step, loss = _progress(paths)
         where = f"{seen.node}, job {job}" if seen else holder(paths)
-        return Standing(paths, label, RUNNING, step or done, total, loss, where)
+        return Standing(
+            paths, label, RUNNING, step or done, total, loss, where, job=job if seen else ""
+        )
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
-        return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}")
+        return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
     if job and problem and not outcome:
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
@@ -141,7 +146,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     if sweep.sweep.exists():
         try:
             cells = read_json(sweep.sweep)["cells"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         for cell in cells:
             name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or "refused"))

@@ -103,7 +103,8 @@ class Failure:
     """Why a run did not end well."""
 
     phase: str
-    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`."""
+    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`; in a
+    cluster also `node` (not what was planned for) or `job` (over without a word)."""
     message: str
     traceback: str = ""
     lost_contact: bool = False

@@ -1,5 +1,6 @@
 """Records and attempts on disk."""
 
+import functools
 import json
 import os
 import socket
@@ -20,9 +21,14 @@ class UnreadableRecord(EkeError):
     """A record is there, but cannot be read: reported, never dropped."""
 
 
+@functools.cache  # 20 ms, and a sweep reads and writes a thousand records; nobody changes it
+def _converter() -> cattrs.Converter:
+    return cattrs.Converter(forbid_extra_keys=True)
+
+
 def write_record(paths: RunPaths, record: Record) -> None:
     """Write `record.json` atomically."""
-    write_json(paths.record, cattrs.Converter().unstructure(record))
+    write_json(paths.record, _converter().unstructure(record))
 
 
 def read_record(paths: RunPaths) -> Record | None:
@@ -38,7 +44,7 @@ def read_record(paths: RunPaths) -> Record | None:
             raise UnreadableRecord(
                 f"{paths.record}: record version {version}, this eke reads {RECORD_VERSION}"
             )
-        record = cattrs.Converter(forbid_extra_keys=True).structure(content, Record)
+        record = _converter().structure(content, Record)
         Outcome(record.outcome)  # a ValueError for a word that is none
         return record
     except FileNotFoundError:

@@ -54,7 +54,7 @@ class Slurm:
     gpu_type: str | None = None
     """GPU model as the cluster names it: --gpus-per-node=TYPE:N."""
     options: dict[str, str] = field(default_factory=dict)
-    """Any other option of sbatch, by its long name without dashes."""
+    """Any other option of sbatch, by its long name without dashes; one without a value is empty."""
     setup: list[str] = field(default_factory=list)
     """Lines of shell that run before Python starts: module load, export, ulimit."""
     command_prefix: str = ""
@@ -63,7 +63,7 @@ class Slurm:
     """Python on the nodes; null is the one that submits."""
     srun: list[str] = field(default_factory=list)
     """Further arguments of srun."""
-    grace_s: int = field(default=120, metadata=between(5, 86400))
+    grace_s: int = field(default=120, metadata=between(5, 65535))
     """Seconds before the time limit at which a run saves and makes room: one step and one
     checkpoint must fit."""
     max_parallel: int = field(default=256, metadata=at_least(1))

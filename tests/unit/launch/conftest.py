@@ -1,10 +1,13 @@
 """A run folder and a plan that costs nothing."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
+from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.plan import Plan
 
@@ -27,3 +30,20 @@ def paths(tmp_path):
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
     return RunPaths(folder)
+
+
+@pytest.fixture
+def make_jobs(plan) -> Callable[..., list[Job]]:
+    """Jobs on GPUs that need so many devices each; `a`, `b`, ... are their run ids."""
+
+    def make(*needs: int, **overrides) -> list[Job]:
+        device = dataclasses.replace(plan.device, kind="cuda", count=8)
+        jobs, letters = [], "abcdefghijklmnopqrstuvwxyz"
+        for number, need in enumerate(needs):
+            batch = dataclasses.replace(plan.batch, world_size=need)
+            name = letters[number] if number < len(letters) else f"run{number}"
+            own = dataclasses.replace(plan, run_id=name, batch=batch, device=device, **overrides)
+            jobs.append(Job(number, name, own))
+        return jobs
+
+    return make

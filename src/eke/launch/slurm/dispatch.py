@@ -14,13 +14,14 @@ from eke.launch.books import Books
 from eke.launch.folder import Place
 from eke.launch.job import Job
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.run import ClusterRun
+from eke.launch.slurm.request import Request
+from eke.launch.slurm.run import ClusterRun, stamp_of
 from eke.launch.slurm.scheduler import Element, SubmissionRefused
 from eke.launch.slurm.states import HELD, Phase, phase_of
-from eke.launch.slurm.submission import job_of
+from eke.launch.slurm.submission import jobs_of
 from eke.launch.slurm.submit import arrays, freeze, settle_intents, submit_array, submitting
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome
+from eke.record import Outcome, read_record
 
 TICK_S = 0.2
 """Between two looks at the screen."""
@@ -44,6 +45,10 @@ class Cluster:
     elements: dict[int, str] = field(default_factory=dict)
     """Number of a job -> SLURM's name of it: `123_4`."""
     missed: dict[int, int] = field(default_factory=dict)
+    most: int = sys.maxsize
+    """Runs handed in at once; halved while the queue is full, doubled while it is not."""
+    stamps: dict[int, int] = field(default_factory=dict)
+    """Number of a job that was frozen here -> the record's age then: it says nothing of the job."""
 
     @property
     def poll_s(self) -> float:
@@ -61,40 +66,63 @@ class Cluster:
         self.books.answer_from_records()
         if any(job.outcome is None for job in self.books.jobs):
             with submitting(self.paths.slurm) as lock:
-                settle_intents(self.paths.slurm)
-                self.find_queued(scheduler.queue())
                 self.submit_missing(lock)
+        for job in self.books.jobs:
+            self.books.ledger.note(job)  # where their folders are
         self.books.ledger.flush(at_once=True)
 
     def find_queued(self, queue: dict[str, Element]) -> None:
         """The runs that have a job already: of an earlier command, or of another sweep."""
-        for job in self.unfinished():
-            element = job_of(RunPaths(Path(job.folder)))
+        jobs = self.without_job()
+        for job, element in zip(jobs, jobs_of(map(paths_of, jobs)), strict=True):
             if element in queue and phase_of(queue[element].state) is not Phase.over:
                 self.elements[job.number] = element
 
     def submit_missing(self, lock: int) -> None:
-        """Submit the runs without a job; those that no longer fit into the queue stay for later."""
-        new = [
-            job for job in self.unfinished() if job.number not in self.elements and self.freeze(job)
-        ]
+        """Submit the runs without a job; those that no longer fit into the queue stay for later.
+
+        Raises:
+            EkeError: SLURM gives no answer, or refuses.
+        """
+        settle_intents(self.paths.slurm, self.sleep)
+        self.find_queued(scheduler.queue())
         limit = scheduler.max_array_size()
+        new = [job for job in self.without_job() if self.freeze(job)]
         for request, group in arrays(new, limit):
-            try:
-                submission = submit_array(self.paths.slurm, self.sweep, request, group, lock)
-            except SubmissionRefused as error:
-                if not error.is_full:
-                    raise
-                for job in group:
-                    job.waiting_for = str(error)
-                return
-            for number, job in enumerate(group):
-                self.elements[job.number] = submission.element(number)
-            say(f"submitted {len(group)} runs as job {submission.job_id}")
+            while group:
+                try:
+                    now, group = group[: self.most], group[self.most :]
+                    self.submit_array(request, now, lock)
+                except SubmissionRefused as error:
+                    if not error.is_full:
+                        raise
+                    group, self.most = now + group, max(1, len(now) // 2)
+                    if len(now) > 1:
+                        continue
+                    for job in new:
+                        job.waiting_for = "" if job.number in self.elements else str(error)
+                    return
+
+    def submit_array(self, request: Request, group: list[Job], lock: int) -> None:
+        """Put runs that ask for the same into the queue.
+
+        Raises:
+            SubmissionRefused: they are not in the queue.
+            EkeError: nobody knows whether they are.
+        """
+        submission = submit_array(self.paths.slurm, self.sweep, request, group, lock)
+        self.most = min(2 * self.most, sys.maxsize)
+        for number, job in enumerate(group):
+            self.elements[job.number], job.waiting_for = submission.element(number), ""
+        say(f"submitted {len(group)} runs as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
-        """Write a run's plan down; False when somebody works on it right now."""
+        """Write a run's plan down; False when it is done, or somebody works on it right now."""
         try:
+            if self.books.answer(job, self.books.place_of(job.plan)):
+                return False
+            if job.number in self.stamps:
+                return True
             freeze(job)
         except BusyError as error:
             job.waiting_for = str(error)
@@ -102,6 +130,7 @@ class Cluster:
         except EkeError as error:
             self.books.end(job, Outcome.crashed, str(error))
             return False
+        self.stamps[job.number] = stamp_of(paths_of(job))
         return True
 
     def watch(self) -> None:
@@ -125,12 +154,21 @@ class Cluster:
                 job.waiting_for = str(error)
             return
         lost = [job for job in self.unfinished() if self.follow(job, queue)]
-        states = scheduler.last_states([self.elements[job.number] for job in lost])
+        mute = [self.elements[job.number] for job in lost if not self.run_of(job).has_record()]
+        states = scheduler.last_states(mute)
         for job in lost:
-            self.collect(job, states.get(self.elements[job.number], ""))
-        self.cancel_skipped(queue)
-        if self.without_job():
-            self.submit_again()
+            state = states.get(self.elements[job.number], "")
+            if not state or phase_of(state) is Phase.over:
+                self.collect(job, state)
+        try:
+            self.cancel_skipped(queue)
+            if self.without_job():
+                self.submit_again()
+        except SubmissionRefused:
+            raise
+        except EkeError as error:
+            for job in self.without_job():
+                job.waiting_for = str(error)
 
     def follow(self, job: Job, queue: dict[str, Element]) -> bool:
         """Take in what the queue says of a job; True when it is over."""
@@ -152,14 +190,20 @@ class Cluster:
     def is_done(self, job: Job) -> bool:
         """Whether there is a final record already."""
         try:
-            record = self.books.place_of(job.plan).record
+            record = read_record(paths_of(job))
         except EkeError:
             return False
-        return record is not None
+        return record is not None and Outcome[record.outcome].is_final
+
+    def run_of(self, job: Job, state: str = "") -> ClusterRun:
+        """A run whose job is over, in this state."""
+        place = Place(paths_of(job), None, "")
+        stamp = self.stamps.get(job.number, 0)
+        return ClusterRun(job.plan, place, self.elements[job.number], True, state, stamp)
 
     def begin(self, job: Job, element: str, seen: Element) -> None:
         """Its job is on a node."""
-        place = Place(RunPaths(Path(job.folder)), None, "")
+        place = Place(paths_of(job), None, "")
         job.live, job.where = ClusterRun(job.plan, place, element), seen.node
         self.books.started(job)
 
@@ -173,16 +217,12 @@ class Cluster:
 
     def collect(self, job: Job, state: str) -> None:
         """Take the record of a run whose job is over."""
-        element = self.elements.pop(job.number)
         self.missed.pop(job.number, None)
         was_seen = job.live is not None
-        run = ClusterRun(
-            job.plan, Place(RunPaths(Path(job.folder)), None, ""), element, True, state
-        )
         try:
-            record = run.finish()
+            record = self.run_of(job, state).finish()
         except BusyError as error:  # another job is at it
-            self.elements[job.number], job.waiting_for = element, str(error)
+            job.waiting_for = str(error)
             return
         except EkeError as error:
             job.end(Outcome.crashed, str(error))
@@ -190,6 +230,8 @@ class Cluster:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
             self.books.settle(job, record, stopping=final)
+        del self.elements[job.number]
+        self.stamps.pop(job.number, None)
         if was_seen:
             self.books.left(job)
         else:
@@ -197,14 +239,26 @@ class Cluster:
             self.books.ledger.note(job)
 
     def cancel_skipped(self, queue: dict[str, Element]) -> None:
-        """Take runs out of the queue that need not run any more."""
-        for job in self.books.jobs:
-            element = self.elements.get(job.number, "")
-            if job.outcome is Outcome.skipped and element in queue:
-                scheduler.cancel([self.elements.pop(job.number)])
+        """Take runs out of the queue that need not run any more.
+
+        Raises:
+            EkeError: SLURM gives no answer; they are tried again.
+        """
+        skipped = {
+            job.number: self.elements[job.number]
+            for job in self.books.jobs
+            if job.outcome is Outcome.skipped and self.elements.get(job.number, "") in queue
+        }
+        scheduler.cancel(list(skipped.values()))
+        for number in skipped:
+            del self.elements[number]
 
     def submit_again(self) -> None:
-        """Put runs back whose job was lost, and those that did not fit before."""
+        """Put runs back whose job was lost, and those that did not fit before.
+
+        Raises:
+            EkeError: as submit_missing.
+        """
         try:
             with submitting(self.paths.slurm) as lock:
                 self.submit_missing(lock)
@@ -218,6 +272,11 @@ class Cluster:
     def without_job(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""
         return [job for job in self.unfinished() if job.number not in self.elements]
+
+
+def paths_of(job: Job) -> RunPaths:
+    """Its run's files."""
+    return RunPaths(Path(job.folder))
 
 
 def say(text: str) -> None:

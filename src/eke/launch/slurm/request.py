@@ -4,11 +4,29 @@ import re
 from dataclasses import dataclass
 
 from eke.errors import ConfigError, Problem
+from eke.paths import user_path
 from eke.plan import Plan
 from eke.schema import Config, Slurm
 
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
-_MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
+_MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+"""Long names of sbatch's options."""
+
+_OWN = {
+    **{name: "resources.time" for name in ("time", "time-min")},
+    **{name: f"resources.{name}" for name in ("partition", "account", "qos", "constraint")},
+    "mem": "resources.memory",
+    "cpus-per-task": "resources.cpus",
+    **{name: "resources.gpus" for name in ("gpus", "gpus-per-node", "gres")},
+    "signal": "slurm.grace_s",
+    **{name: "distributed.num_processes" for name in ("nodes", "ntasks", "ntasks-per-node")},
+    **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
+    **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
+}
+"""Options of sbatch that eke sets, and the key that changes them; empty where none does. Of an
+option that is there twice, SLURM takes either: the ledger would say what is not so."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +109,24 @@ def _problems(config: Config) -> list[Problem]:
     if wanted.memory and not _MEMORY.fullmatch(wanted.memory):
         why = "is no amount of memory: a number and K, M, G or T"
         found.append(Problem("resources.memory", wanted.memory, why, "resources.memory=64G"))
-    return found + [
+    found += [
         Problem(path, repr(text), "goes into a line of the batch script and must be one line")
         for path, text in _lines_of(config.slurm, config)
-        if re.search(r"[\x00-\x1f]", text)
+        if re.search(r"[\x00-\x08\x0a-\x1f]", text)
     ]
+    return found + _wrong_options(config.slurm)
+
+
+def _wrong_options(profile: Slurm) -> list[Problem]:
+    found = []
+    for name in profile.options:
+        if not _OPTION.fullmatch(name):
+            why = "is no long name of an option of sbatch: letters, digits and dashes"
+            found.append(Problem("slurm.options", repr(name), why))
+        elif name in _OWN:
+            why = "is set by eke" + (f", from {_OWN[name]}" if _OWN[name] else " itself")
+            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, _OWN[name]))
+    return found
 
 
 def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
@@ -106,4 +137,5 @@ def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
     texts += [("slurm.command_prefix", profile.command_prefix)]
     texts += [("slurm.srun", text) for text in profile.srun]
     texts += [("slurm.setup", text) for text in profile.setup]
+    texts += [("paths.runs", str(user_path(config.paths.runs).absolute()))]
     return texts + [("slurm.options", f"{k}={v}") for k, v in profile.options.items()]

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from eke.errors import EkeError, RunError
 from eke.launch.folder import Place, claim
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import outcome_of
+from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
-from eke.record import Failure, Record, metrics, read_attempts, read_record, write_record
+from eke.record import Failure, Outcome, Record, metrics, read_attempts, read_record, write_record
 
 
 @dataclass
@@ -21,6 +23,8 @@ class ClusterRun:
     """Whether the job has left the queue."""
     last_state: str = ""
     """Of the job, once it is over and if anybody remembers."""
+    stamp: int = 0
+    """Of the record that an earlier job has left (see stamp_of)."""
 
     def is_over(self) -> bool:
         """Whether its job has left the queue."""
@@ -41,33 +45,55 @@ class ClusterRun:
             BusyError: somebody works on this run, so that it has not ended.
             EkeError: the folder cannot be read or written.
         """
-        record = read_record(self.place.paths)
-        if record is not None and is_newest(self.place, record):
-            return record
-        return record_lost(self.plan, self.place, self.last_state)
+        return self.newest() or self.record_lost()
 
+    def has_record(self) -> bool:
+        """Whether the job has said itself how it ended; False when that cannot be read."""
+        try:
+            return self.newest() is not None
+        except EkeError:
+            return False
 
-def is_newest(place: Place, record: Record) -> bool:
-    """Whether a record is of the newest attempt."""
-    return record.attempt >= len(read_attempts(place.paths)) - 1
+    def newest(self) -> Record | None:
+        """The record of the newest attempt; unless final, not one that was there before the job.
 
-
-def record_lost(plan: Plan, place: Place, state: str) -> Record:
-    """The record of a run whose job is over and has left none; `state` is the job's last.
-
-    Raises:
-        BusyError: somebody works on this run.
-        EkeError: the folder cannot be written.
-    """
-    paths = place.paths
-    with claim(paths):
+        Raises:
+            EkeError: it cannot be read.
+        """
+        paths = self.place.paths
         record = read_record(paths)
-        if record is not None and is_newest(place, record):
+        if record is None or Outcome[record.outcome].is_final:
             return record
-        rows, _ = metrics.read_rows(paths.metrics)
-        attempt = max(0, len(read_attempts(paths)) - 1)
-        told = state or "and SLURM remembers no reason"
-        failure = Failure("job", f"its job is over and left no record: {told}")
-        record = outline_record(plan, rows, attempt, outcome_of(state), failure)
-        write_record(paths, record)
-        return record
+        if self.stamp and stamp_of(paths) == self.stamp:
+            return None
+        return record if record.attempt >= len(read_attempts(paths)) - 1 else None
+
+    def record_lost(self) -> Record:
+        """Write the record of a job that has left none.
+
+        Raises:
+            BusyError: somebody works on this run.
+            EkeError: the folder cannot be written.
+        """
+        paths, state = self.place.paths, self.last_state
+        with claim(paths):
+            if record := self.newest():
+                return record
+            rows, _ = metrics.read_rows(paths.metrics)
+            attempt = max(0, len(read_attempts(paths)) - 1)
+            told = state or "and SLURM remembers no reason"
+            failure = Failure("job", f"its job is over and left no record: {told}")
+            record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
+            try:
+                write_record(paths, record)
+            except OSError as error:
+                raise RunError(f"{paths.folder} cannot be written: {error.strerror}") from error
+            return record
+
+
+def stamp_of(paths: RunPaths) -> int:
+    """When a run's record was written, in nanoseconds; 0 where there is none."""
+    try:
+        return paths.record.stat().st_mtime_ns
+    except OSError:
+        return 0

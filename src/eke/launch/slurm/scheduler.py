@@ -1,6 +1,5 @@
 """Asking SLURM: one question for all jobs, whatever their number; no answer is no verdict."""
 
-import getpass
 import os
 import re
 import subprocess
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.errors import EkeError
+from eke.launch.slurm.states import Phase, phase_of
 
 PATIENCE_S = 60.0
 """For an answer: a busy controller takes its time, and retries by itself for as long."""
@@ -16,9 +16,20 @@ PATIENCE_S = 60.0
 DEFAULT_ARRAY_SIZE = 1001
 """MaxArraySize where SLURM does not say (slurm.conf's manual)."""
 
-_FOREIGN = re.compile(r"(SLURM_(?!CONF$)|SUBMITIT_|PMI|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_)")
+_FOREIGN = re.compile(
+    r"SLURM_(?!(CONF|JWT)$)|SUBMITIT_|PMI|OMPI_|MASTER_|TORCHELASTIC_"
+    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)$"
+    r"|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_"
+    r"|SBATCH_(ARRAY_INX|CLUSTERS|ERROR|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|REQUEUE|SIGNAL"
+    r"|TIMELIMIT|WAIT)$"
+)
 """Variables of the job or launcher we may be in: sbatch would take them as its own options, and the
-new job's processes as theirs."""
+new job's processes as theirs. And the user's defaults for SLURM's commands that would hide jobs
+from us, or replace what the batch script says (they are stronger than its lines)."""
+
+_LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
+"""In what sbatch says when the controller, or sbatch itself, was gone before the answer: nobody
+knows whether the job was taken."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,12 @@ class SubmissionRefused(EkeError):
     def is_full(self) -> bool:
         """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
-        return bool(re.search(r"(MaxSubmit|job submit limit|MaxJobCount|try again)", text, re.I))
+        # "job submit limit, user's size and/or time limits" is said of every limit there is; a line
+        # before it, if the version has one, says which.
+        named = re.search(r"\b(Assoc|QOS)\w+", text, re.I)
+        if named:
+            return "submit" in named.group().lower()
+        return bool(re.search(r"job submit limit|MaxJobCount|temporarily|try again", text, re.I))
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
@@ -70,6 +86,8 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
+    except OSError as error:
+        raise EkeError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise EkeError(f"{command[0]}: {said}")
@@ -91,7 +109,7 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     try:
         said = ask(["sbatch", "--parsable", str(script)], descriptors)
     except EkeError as error:
-        if str(error).startswith("sbatch: "):
+        if str(error).startswith("sbatch: ") and not _LOST.search(str(error)):
             raise SubmissionRefused(str(error)) from error
         raise
     found = re.match(r"\d+", said.strip().splitlines()[-1] if said.strip() else "")
@@ -107,7 +125,7 @@ def queue() -> dict[str, Element]:
         EkeError: there is no answer, which says nothing about the jobs.
     """
     form = "--format=%F|%K|%T|%N|%j|%r"
-    user = f"--user={getpass.getuser()}"
+    user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
     lines = ask(["squeue", "--noheader", "--array", user, form]).splitlines()
     found = {}
     for line in lines:
@@ -119,7 +137,8 @@ def queue() -> dict[str, Element]:
 def last_states(elements: Sequence[str]) -> dict[str, str]:
     """The last state of jobs that are in the queue no more; absent what nobody remembers.
 
-    Accounting remembers for months; without it the controller does for some minutes (MinJobAge).
+    Accounting remembers for months, but learns late; without it the controller does for some
+    minutes (MinJobAge). It is asked once for each array.
     """
     if not elements:
         return {}
@@ -129,17 +148,27 @@ def last_states(elements: Sequence[str]) -> dict[str, str]:
         found = dict(line.split("|", 1) for line in lines if "|" in line)
     except EkeError:
         found = {}
-    missing = [element for element in elements if element not in found]
-    return found | {e: state for e in missing if (state := show_job(e).get("JobState"))}
+    wanted = set(elements)
+    settled = {e: s for e, s in found.items() if e in wanted and phase_of(s) is Phase.over}
+    for array in sorted({element.split("_")[0] for element in wanted - settled.keys()}):
+        for job in _show(array):
+            element = f"{job.get('ArrayJobId')}_{job.get('ArrayTaskId')}"
+            if element in wanted and (state := job.get("JobState")):
+                settled.setdefault(element, state)
+    return settled
 
 
 def show_job(element: str) -> dict[str, str]:
     """What the controller knows of one job; empty if it does not, or cannot be asked from here."""
+    return next(iter(_show(element)), {})
+
+
+def _show(job: str) -> list[dict[str, str]]:
     try:
-        said = ask(["scontrol", "show", "job", "--oneliner", element])
+        lines = ask(["scontrol", "show", "job", "--oneliner", job]).splitlines()
     except EkeError:
-        return {}
-    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+        return []
+    return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
 
 def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
@@ -152,6 +181,8 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
         return {}
     found = {element.name: key.split("_")[0] for key, element in queue().items()}
     missing = [name for name in names if name not in found]
+    if not missing:  # no name at all would mean every job
+        return {name: found[name] for name in names}
     try:
         asked = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,JobName"]
         lines = ask([*asked, f"--name={','.join(missing)}", "--starttime=now-30days"]).splitlines()

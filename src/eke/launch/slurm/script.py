@@ -59,7 +59,8 @@ def watcher_command(profile: Slurm, submission: Path) -> str:
 
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
-    log = str(folder / "%A_%a.log")
+    # SLURM replaces %a and the like wherever they are in a path; two are one.
+    log = f"{str(folder).replace('%', '%%')}/%A_%a.log"
     chosen: dict[str, Any] = {
         "partition": request.partition,
         "account": request.account,
@@ -67,6 +68,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "constraint": request.constraint,
         "mem": request.memory,
     }
+    options = {name: value if value else True for name, value in profile.options.items()}
     gpus = f"{profile.gpu_type}:{request.gpus}" if profile.gpu_type else request.gpus
     if request.gpus:
         is_gres = profile.gpu_request is GpuRequest.gres
@@ -86,7 +88,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "srun_args": ["--output", log, "--open-mode=append", *profile.srun],
         # submitit would name a wckey of its own, which a cluster that checks them refuses.
         "wckey": None,
-        "additional_parameters": {"requeue": True, "output": log, **profile.options},
+        "additional_parameters": {"requeue": True, "output": log, **options},
         **{key: value for key, value in chosen.items() if value},
     }
 
@@ -97,6 +99,8 @@ def _setup(profile: Slurm) -> list[str]:
         # scancel reaches this shell, too: it has to stay until the run has saved.
         "trap : TERM",
         *profile.setup,
+        # Whatever the lines above have switched on: what comes after srun has to run.
+        "set +eu +o pipefail",
         f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"',
         # A step has all of a job's cores only if it is told so (SLURM 22.05 and later).
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',

@@ -4,10 +4,10 @@ A kill between the two leaves an intent: whoever comes next asks SLURM for a job
 submitting anything again. Nothing here is pickled; a job's input is a path.
 """
 
-import json
+import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,15 @@ def read_submissions(folder: Path) -> Iterator[tuple[Path, Submission]]:
 
 
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
-    """Note what SLURM calls it, here and in the folder of each run."""
+    """Note what SLURM calls it, here and in the folder of each run.
+
+    The tickets come first: a kill in between leaves an intent, with which all this is done again.
+    """
     known = replace(submission, job_id=job_id)
-    write_submission(path, known)
     for number, run in enumerate(known.runs):
-        write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
+        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the run meanwhile
+            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
+    write_submission(path, known)
     return known
 
 
@@ -115,18 +119,34 @@ def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
 def read_ticket(paths: RunPaths) -> Ticket | None:
     """A run's newest job; None where there is none, or nobody can read it any more."""
     try:
-        return Ticket(**read_json(paths.ticket))
-    except (OSError, ValueError, TypeError, json.JSONDecodeError):
+        ticket = Ticket(**read_json(paths.ticket))
+    except (OSError, ValueError, TypeError):
         return None
+    return ticket if isinstance(ticket.submission, str) else None
+
+
+def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
+    """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known.
+
+    Each submission is read once, however many runs are in it.
+    """
+    job_ids: dict[str, str] = {}
+    found = []
+    for paths in runs:
+        ticket = read_ticket(paths)
+        if ticket is None:
+            found.append("")
+            continue
+        file = ticket.submission
+        if file not in job_ids:
+            try:
+                job_ids[file] = read_submission(Path(file)).job_id
+            except EkeError:
+                job_ids[file] = ""
+        found.append(f"{job_ids[file]}_{ticket.element}" if job_ids[file] else "")
+    return found
 
 
 def job_of(paths: RunPaths) -> str:
-    """SLURM's name of a run's newest job, `123_4`; empty if there is none that is known."""
-    ticket = read_ticket(paths)
-    if ticket is None:
-        return ""
-    try:
-        submission = read_submission(Path(ticket.submission))
-    except EkeError:
-        return ""
-    return submission.element(ticket.element) if submission.job_id else ""
+    """SLURM's name of one run's newest job."""
+    return jobs_of([paths])[0]

@@ -85,7 +85,7 @@ def settle_intents(folder: Path, sleep: Callable[[float], None] = time.sleep) ->
             if each.name in known:
                 with_job(path, each, known[each.name])
             elif abs(time.time() - each.created) > GIVEN_UP_S:
-                path.unlink()
+                forget(path)
         if not any(path.exists() and each.name not in known for path, each in intents):
             return
         sleep(LOOK_S)
@@ -110,10 +110,15 @@ def submit_array(
     try:
         job_id = scheduler.submit(script, [lock])
     except scheduler.SubmissionRefused:
-        path.unlink()
-        script.unlink()
+        forget(path)
         raise
     return with_job(path, submission, job_id)
+
+
+def forget(path: Path) -> None:
+    """Delete a submission that has not become a job, and its batch script."""
+    path.unlink()
+    path.with_suffix(".sbatch").unlink(missing_ok=True)
 
 
 def freeze(job: Job) -> None:

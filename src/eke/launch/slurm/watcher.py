@@ -14,8 +14,9 @@ from pathlib import Path
 
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
-from eke.launch.folder import Place
+from eke.launch.folder import Place, claim
 from eke.launch.live import LiveRun
+from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
 from eke.launch.slurm.submission import (
@@ -34,6 +35,7 @@ from eke.record import (
     Outcome,
     Record,
     metrics,
+    read_attempts,
     read_record,
     write_record,
 )
@@ -43,6 +45,9 @@ POLL_S = 0.1
 
 MAX_CRASHES = 2
 """Times in a row it may crash without a step more than before: as in a pool."""
+
+MISPLACED = "node"
+"""Phase of a failure that another try on this node would only repeat."""
 
 LISTENED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -64,8 +69,11 @@ def main(arguments: list[str]) -> int:
         signal.signal(listened, lambda got, _: heard.append(got))
     try:
         file = Path(arguments[0])
-        number = int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
         submission = read_submission(file)
+        task = os.environ.get("SLURM_ARRAY_TASK_ID", "0")
+        if not task.isdecimal() or int(task) >= len(submission.runs):
+            return complain(f"{file}: has no element {task}", EXIT_USER)
+        number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
         return watch_run(paths, submission, Ticket(str(file), number), heard)
     except BusyError as error:
@@ -93,7 +101,8 @@ def watch_run(paths: RunPaths, submission: Submission, ticket: Ticket, heard: li
         say(f"{paths.folder}: {record.outcome} after {record.steps_done} steps")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
-            if crashes < MAX_CRASHES:
+            misplaced = record.failure is not None and record.failure.phase == MISPLACED
+            if crashes < MAX_CRASHES and not misplaced:
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
@@ -133,11 +142,17 @@ def one_attempt(paths: RunPaths, heard: list[int]) -> Record:
 def with_reason(paths: RunPaths, record: Record, why: Outcome | None) -> Record:
     """An interrupted run's record with the reason that SLURM's books give.
 
-    Its worker may have been signalled before us: scancel reaches every process of a job at once.
+    Its worker may have been signalled before us: scancel reaches every process of a job at once,
+    and one that had just been started dies of it.
     """
-    if why is None or record.outcome == why.name or Outcome[record.outcome] not in SAID:
+    if why is None or record.outcome == why.name:
+        return record
+    killed = {describe_exit(-number) for number in LISTENED}
+    died = record.failure is not None and record.failure.message in killed
+    if Outcome[record.outcome] not in SAID and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code
+    record.failure = None if died else record.failure
     write_record(paths, record)
     return record
 
@@ -172,12 +187,13 @@ def for_this_node(plan: Plan) -> Plan:
         EkeError: the node has not what the run was planned for.
     """
     device, _ = choose("auto" if plan.device.kind == "cuda" else "cpu")
-    same = option_of(device.name) == option_of(plan.device.name) or device.name == plan.device.name
+    option = option_of(device.name)
+    same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
     if plan.device.kind == "cuda" and not same:
         raise EkeError(
             f"planned for {plan.device.name}, and this node has {device.name}: "
             "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they have "
-            f"with hardware={option_of(device.name) or 'NAME'}"
+            f"with hardware={option or 'NAME'}"
         )
     needed = plan.batch.world_size * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
@@ -187,12 +203,17 @@ def for_this_node(plan: Plan) -> Plan:
 
 
 def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
-    """A record that says why nothing could start here."""
-    rows, _ = metrics.read_rows(paths.metrics)
-    failure = Failure("node", why, "")
-    record = outline_record(plan, rows, 0, Outcome.crashed, failure)
-    write_record(paths, record)
-    return record
+    """A record that says why nothing could start here.
+
+    Raises:
+        BusyError: somebody works on this run.
+    """
+    with claim(paths):
+        rows, _ = metrics.read_rows(paths.metrics)
+        attempt = max(0, len(read_attempts(paths)) - 1)
+        record = outline_record(plan, rows, attempt, Outcome.crashed, Failure(MISPLACED, why))
+        write_record(paths, record)
+        return record
 
 
 def say(text: str) -> None:

@@ -1,13 +1,12 @@
 """Jobs whose runs are scripted, devices that do not exist, locks of their own."""
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from unit.record.samples import bare_record
+from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 
 from eke.errors import BusyError
 from eke.hardware import DeviceSlot
@@ -41,13 +40,6 @@ def gpus() -> Callable[..., Devices]:
         return Devices(slots, shared=runs_per_device > 1, **options)
 
     return make
-
-
-def record_for(job_id: str, outcome: str, steps: int = 0) -> Record:
-    """A record with just that in it."""
-    record = bare_record()
-    record.run_id, record.outcome, record.steps_done = job_id, outcome, steps
-    return record
 
 
 @dataclass
@@ -110,58 +102,10 @@ class FakeMachine:
         return run
 
 
-class QuietBoard:
-    """Shows nothing, remembers ends."""
-
-    def __init__(self) -> None:
-        self.ends: list[int] = []
-
-    def started(self, job: Job) -> None:
-        """Nothing."""
-
-    def ended(self, job: Job) -> None:
-        """Remember."""
-        self.ends.append(job.number)
-
-    def update(self, jobs) -> None:
-        """Nothing."""
-
-
-class QuietLedger:
-    """Writes nothing, counts."""
-
-    def __init__(self) -> None:
-        self.notes = 0
-
-    def note(self, job: Job) -> None:
-        """Count."""
-        self.notes += 1
-
-    def flush(self, at_once: bool = False) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
 def machine(tmp_path) -> FakeMachine:
     """Scripted runs."""
     return FakeMachine(tmp_path)
-
-
-@pytest.fixture
-def make_jobs(plan) -> Callable[..., list[Job]]:
-    """Jobs on GPUs that need so many devices each; `a`, `b`, ... are their run ids."""
-
-    def make(*needs: int, **overrides) -> list[Job]:
-        device = dataclasses.replace(plan.device, kind="cuda", count=8)
-        jobs = []
-        for number, need in enumerate(needs):
-            batch = dataclasses.replace(plan.batch, world_size=need)
-            name = "abcdefghijklmnopqrstuvwxyz"[number]
-            own = dataclasses.replace(plan, run_id=name, batch=batch, device=device, **overrides)
-            jobs.append(Job(number, name, own))
-        return jobs
-
-    return make
 
 
 @pytest.fixture

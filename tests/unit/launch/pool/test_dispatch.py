@@ -5,7 +5,7 @@ import signal
 from collections import deque
 
 import pytest
-from unit.launch.pool.conftest import record_for
+from unit.launch.scripted import record_for
 
 from eke.errors import RunError
 from eke.launch.pool.order import MAX_OVERTAKEN

@@ -1,0 +1,112 @@
+"""`eke status|logs`: what they print of runs, and how often they ask."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support import environment
+
+from eke import cli
+from eke.cli import folders
+from eke.launch.standing import Standing
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def test_a_table_with_what_differs(make_run, runs, capsys) -> None:
+    make_run("1", "ok")
+    make_run("2")
+    assert cli.main(["status", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["state", "step", "loss", "where", "run", "what", "was", "typed"]
+    assert lines[1].split() == ["ok", "7/300", "1", "seed=1"]
+    assert lines[2].split() == ["not", "started", "0/20", "2", "seed=2"]
+    assert lines[-1] == "2 runs: 1 ok, 1 not started"
+
+
+def test_one_run_is_named_in_full(make_run, capsys) -> None:
+    assert cli.main(["status", str(make_run("1").folder)]) == 0
+    assert "optimizer=sgd seed=1" in capsys.readouterr().out
+
+
+def test_for_machines(make_run, runs, capsys) -> None:
+    make_run("1", "crashed")
+    assert cli.main(["status", str(runs), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["step"], found["loss"]) == ("crashed", 7, None)
+    assert found["folder"] == str(runs / "1")
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_nothing_there(command, tmp_path, capsys) -> None:
+    assert cli.main([command, str(tmp_path)]) == 2
+    assert "holds no run and no sweep" in capsys.readouterr().err
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+LOG = "".join(f"line {n}\n" for n in range(30))
+
+
+@pytest.mark.parametrize(("options", "first"), [([], 10), (["-n", "3"], 27), (["-n", "0"], 0)])
+def test_the_end_of_one_log(options, first, make_run, capsys) -> None:
+    paths = make_run("1", "ok", LOG)
+    assert cli.main(["logs", str(paths.folder), *options]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"line {n}" for n in range(first, 30)]
+
+
+def test_of_several_those_that_failed(make_run, runs, capsys) -> None:
+    make_run("1", "ok", "fine\n")
+    make_run("2", "crashed", "Traceback\n")
+    make_run("3", "oom")
+    assert cli.main(["logs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert f"==> {runs}/2/train.log (crashed)\nTraceback\n" in out
+    assert "==> " in out.split("Traceback")[1]
+    assert "(no log yet)" in out
+    assert "fine" not in out
+
+
+def test_nothing_to_show(make_run, runs, capsys) -> None:
+    make_run("1", "ok", "fine\n")
+    make_run("2", "ok", "fine\n")
+    assert cli.main(["logs", str(runs)]) == 0
+    assert capsys.readouterr().out == "no run is running, and none has failed\n"
+
+
+def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, capsys) -> None:
+    paths = make_run("1", log="first\n")
+    asked, now = [], [0.0]
+
+    def find(folder):
+        asked.append(now[0])
+        return [Standing(paths, "", "running" if now[0] < 25 else "ok")]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] in (1.0, 29.5):
+            with open(paths.log, "a") as file:
+                file.write(f"at {now[0]:g}\n" if now[0] < 2 else "the end")
+
+    monkeypatch.setattr(folders, "find_standings", find)
+    monkeypatch.setattr(folders.time, "sleep", sleep)
+    monkeypatch.setattr(folders.time, "monotonic", lambda: now[0])
+    assert cli.main(["logs", "-f", str(paths.folder)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["first", "at 1", "the end"]
+    assert asked == [0, 10, 20, 30]
+
+
+def test_a_reader_that_leaves_is_no_error(make_run, tmp_path) -> None:
+    paths = make_run("1", "ok", "x" * 100 + "\n" * 100_000)
+    shell = (
+        f"{sys.executable} -m eke.cli logs -n 0 {paths.folder} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

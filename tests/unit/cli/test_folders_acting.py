@@ -1,0 +1,198 @@
+"""`eke cancel|retry`: whom they ask to end, what they run again, and what they leave alone."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from unit.launch.scripted import record_for
+
+from eke import cli
+from eke.cli import folders
+from eke.errors import EkeError
+from eke.launch.slurm import scheduler
+from eke.launch.standing import Standing
+from eke.paths import RunPaths
+from eke.record import read_record, write_record
+
+
+@pytest.fixture
+def make_sweep(runs):
+    """sweep.json over these runs."""
+
+    def make(*names: str, **more) -> Path:
+        folder = runs / "sweep-1"
+        folder.mkdir(parents=True)
+        cells = [{"overrides": [f"seed={n}"], "run_id": n, "folder": ""} for n in names]
+        content = {"cells": cells, "directory": str(runs.parent), "command": ["-m", "seed=1,2"]}
+        (folder / "sweep.json").write_text(json.dumps({**content, **more}))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Commands that were typed again, and where."""
+    found = []
+
+    def main(command):
+        found.append((list(command), os.getcwd()))
+        return 0
+
+    monkeypatch.setattr(folders.app, "main", main)
+    return found
+
+
+# --- cancel ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(monkeypatch, runs):
+    """Runs as they stand; signals and cancelled jobs are noted."""
+
+    class World:
+        def __init__(self) -> None:
+            self.found: list[Standing] = []
+            self.signals: list[tuple[int, int]] = []
+            self.cancelled: list[str] = []
+
+        def run(self, name: str, state: str = "running", pid: str = "", host: str = "here", **more):
+            paths = RunPaths(runs / name)
+            paths.folder.mkdir(parents=True, exist_ok=True)
+            paths.lock.write_text(f"process {pid}\n" if pid else "")
+            paths.attempts.write_text(json.dumps({"host": host, "pid": 1}) + "\n")
+            self.found.append(Standing(paths, name, state, **more))
+
+    made = World()
+    monkeypatch.setattr(folders, "find_standings", lambda _: made.found)
+    monkeypatch.setattr(folders.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))
+    monkeypatch.setattr(scheduler, "cancel", lambda elements: made.cancelled.extend(elements))
+    return made
+
+
+def test_a_local_sweep_is_asked_once(world, capsys) -> None:
+    for name in "abc":
+        world.run(name, pid="4711", where="process 9 on jobserver")
+    world.run("d", "ok")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert world.cancelled == []
+    assert capsys.readouterr().out == "asked 3 runs to save and end\n"
+
+
+def test_jobs_are_cancelled_together(world, capsys) -> None:
+    world.run("a", where="n1, job 5_0", job="5_0", pid="77", host="n1")
+    world.run("b", "queued", where="job 5_1", job="5_1")
+    world.found.append(dataclasses.replace(world.found[1], label="the same run"))
+    world.run("c", pid="4711")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert (world.cancelled, world.signals) == (["5_0", "5_1"], [(4711, signal.SIGINT)])
+    assert capsys.readouterr().out == "asked 3 runs to save and end\n"
+
+
+def test_another_machine(world, capsys) -> None:
+    world.run("a", pid="4711", host="there")
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.signals == []
+    out = capsys.readouterr().out
+    assert out == "asked 0 runs to save and end\nprocess 4711 runs on there: cancel it there\n"
+
+
+@pytest.mark.parametrize("pid", ["", "x"])
+def test_a_lock_without_a_process(pid, world, capsys) -> None:
+    world.run("a", pid=pid)
+    assert cli.main(["cancel", "runs"]) == 1
+    assert "cannot be asked" in capsys.readouterr().out
+
+
+def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
+    def fail(elements) -> None:
+        raise EkeError("scancel gave no answer")
+
+    monkeypatch.setattr(scheduler, "cancel", fail)
+    world.run("b", "queued", job="5_1")
+    assert cli.main(["cancel", "runs"]) == 1
+    assert "scancel gave no answer" in capsys.readouterr().err
+
+
+def test_nothing_to_cancel(world, capsys) -> None:
+    world.run("a", "ok")
+    assert cli.main(["cancel", "runs"]) == 0
+    assert capsys.readouterr().out == "nothing is queued or running\n"
+
+
+# --- retry ----------------------------------------------------------------------------------------
+
+
+def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
+    make_run, make_sweep, typed, runs, monkeypatch, capsys
+) -> None:
+    made = {
+        n: make_run(n, o)
+        for n, o in zip("1234", ("ok", "oom", "crashed", "preempted"), strict=True)
+    }
+    folder = make_sweep(*made)
+    monkeypatch.chdir(runs)
+    assert cli.main(["retry", "sweep-1"]) == 0
+    assert typed == [(["-m", "seed=1,2"], str(runs.parent))]
+    assert capsys.readouterr().out == "2 runs are tried again\n"
+    assert [read_record(made[n]) is None for n in "1234"] == [False, True, True, False]
+    kept = made["2"].folder / "record.1.json"
+    assert json.loads(kept.read_text())["outcome"] == "oom"
+    assert folder.exists()
+
+
+def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
+    paths, folder = make_run("1"), make_sweep("1")
+    for steps in range(4):
+        write_record(paths, record_for("1", "diverged", steps))
+        assert cli.main(["retry", str(folder)]) == 0
+    kept = sorted(paths.folder.glob("record.*.json"))
+    assert [json.loads(path.read_text())["steps_done"] for path in kept] == [0, 1, 2, 3]
+
+
+def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> None:
+    make_run("1", "crashed")
+    assert cli.main(["retry", str(make_sweep("1", "1"))]) == 0
+    assert capsys.readouterr().out == "1 runs are tried again\n"
+    assert len(typed) == 1
+
+
+def test_only_some(make_run, make_sweep, typed) -> None:
+    made = [make_run("1", "oom"), make_run("2", "crashed")]
+    assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0
+    assert [paths.record.exists() for paths in made] == [False, True]
+
+
+def test_nothing_failed(make_run, make_sweep, typed) -> None:
+    make_run("1", "ok")
+    assert cli.main(["retry", str(make_sweep("1"))]) == 0
+    assert typed == []
+
+
+@pytest.mark.parametrize("kind", ["run", "runs", "nowhere"])
+def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> None:
+    paths = make_run("1", "crashed")
+    folder = {"run": paths.folder, "runs": runs, "nowhere": runs / "nowhere"}[kind]
+    assert cli.main(["retry", str(folder)]) == 2
+    assert "is not the folder of a sweep" in capsys.readouterr().err
+    assert paths.record.exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"directory": "/nowhere/at/all"}, {"command": []}, {"command": ["python", "train.py"]}],
+    ids=["directory", "nothing typed", "of an older eke"],
+)
+def test_what_cannot_be_typed_again_sets_nothing_aside(
+    more, make_run, make_sweep, typed, capsys
+) -> None:
+    paths = make_run("1", "crashed")
+    assert cli.main(["retry", str(make_sweep("1", **more))]) == 1
+    assert capsys.readouterr().err
+    assert paths.record.exists()
+    assert typed == []

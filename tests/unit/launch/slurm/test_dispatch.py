@@ -1,0 +1,201 @@
+"""Following a sweep through a cluster: what the queue says, what jobs leave, what is done then."""
+
+import pytest
+from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
+
+from eke.launch.books import Books
+from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.paths import SweepPaths
+from eke.record import Outcome, read_record
+
+
+def test_waits_runs_and_is_done(submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.put("100_0", "PENDING", "Priority")
+    look(made)
+    assert (job.live, job.waiting_for) == (None, "job 100_0: Priority")
+    cluster.put("100_0", "RUNNING")
+    look(made)
+    assert (job.where, job.waiting_for) == ("n1", "")
+    assert job.live.place.paths == paths_of(job)
+    leave(job, "ok", 20)
+    cluster.end("100_0", "COMPLETED")
+    look(made)
+    assert (job.outcome, job.live, job.reused) == (Outcome.ok, None, False)
+    assert not made.unfinished()
+    assert "last_states" not in cluster.asked, "its record says it all"
+
+
+def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.put("100_0", "RUNNING")
+    look(made)
+    cluster.put("100_0", "COMPLETING")
+    look(made)
+    assert job.live is not None, "it is just leaving its node"
+    cluster.put("100_0", "PENDING", "BeginTime")
+    look(made)
+    assert (job.live, job.waiting_for) == (None, "job 100_0: BeginTime")
+    cluster.put("100_0", "RUNNING")
+    look(made)
+    assert job.live is not None
+    assert cluster.submitted == [1]
+
+
+def test_what_is_leaving_is_not_started(submitted, cluster) -> None:
+    made = submitted()
+    cluster.put("100_0", "COMPLETING")
+    look(made, 2 * MISSED)
+    assert made.books.running() == []
+    assert made.books.jobs[0].outcome is None
+
+
+def test_what_is_held_names_the_command(submitted, cluster) -> None:
+    made = submitted()
+    cluster.put("100_0", "REQUEUE_HOLD", "launch failed requeued held")
+    look(made)
+    assert made.books.jobs[0].waiting_for.endswith("; scontrol release 100_0")
+
+
+@pytest.mark.parametrize("state", ["NEW_IN_26", "", "?"])
+def test_an_unknown_state_is_not_the_end(state, submitted, cluster) -> None:
+    made = submitted()
+    cluster.put("100_0", state)
+    look(made, 2 * MISSED)
+    assert made.books.jobs[0].outcome is None
+    assert cluster.submitted == [1]
+
+
+def test_a_job_is_missed_several_times_before_it_counts_as_over(submitted, cluster) -> None:
+    made = submitted()
+    cluster.end("100_0", "FAILED")
+    look(made, MISSED - 1)
+    assert made.books.jobs[0].outcome is None
+    look(made)
+    assert made.books.jobs[0].outcome is Outcome.crashed
+
+
+def test_a_job_that_turns_up_again_has_never_been_away(submitted, cluster) -> None:
+    made = submitted()
+    for _ in range(3):
+        del cluster.now["100_0"]
+        look(made, MISSED - 1)
+        cluster.put("100_0", "RUNNING")
+        look(made)
+    assert made.books.jobs[0].outcome is None
+
+
+@pytest.mark.parametrize("down", ["squeue: no controller", "squeue gave no answer in 60 s"])
+def test_no_answer_is_no_verdict(down, submitted, cluster) -> None:
+    made = submitted(2)
+    cluster.down = down
+    look(made, 3 * MISSED)
+    assert [job.outcome for job in made.books.jobs] == [None, None]
+    assert made.books.jobs[0].waiting_for == down
+    cluster.down = ""
+    look(made)
+    assert made.missed == {}
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"])
+def test_a_job_that_was_lost_is_submitted_again(state, submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.end("100_0", state)
+    look(made, MISSED)
+    assert job.outcome is None
+    assert cluster.submitted == [1, 1]
+    assert made.elements == {0: "101_0"}
+    assert job.record.failure.message == f"its job is over and left no record: {state}"
+    leave(job, "ok", 20)
+    cluster.end("101_0", "COMPLETED")
+    look(made)
+    assert job.outcome is Outcome.ok
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"),
+    [
+        ("CANCELLED by 0", "cancelled"),
+        ("OUT_OF_MEMORY", "crashed"),
+        ("FAILED", "crashed"),
+        ("COMPLETED", "crashed"),
+        (None, "crashed"),
+    ],
+)
+def test_a_job_that_ended_without_a_word(state, outcome, submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.end("100_0", state)
+    if state is None:
+        del cluster.ended["100_0"]
+    look(made, MISSED + 2)
+    assert job.outcome is Outcome[outcome]
+    assert cluster.submitted == [1]
+    assert (state or "remembers no reason") in job.reason
+    assert read_record(paths_of(job)).outcome == outcome
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "NEW_IN_26"])
+def test_what_the_controller_still_has_is_not_over(state, submitted, cluster) -> None:
+    made = submitted()
+    cluster.end("100_0", state)
+    look(made, 2 * MISSED)
+    assert made.books.jobs[0].outcome is None
+    assert cluster.submitted == [1]
+
+
+def test_a_lost_job_is_not_submitted_for_ever(submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    for number in range(9):
+        if element := made.elements.get(0):
+            assert element == f"{100 + number}_0"
+            cluster.end(element, "NODE_FAIL")
+            look(made, MISSED)
+    assert job.outcome is Outcome.preempted
+    assert cluster.submitted == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("outcome", "again"), [("timeout", 2), ("preempted", 2), ("cancelled", 1), ("crashed", 1)]
+)
+def test_an_interrupted_run_is_continued_but_for_who_cancelled_it(
+    outcome, again, submitted, cluster
+) -> None:
+    made = submitted()
+    leave(made.books.jobs[0], outcome, 5)
+    cluster.end("100_0", "FAILED")
+    look(made, MISSED)
+    assert len(cluster.submitted) == again
+    assert made.books.jobs[0].outcome is (None if again == 2 else Outcome[outcome])
+
+
+@pytest.mark.parametrize("before", ["preempted", "cancelled", "crashed"])
+def test_the_record_of_an_earlier_job_says_nothing_of_this_one(
+    before, jobs_here, machine, cluster, tmp_path
+) -> None:
+    (job,) = jobs_here(1)
+    paths_of(job).folder.mkdir(parents=True)
+    leave(job, before, 7)
+    books = Books([job], QuietBoard(), QuietLedger(), machine.place_of)
+    made = Cluster(books, SweepPaths(tmp_path / "runs" / "sweep-1"), "1", sleep=pytest.fail)
+    made.submit()
+    cluster.end("100_0", "NODE_FAIL")
+    look(made, MISSED)
+    assert (job.outcome, job.record.outcome) == (None, "preempted")
+    assert cluster.submitted == [1, 1]
+    assert "NODE_FAIL" in job.record.failure.message
+
+
+def test_a_final_record_is_never_written_over(submitted, cluster) -> None:
+    """Somebody else has finished the run just before its plan was frozen."""
+    made = submitted()
+    (job,) = made.books.jobs
+    leave(job, "ok", 20)
+    made.stamps[0] = paths_of(job).record.stat().st_mtime_ns
+    cluster.end("100_0", "COMPLETED")
+    look(made, MISSED)
+    assert job.outcome is Outcome.ok

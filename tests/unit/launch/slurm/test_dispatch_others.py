@@ -1,0 +1,175 @@
+"""A sweep in a cluster beside others: other commands, other sweeps, and what it says meanwhile."""
+
+import json
+
+import pytest
+from unit.launch.scripted import QuietBoard, leave, look, record_for
+
+from eke.errors import EkeError
+from eke.launch.books import Books
+from eke.launch.folder import claim
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.launch.slurm.run import ClusterRun
+from eke.launch.slurm.submission import Ticket, write_ticket
+from eke.launch.slurm.submit import submitting
+from eke.paths import SweepPaths
+from eke.record import Outcome
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+def test_what_is_queued_already_is_found(submitted, cluster) -> None:
+    submitted(3)
+    del cluster.now["100_1"]
+    again = submitted(3)
+    assert cluster.submitted == [3, 1]
+    assert again.elements == {0: "100_0", 1: "101_0", 2: "100_2"}
+
+
+def test_another_sweep_with_the_same_runs_waits_for_them(submitted, cluster) -> None:
+    submitted(2, "aaaaaaaaaaaa")
+    other = submitted(3, "bbbbbbbbbbbb")
+    assert cluster.submitted == [2, 1]
+    assert set(other.elements.values()) == {"100_0", "100_1", "101_0"}
+
+
+def test_a_ticket_of_a_job_that_is_over_does_not_count(submitted, cluster) -> None:
+    made = submitted()
+    write_ticket(paths_of(made.books.jobs[0]), Ticket("/nowhere.json", 0))
+    submitted()
+    assert cluster.submitted == [1, 1]
+
+
+def test_finished_runs_need_no_cluster(submitted, machine, cluster) -> None:
+    machine.records = {"a": record_for("a", "ok", 20), "b": record_for("b", "diverged", 3)}
+    cluster.down = "squeue is not there"
+    made = submitted(2)
+    assert [job.outcome for job in made.books.jobs] == [Outcome.ok, Outcome.diverged]
+    assert cluster.asked == []
+    made.watch()
+
+
+def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.end("100_0", "FAILED")
+    with claim(paths_of(job)):
+        look(made, 2 * MISSED)
+        assert job.outcome is None
+        assert "being worked on" in job.waiting_for
+    leave(job, "ok", 20)
+    look(made)
+    assert job.outcome is Outcome.ok
+    assert cluster.submitted == [1]
+
+
+def test_a_run_that_somebody_finished_meanwhile_is_answered(submitted, cluster) -> None:
+    cluster.room = 0
+    made = submitted()
+    (job,) = made.books.jobs
+    leave(job, "ok", 20)
+    cluster.room = 10
+    look(made)
+    assert (job.outcome, job.reused) == (Outcome.ok, True)
+    assert cluster.submitted == []
+
+
+def test_whoever_submits_now_is_not_in_the_way(submitted, cluster) -> None:
+    cluster.room = 0
+    made = submitted()
+    cluster.room = 10
+    with submitting(made.paths.slurm):
+        look(made)
+    assert cluster.submitted == []
+    look(made)
+    assert cluster.submitted == [1]
+
+
+# --- dominance ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_needs_more(monkeypatch):
+    monkeypatch.setattr("eke.launch.books.needs_at_least", lambda *_: "it needs no less")
+
+
+def run_out_of_memory(made, cluster) -> None:
+    leave(made.books.jobs[0], "oom", 0)
+    cluster.end("100_0", "FAILED")
+    made.look()
+
+
+def test_what_needs_more_memory_is_taken_out_of_the_queue(
+    submitted, cluster, one_needs_more
+) -> None:
+    made = submitted(4)
+    cluster.put("100_3", "RUNNING")
+    look(made)
+    run_out_of_memory(made, cluster)
+    outcomes = [job.outcome for job in made.books.jobs]
+    assert outcomes == [Outcome.oom, Outcome.skipped, Outcome.skipped, None]
+    assert cluster.cancelled == ["100_1", "100_2"]
+    assert cluster.asked.count("cancel") == 1
+
+
+def test_a_cancellation_without_an_answer_is_tried_again(
+    submitted, cluster, one_needs_more, monkeypatch
+) -> None:
+    made = submitted(3)
+
+    def fail(elements) -> None:
+        raise EkeError("scancel gave no answer")
+
+    works = scheduler.cancel
+    monkeypatch.setattr(scheduler, "cancel", fail)
+    run_out_of_memory(made, cluster)
+    monkeypatch.setattr(scheduler, "cancel", works)
+    look(made)
+    assert cluster.cancelled == ["100_1", "100_2"]
+
+
+# --- the screen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", lambda _: None)
+    monkeypatch.setattr(ClusterRun, "record_lost", lambda run: record_for("x", "crashed"))
+    made = submitted(count)
+    cluster.asked.clear()
+    look(made)
+    assert cluster.asked == ["queue"]
+    for element in list(cluster.now):
+        cluster.end(element, "FAILED")
+    look(made, MISSED)
+    assert cluster.asked == [*["queue"] * (MISSED + 1), "last_states"]
+    assert not made.unfinished()
+
+
+def test_watching_ends_with_the_last_run(submitted, cluster) -> None:
+    made = submitted(2)
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        made.books.jobs[0].plan.config.slurm.poll_s = 0.0
+        if len(slept) == 3:
+            for job, element in zip(made.books.jobs, ("100_0", "100_1"), strict=True):
+                leave(job, "ok", 20)
+                cluster.end(element, "COMPLETED")
+
+    made.sleep = sleep
+    made.watch()
+    assert [job.outcome for job in made.books.jobs] == [Outcome.ok, Outcome.ok]
+
+
+def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster, tmp_path) -> None:
+    from eke.launch.sweep import Cell, SweepFile
+
+    jobs = jobs_here(2)
+    paths = SweepPaths(tmp_path / "runs" / "sweep-1")
+    file = SweepFile(paths, ("-m",), [Cell(("seed=0",)), Cell(("seed=1",))])
+    Cluster(Books(jobs, QuietBoard(), file, machine.place_of), paths, "1").submit()
+    cells = json.loads(paths.sweep.read_text())["cells"]
+    assert [cell["folder"] for cell in cells] == [job.folder for job in jobs]

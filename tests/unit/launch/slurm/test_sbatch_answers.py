@@ -1,0 +1,62 @@
+"""What sbatch says: a job, a refusal, a full queue, or nothing that anybody could rely on."""
+
+import pytest
+
+from eke.errors import EkeError
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import SubmissionRefused
+
+
+@pytest.mark.parametrize("said", ["12\n", "12;cluster\n", "a note of the site's\n12\n"])
+def test_a_job_id(said, stubs, tmp_path) -> None:
+    stubs.say("sbatch", said)
+    assert scheduler.submit(tmp_path / "x y.sbatch") == "12"
+    assert stubs.calls() == [f"sbatch --parsable {tmp_path}/x y.sbatch"]
+
+
+@pytest.mark.parametrize("said", ["", "Submitted\n"])
+def test_an_answer_without_sense_is_no_refusal(said, stubs, tmp_path) -> None:
+    stubs.say("sbatch", said)
+    with pytest.raises(EkeError, match="is no job id") as caught:
+        scheduler.submit(tmp_path / "x")
+    assert not isinstance(caught.value, SubmissionRefused)
+
+
+POLICY = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, "
+POLICY += "user's size and/or time limits)"
+FULL = {
+    "sbatch: error: Batch job submission failed: Invalid partition name specified": False,
+    f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: {POLICY}": True,
+    f"sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: {POLICY}": True,
+    f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}": False,
+    f"sbatch: error: AssocMaxGRESPerJob\nsbatch: error: {POLICY}": False,
+    f"sbatch: error: {POLICY}": True,
+    "sbatch: error: Slurm temporarily unable to accept job": True,
+    "sbatch: error: Invalid qos specification": False,
+}
+
+
+@pytest.mark.parametrize("said", FULL, ids=lambda text: text.split("\n")[0][15:])
+def test_a_refusal(said, stubs, tmp_path) -> None:
+    stubs.say("sbatch", err=said, code=1)
+    with pytest.raises(SubmissionRefused) as caught:
+        scheduler.submit(tmp_path / "x")
+    assert caught.value.is_full is FULL[said]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"err": "sbatch: error: Socket timed out on send/recv operation"},
+        {"err": "sbatch: error: Zero Bytes were transmitted or received"},
+        {"run": "kill -9 $$"},
+        {"run": "exec sleep 30"},
+    ],
+    ids=["timeout", "zero", "killed", "slow"],
+)
+def test_a_lost_answer_is_no_refusal(said, stubs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.1 if "exec" in said.get("run", "") else 60)
+    stubs.say("sbatch", code=1, **said)
+    with pytest.raises(EkeError) as caught:
+        scheduler.submit(tmp_path / "x")
+    assert not isinstance(caught.value, SubmissionRefused)

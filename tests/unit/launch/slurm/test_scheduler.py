@@ -1,0 +1,215 @@
+"""SLURM's commands: what they are asked, how often, and that no answer is no verdict."""
+
+import os
+
+import pytest
+
+from eke.errors import EkeError
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import Element
+
+QUEUE = """\
+123|0|RUNNING|n1|eke-a|None
+123|1|PENDING||eke-a|Resources
+123|2|COMPLETING|n2|eke-a|None
+7|N/A|PENDING||by hand|Priority
+"""
+
+
+def test_the_queue_by_element(stubs) -> None:
+    stubs.say("squeue", QUEUE)
+    queue = scheduler.queue()
+    assert queue["123_0"] == Element("RUNNING", "n1", "eke-a", "None")
+    assert queue["123_1"].reason == "Resources"
+    assert set(queue) == {"123_0", "123_1", "123_2", "7_N/A"}
+    assert f"--user={os.getuid()}" in stubs.calls("squeue")[0]
+
+
+def test_nobody_needs_a_name(stubs, monkeypatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "somebody else")
+    stubs.say("squeue")
+    assert scheduler.queue() == {}
+    assert "somebody" not in stubs.calls()[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["5|1|RUNNING", "5|1|RUNNING|n1|a|b|c", ""], ids=["short", "long", "no"]
+)
+def test_odd_lines_are_no_error(line, stubs) -> None:
+    stubs.say("squeue", f"{line}\n123|0|RUNNING|n1|a|None\n")
+    assert scheduler.queue()["123_0"].state == "RUNNING"
+
+
+def test_a_program_that_is_missing(stubs) -> None:
+    (stubs.folder / "squeue").unlink()
+    os.environ["PATH"] = str(stubs.folder)
+    with pytest.raises(EkeError, match=r"squeue is not there.*leave hydra/launcher=slurm out"):
+        scheduler.queue()
+
+
+def test_a_program_that_cannot_be_started(stubs) -> None:
+    os.environ["PATH"] = str(stubs.folder)
+    (stubs.folder / "squeue").write_bytes(b"\x00\x01")
+    with pytest.raises(EkeError, match="squeue cannot be started"):
+        scheduler.queue()
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        ({"err": "slurm_load_jobs error: Unable to contact slurm controller", "code": 1}, "Unable"),
+        ({"out": "said here", "code": 2}, "said here"),
+        ({"code": 3}, "exit code 3"),
+        ({"run": "kill -9 $$"}, "exit code -9"),
+    ],
+    ids=["stderr", "stdout", "nothing", "killed"],
+)
+def test_a_program_that_fails(said, match, stubs) -> None:
+    stubs.say("squeue", **said)
+    with pytest.raises(EkeError, match=match):
+        scheduler.queue()
+
+
+def test_a_program_that_does_not_answer(stubs, monkeypatch) -> None:
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.05)
+    stubs.write("squeue", "#!/bin/sh\nexec sleep 30\n")
+    with pytest.raises(EkeError, match=r"squeue gave no answer in 0\.05 s"):
+        scheduler.queue()
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_one_question_whatever_the_number_of_jobs(count, stubs) -> None:
+    stubs.say("squeue", "".join(f"5|{n}|RUNNING|n1|a|None\n" for n in range(count)))
+    assert len(scheduler.queue()) == count
+    assert len(stubs.calls()) == 1
+
+
+# --- last states ----------------------------------------------------------------------------------
+
+
+def show(job: int, index: int, state: str) -> str:
+    return (
+        f"JobId={job + index} ArrayJobId={job} ArrayTaskId={index} JobName=eke-x "
+        f"JobState={state} Reason=None Restarts=0 Command=/x/y z=1\n"
+    )
+
+
+def test_accounting_answers_for_all(stubs) -> None:
+    stubs.say("sacct", "5_0|COMPLETED\n5_1|CANCELLED by 0\n5_2|TIMEOUT\n")
+    states = scheduler.last_states(["5_0", "5_1", "5_2"])
+    assert states == {"5_0": "COMPLETED", "5_1": "CANCELLED by 0", "5_2": "TIMEOUT"}
+    assert len(stubs.calls()) == 1
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_without_accounting_each_array_is_asked_for_once(count, stubs) -> None:
+    stubs.say("sacct", err="Slurm accounting storage is disabled", code=1)
+    stubs.say("scontrol", "".join(show(5, n, "NODE_FAIL") for n in range(count)))
+    states = scheduler.last_states([f"5_{n}" for n in range(count)])
+    assert states == {f"5_{n}": "NODE_FAIL" for n in range(count)}
+    assert [call.split()[0] for call in stubs.calls()] == ["sacct", "scontrol"]
+
+
+@pytest.mark.parametrize("late", ["5|FAILED\n", "5_0|RUNNING\n", "5_[0-3]|PENDING\n", "5_0|NEW\n"])
+def test_accounting_that_lags_is_not_believed(late, stubs) -> None:
+    stubs.say("sacct", late)
+    stubs.say("scontrol", show(5, 0, "PREEMPTED") + show(5, 1, "FAILED"))
+    assert scheduler.last_states(["5_0"]) == {"5_0": "PREEMPTED"}
+
+
+def test_nobody_remembers(stubs) -> None:
+    stubs.say("sacct", "5_0|RUNNING\n")
+    stubs.say("scontrol", err="Invalid job id specified", code=1)
+    assert scheduler.last_states(["5_0", "6_0"]) == {}
+    assert scheduler.show_job("5_0") == {}
+
+
+def test_nothing_to_ask(stubs) -> None:
+    assert scheduler.last_states([]) == {}
+    assert scheduler.jobs_of_names([]) == {}
+    scheduler.cancel([])
+    assert stubs.calls() == []
+
+
+def test_one_jobs_facts(stubs) -> None:
+    stubs.say("scontrol", show(5, 1, "COMPLETING"))
+    assert scheduler.show_job("5_1")["JobState"] == "COMPLETING"
+    assert stubs.calls() == ["scontrol show job --oneliner 5_1"]
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_jobs_by_name_from_the_queue_then_from_accounting(stubs) -> None:
+    stubs.say("squeue", QUEUE)
+    stubs.say("sacct", "9_0|eke-b\n9_1|eke-b\n")
+    assert scheduler.jobs_of_names(["eke-a", "eke-b", "eke-c"]) == {"eke-a": "123", "eke-b": "9"}
+    assert "--name=eke-b,eke-c " in stubs.calls("sacct")[0]
+
+
+def test_accounting_is_not_asked_for_every_job(stubs) -> None:
+    stubs.say("squeue", QUEUE)
+    assert scheduler.jobs_of_names(["eke-a"]) == {"eke-a": "123"}
+    assert stubs.calls("sacct") == []
+
+
+def test_names_without_accounting(stubs) -> None:
+    stubs.say("squeue", QUEUE)
+    stubs.say("sacct", err="accounting storage is disabled", code=1)
+    assert scheduler.jobs_of_names(["eke-c"]) == {}
+
+
+def test_names_without_a_queue(stubs) -> None:
+    stubs.say("squeue", err="no controller", code=1)
+    with pytest.raises(EkeError, match="no controller"):
+        scheduler.jobs_of_names(["eke-a"])
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ({"out": "MaxJobCount = 9\nMaxArraySize            = 1001\n"}, 1001),
+        ({"out": "MaxArraySize=0\n"}, 1),
+        ({"out": "nothing of that kind\n"}, scheduler.DEFAULT_ARRAY_SIZE),
+        ({"code": 1}, scheduler.DEFAULT_ARRAY_SIZE),
+    ],
+    ids=["given", "none", "absent", "no answer"],
+)
+def test_the_size_of_arrays(said, size, stubs) -> None:
+    stubs.say("scontrol", **said)
+    assert scheduler.max_array_size() == size
+
+
+def test_many_are_cancelled_at_once(stubs) -> None:
+    stubs.say("scancel")
+    scheduler.cancel([f"5_{n}" for n in range(100)])
+    assert len(stubs.calls()) == 1
+    stubs.say("scancel", err="scancel: error: down", code=1)
+    with pytest.raises(EkeError, match="down"):
+        scheduler.cancel(["5_0"])
+
+
+GONE = [
+    *("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_CPUS_PER_TASK", "SLURM_CONFIG"),
+    *("SUBMITIT_EXECUTOR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"),
+    *("MASTER_PORT", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN_ID", "SQUEUE_STATES"),
+    *("SQUEUE_PARTITION", "SACCT_FORMAT", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_OUTPUT"),
+    *("SBATCH_TIMELIMIT", "SBATCH_WAIT"),
+]
+KEPT = [
+    *("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "RANKING", "MY_RANK", "WORLD_SIZES"),
+    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "WANDB_API_KEY", "CUDA_VISIBLE_DEVICES"),
+]
+
+
+def test_what_a_surrounding_job_has_set_is_gone() -> None:
+    clean = scheduler.clean_environment({name: "1" for name in (*GONE, *KEPT)})
+    assert sorted(clean) == sorted(KEPT)
+
+
+def test_commands_get_that_environment(stubs, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_CONF", "/here")
+    stubs.say("squeue", run='echo "0|0|$SLURM_JOB_ID|$SLURM_CONF||"')
+    assert scheduler.queue()["0_0"] == Element("", "/here", "", "")

@@ -1,0 +1,242 @@
+"""The ledger: what a kill at any moment leaves, and what becomes of it."""
+
+import json
+
+import pytest
+
+from eke.errors import BusyError, EkeError
+from eke.launch.slurm import submission as ledger
+from eke.launch.slurm import submit
+from eke.launch.slurm.submission import (
+    Ticket,
+    job_of,
+    jobs_of,
+    new_submission,
+    read_submission,
+    read_submissions,
+    read_ticket,
+    submission_file,
+    with_job,
+    write_submission,
+    write_ticket,
+)
+from eke.launch.slurm.submit import GIVEN_UP_S, settle_intents, submitting
+from eke.paths import RunPaths
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "sweep" / "slurm"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three run folders."""
+    made = [RunPaths(tmp_path / "runs" / name) for name in "abc"]
+    for paths in made:
+        paths.folder.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def intend(folder, runs):
+    """An intent of so long ago: sbatch has been called, or not."""
+
+    def intend(age_s: float = 0.0):
+        made = new_submission("0123456789ab", [str(p.folder) for p in runs], 5)
+        made = ledger.replace(made, created=made.created - age_s)
+        path = submission_file(folder, made)
+        write_submission(path, made)
+        path.with_suffix(".sbatch").write_text("#!/bin/bash\n")
+        return path, made
+
+    return intend
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = submit.time.time()
+        self.slept: list[float] = []
+        monkeypatch.setattr(submit.time, "time", lambda: self.now)
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes."""
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_submission_is_read_as_it_was_written(intend) -> None:
+    path, made = intend()
+    assert read_submission(path) == made
+    assert made.name.startswith("eke-0123456789ab-")
+    assert made.job_id == ""
+
+
+def test_names_are_unlike_any_other() -> None:
+    assert len({new_submission("s", [], 5).name for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not a readable submission"),
+        ('{"schema_version": 1, "name": "eke-', "not a readable submission"),
+        ("[]", "version None"),
+        ("3", "not a readable submission"),
+        ('{"schema_version": 2}', "version 2, this eke reads 1"),
+        ('{"schema_version": 1, "name": "x"}', "not a readable submission"),
+        ('{"schema_version": 1, "runs": [], "more": 1}', "not a readable submission"),
+    ],
+    ids=["empty", "torn", "list", "number", "version", "incomplete", "unknown"],
+)
+def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, intend) -> None:
+    path, _ = intend()
+    path.write_text(text)
+    with pytest.raises(EkeError, match=says) as caught:
+        list(read_submissions(folder))
+    assert str(path) in str(caught.value)
+    with pytest.raises(EkeError, match=says):
+        settle_intents(folder, pytest.fail)
+    assert path.read_text() == text
+
+
+def test_no_secret_is_written(intend, runs, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
+    path, made = intend()
+    with_job(path, made, "12")
+    for file in (path, *(paths.ticket for paths in runs)):
+        assert "s3cret" not in file.read_text()
+
+
+# --- intents --------------------------------------------------------------------------------------
+
+
+def test_an_intent_that_the_queue_knows_is_adopted(intend, cluster, folder, runs) -> None:
+    path, made = intend()
+    cluster.names[made.name] = "12"
+    settle_intents(folder, pytest.fail)
+    assert read_submission(path).job_id == "12"
+    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
+
+
+def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
+    intend, cluster, folder, clock
+) -> None:
+    path, _ = intend()
+    settle_intents(folder, clock.sleep)
+    assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
+    assert list(folder.iterdir()) == [], "the script goes, too"
+    assert not path.exists()
+
+
+def test_an_intent_that_turns_up_late_is_adopted(intend, cluster, folder, clock) -> None:
+    path, made = intend()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if len(clock.slept) == 3:
+            cluster.names[made.name] = "12"
+
+    settle_intents(folder, sleep)
+    assert len(clock.slept) == 3
+    assert read_submission(path).job_id == "12"
+
+
+def test_an_old_intent_is_dropped_at_once(intend, cluster, folder) -> None:
+    path, _ = intend(age_s=GIVEN_UP_S + 1)
+    settle_intents(folder, pytest.fail)
+    assert not path.exists()
+
+
+def test_no_answer_drops_nothing(intend, cluster, folder) -> None:
+    path, _ = intend(age_s=10 * GIVEN_UP_S)
+    cluster.down = "squeue: Unable to contact slurm controller"
+    with pytest.raises(EkeError, match="Unable to contact"):
+        settle_intents(folder, pytest.fail)
+    assert path.exists()
+
+
+def test_without_intents_nobody_is_asked(intend, cluster, folder) -> None:
+    path, made = intend()
+    with_job(path, made, "12")
+    settle_intents(folder, pytest.fail)
+    assert cluster.asked == []
+
+
+def test_a_kill_between_the_ledger_and_the_tickets(intend, cluster, folder, runs, monkeypatch):
+    """Of three runs one has its ticket: none of them may be submitted again."""
+    path, made = intend()
+    cluster.names[made.name] = "12"
+    written = []
+
+    def die_at_the_second(paths, ticket) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(ticket)
+        write_ticket(paths, ticket)
+
+    monkeypatch.setattr(ledger, "write_ticket", die_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        with_job(path, made, "12")
+    monkeypatch.undo()
+    assert read_submission(path).job_id == "", "still an intent"
+    with_job(path, read_submission(path), "12")
+    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
+
+
+def test_a_run_that_was_deleted_meanwhile_keeps_no_other(intend, runs) -> None:
+    path, made = intend()
+    runs[1].folder.rmdir()
+    with_job(path, made, "12")
+    assert jobs_of(runs) == ["12_0", "", "12_2"]
+
+
+# --- tickets --------------------------------------------------------------------------------------
+
+
+def test_a_ticket_of_an_intent_names_no_job(intend, runs) -> None:
+    path, _ = intend()
+    write_ticket(runs[0], Ticket(str(path), 0))
+    assert job_of(runs[0]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"submission": 5, "element": 0}', '{"x": 1}', '{"element": 1}']
+)
+def test_a_ticket_that_cannot_be_read_is_none(text, runs) -> None:
+    runs[0].ticket.write_text(text)
+    assert read_ticket(runs[0]) is None
+    assert job_of(runs[0]) == ""
+
+
+def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatch) -> None:
+    made = new_submission("s", [], 5)
+    path = submission_file(folder, made)
+    write_submission(path, ledger.replace(made, job_id="12"))
+    runs = [RunPaths(tmp_path / str(n)) for n in range(500)]
+    for number, paths in enumerate(runs):
+        paths.folder.mkdir()
+        paths.ticket.write_text(json.dumps({"submission": str(path), "element": number}))
+    reads = []
+    monkeypatch.setattr(ledger, "read_submission", lambda p: reads.append(p) or read_submission(p))
+    assert jobs_of(runs) == [f"12_{n}" for n in range(500)]
+    assert len(reads) == 1
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+
+def test_two_cannot_submit_at_once(folder) -> None:
+    with submitting(folder), pytest.raises(BusyError, match="somebody submits"), submitting(folder):
+        pytest.fail("two submit")
+    with submitting(folder):
+        pass

@@ -1,0 +1,213 @@
+"""From runs to arrays: each run once, whatever sbatch answers."""
+
+import dataclasses
+import json
+
+import pytest
+from unit.launch.scripted import QuietBoard, QuietLedger
+
+from eke.errors import BusyError, EkeError
+from eke.launch.books import Books
+from eke.launch.folder import claim
+from eke.launch.job import Job
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.dispatch import Cluster, paths_of
+from eke.launch.slurm.dry_run import describe_arrays
+from eke.launch.slurm.submission import jobs_of, read_submissions
+from eke.launch.slurm.submit import arrays, freeze, submit_array, submitting
+from eke.paths import RunPaths, SweepPaths
+from eke.plan import read_plan
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return SweepPaths(tmp_path / "runs" / "sweep-0123456789ab")
+
+
+@pytest.fixture
+def make_cluster(machine, sweep, cluster):
+    """Jobs -> what submits them."""
+
+    def make(jobs) -> Cluster:
+        books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)
+        return Cluster(books, sweep, "0123456789ab", sleep=pytest.fail)
+
+    return make
+
+
+def with_values(jobs, plan_with, values) -> None:
+    for job, each in zip(jobs, values, strict=True):
+        job.plan = dataclasses.replace(job.plan, config=plan_with(each).config)
+
+
+def test_equal_requests_go_into_one_array(jobs_here, plan_with) -> None:
+    jobs = jobs_here(5)
+    hours = {"resources.time": "2:00:00"}
+    with_values(jobs, plan_with, [{}, hours, {}, {"resources.time": "120"}, {"slurm.grace_s": 60}])
+    found = arrays(jobs, 1001)
+    assert [[job.number for job in group] for _, group in found] == [[0, 2], [1, 3], [4]]
+
+
+def test_processes_make_a_request(make_jobs) -> None:
+    found = arrays(make_jobs(1, 2, 1), 1001)
+    assert [(request.gpus, len(group)) for request, group in found] == [(1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(10, [7]), (7, [7]), (3, [3, 3, 1]), (1, [1] * 7)])
+def test_arrays_end_at_the_clusters_limit(limit, sizes, jobs_here, make_cluster, cluster) -> None:
+    cluster.array_size = limit
+    jobs = jobs_here(7)
+    made = make_cluster(jobs)
+    made.submit()
+    assert cluster.submitted == sizes
+    assert sorted(made.elements) == list(range(7))
+    assert jobs_of(map(paths_of, jobs)) == [made.elements[n] for n in range(7)]
+
+
+def test_what_is_queued_is_frozen(jobs_here, make_cluster, cluster) -> None:
+    (job,) = jobs_here(1)
+    make_cluster([job]).submit()
+    paths = paths_of(job)
+    plan = read_plan(paths)
+    assert plan.run_id == job.plan.run_id
+    assert plan.config == job.plan.config
+    assert paths.config.exists()
+
+
+def test_nothing_of_the_environment_is_written(
+    jobs_here, make_cluster, cluster, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
+    make_cluster(jobs_here(2)).submit()
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert len(files) > 6
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+
+
+def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep) -> None:
+    cluster.refusal = "sbatch: error: Invalid partition name specified"
+    with pytest.raises(EkeError, match="Invalid partition"):
+        make_cluster(jobs_here(2)).submit()
+    assert [path.name for path in sweep.slurm.iterdir()] == [".lock"]
+
+
+def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:
+    jobs = jobs_here(2)
+    for job in jobs:
+        freeze(job)
+    monkeypatch.setattr(scheduler, "submit", lambda *_: _raise(EkeError("sbatch gave no answer")))
+    request, group = arrays(jobs, 10)[0]
+    with submitting(sweep.slurm) as lock, pytest.raises(EkeError, match="no answer"):
+        submit_array(sweep.slurm, "s", request, group, lock)
+    ((_, intent),) = read_submissions(sweep.slurm)
+    assert intent.job_id == ""
+    assert intent.runs == tuple(str(paths_of(job).folder) for job in jobs)
+
+
+def _raise(error: Exception):
+    raise error
+
+
+def test_an_answer_that_was_lost_is_found_and_not_asked_for_twice(
+    jobs_here, make_cluster, cluster, monkeypatch
+) -> None:
+    """Sbatch has taken the array; whoever called it was killed before it could say so."""
+    jobs = jobs_here(3)
+    taken = cluster.submit
+
+    def submit(*arguments) -> str:
+        taken(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scheduler, "submit", submit)
+    with pytest.raises(KeyboardInterrupt):
+        make_cluster(jobs).submit()
+    monkeypatch.setattr(scheduler, "submit", taken)
+    again = make_cluster(jobs)
+    again.submit()
+    assert cluster.submitted == [3]
+    assert again.elements == {0: "100_0", 1: "100_1", 2: "100_2"}
+
+
+@pytest.mark.parametrize("question", ["queue", "names"])
+def test_without_an_answer_nothing_is_submitted(question, jobs_here, make_cluster, cluster) -> None:
+    jobs = jobs_here(2)
+    if question == "names":
+        cluster.room = 0
+        made = make_cluster(jobs)
+        made.submit()
+        cluster.room = 100
+    cluster.down = "squeue: no controller"
+    with pytest.raises(EkeError, match="no controller"):
+        make_cluster(jobs).submit()
+    assert cluster.submitted == []
+
+
+def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster, cluster) -> None:
+    jobs = jobs_here(10)
+    cluster.room = 4
+    made = make_cluster(jobs)
+    made.submit()
+    assert sum(cluster.submitted) == 4
+    assert len(made.without_job()) == 6
+    assert all("QOSMaxSubmit" in job.waiting_for for job in made.without_job())
+    tries = cluster.asked.count("submit")
+    made.look()
+    assert cluster.asked.count("submit") == tries + 1, "one question while it is full"
+    for element in list(cluster.now):
+        cluster.end(element, "COMPLETED")
+    made.submit_again()
+    assert sum(cluster.submitted) == 8
+    cluster.now.clear()
+    made.submit_again()
+    assert sum(cluster.submitted) == 10
+    assert len({*made.elements.values()}) == 10
+
+
+def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
+    jobs_here, make_cluster, cluster, monkeypatch
+) -> None:
+    frozen: list[Job] = []
+    monkeypatch.setattr("eke.launch.slurm.dispatch.freeze", frozen.append)
+    cluster.room = 0
+    made = make_cluster(jobs_here(3))
+    made.submit()
+    made.look()
+    made.look()
+    assert len(frozen) == 3
+
+
+def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:
+    with submitting(sweep.slurm), pytest.raises(BusyError, match="try again soon"):
+        make_cluster(jobs_here(2)).submit()
+    assert cluster.submitted == []
+
+
+def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, cluster) -> None:
+    jobs = jobs_here(3)
+    made = make_cluster(jobs)
+    with claim(RunPaths(paths_of(jobs[1]).folder)):
+        made.submit()
+    assert cluster.submitted == [2]
+    assert "being worked on" in jobs[1].waiting_for
+    assert jobs[1].outcome is None
+    made.look()
+    assert cluster.submitted == [2, 1]
+
+
+def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, sweep, cluster) -> None:
+    jobs = jobs_here(3)
+    with_values(jobs, plan_with, [{}, {}, {"resources.time": "2:00:00"}])
+    text = describe_arrays(jobs, sweep, "0123456789ab")
+    assert text.count("#!/bin/bash") == 2
+    assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours; nothing was submitted")
+    assert "array of 2 runs, at most 60 min each, 1 GPUs, 1 cores" in text
+    assert cluster.asked == []
+    assert not sweep.folder.exists()
+
+
+def test_a_ledger_is_json_and_nothing_is_pickled(jobs_here, make_cluster, cluster, sweep) -> None:
+    make_cluster(jobs_here(2)).submit()
+    (file,) = sweep.slurm.glob("*.json")
+    content = json.loads(file.read_text())
+    assert (content["schema_version"], content["job_id"], len(content["runs"])) == (1, "100", 2)

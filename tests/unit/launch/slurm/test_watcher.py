@@ -1,0 +1,234 @@
+"""What a job of a cluster does: crashes, signals, budgets, wrong nodes, exit codes."""
+
+import signal
+
+import pytest
+from unit.launch.scripted import record_for
+
+from eke.errors import EkeError
+from eke.launch.folder import claim
+from eke.launch.slurm import watcher
+from eke.launch.slurm.script import REQUEUE_CODE
+from eke.launch.slurm.submission import (
+    Submission,
+    Ticket,
+    read_ticket,
+    write_submission,
+    write_ticket,
+)
+from eke.launch.slurm.watcher import main, watch_run
+from eke.plan import write_plan
+from eke.record import Outcome, read_record, start_attempt, write_record
+
+TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """In place of LiveRun: attempts that end as their script says."""
+
+    def __init__(self, paths, heard) -> None:
+        self.paths, self.heard = paths, heard
+        self.ends: list[tuple[str, int]] = []
+        self.signals: dict[int, int] = {}
+        """Number of an attempt -> signal that arrives while it runs."""
+        self.asked: list[int] = []
+        self.started = 0
+
+    def __call__(self, plan, place, num_processes):
+        """Start the next one."""
+        self.number = self.started
+        self.started += 1
+        start_attempt(self.paths, {})
+        self.looks = 0
+        return self
+
+    def is_over(self) -> bool:
+        """After two looks; a signal arrives at the first."""
+        self.looks += 1
+        if self.looks == 1 and self.number in self.signals:
+            self.heard.append(self.signals[self.number])
+        return self.looks > 3
+
+    def ask(self, number: int) -> None:
+        """Noted."""
+        self.asked.append(number)
+
+    def finish(self):
+        """As the script says."""
+        outcome, steps = self.ends[self.number]
+        record = record_for("a", outcome, steps)
+        record.attempt = self.number
+        write_record(self.paths, record)
+        return record
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def attempts(paths, heard, plan, monkeypatch) -> Attempts:
+    made = Attempts(paths, heard)
+    write_plan(paths, plan)
+    monkeypatch.setattr(watcher, "LiveRun", made)
+    monkeypatch.setattr(watcher, "POLL_S", 0)
+    monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
+    monkeypatch.setattr(watcher, "reason_of", lambda number, _: watcher_reason(number))
+    return made
+
+
+def watcher_reason(number: int) -> Outcome:
+    """Without books: as the signal says."""
+    return {TERM: Outcome.preempted, INT: Outcome.cancelled}.get(number, Outcome.timeout)
+
+
+@pytest.fixture
+def watch(paths, heard):
+    """Watch over the run as element 0 of an array."""
+    submission = Submission("eke-s-1", (str(paths.folder),), 2, 0.0, "5")
+    return lambda: watch_run(paths, submission, Ticket("/s.json", 0), heard)
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("ok", 0), ("oom", 1), ("diverged", 1)])
+def test_a_final_outcome_is_the_jobs(outcome, code, attempts, watch) -> None:
+    attempts.ends = [(outcome, 20)]
+    assert watch() == code
+    assert attempts.started == 1
+
+
+@pytest.mark.parametrize("outcome", ["ok", "oom", "diverged"])
+def test_what_is_done_is_not_started(outcome, attempts, watch, paths) -> None:
+    write_record(paths, record_for("a", outcome, 20))
+    assert watch() == Outcome[outcome].exit_code
+    assert attempts.started == 0
+
+
+def test_a_crash_is_tried_again_once(attempts, watch) -> None:
+    attempts.ends = [("crashed", 0), ("crashed", 0), ("ok", 20)]
+    assert watch() == 1
+    assert attempts.started == 2
+
+
+def test_a_crash_that_gets_further_is_tried_again(attempts, watch) -> None:
+    attempts.ends = [("crashed", 5), ("crashed", 9), ("crashed", 12), ("ok", 20)]
+    assert watch() == 0
+
+
+@pytest.mark.parametrize(("number", "told"), [(USR2, USR2), (TERM, TERM)])
+def test_an_interrupted_run_goes_back_into_the_queue(number, told, attempts, watch) -> None:
+    attempts.ends, attempts.signals = [("preempted", 5)], {0: number}
+    assert watch() == REQUEUE_CODE
+    assert attempts.asked == [told], "once"
+
+
+def test_a_cancelled_run_does_not(attempts, watch) -> None:
+    attempts.ends, attempts.signals = [("preempted", 5)], {0: INT}
+    assert watch() == 75
+    assert attempts.asked == [INT]
+
+
+def test_a_crash_after_a_signal_is_not_tried_again(attempts, watch) -> None:
+    attempts.ends, attempts.signals = [("crashed", 0), ("ok", 20)], {0: TERM}
+    assert watch() == 1
+    assert attempts.started == 1
+
+
+def test_a_run_that_gets_no_further_leaves_the_queue_in_the_end(
+    attempts, watch, paths, heard
+) -> None:
+    attempts.ends, attempts.signals = [("timeout", 0)] * 9, dict.fromkeys(range(9), USR2)
+    codes = []
+    while codes[-1:] != [75]:
+        heard.clear()
+        codes.append(watch())
+    assert codes == [REQUEUE_CODE, REQUEUE_CODE, 75]
+    assert read_ticket(paths).stalled == 3
+
+
+def test_a_step_more_resets_the_budget(attempts, watch, paths, heard) -> None:
+    attempts.ends = [("timeout", n) for n in (0, 0, 4, 4, 4)]
+    attempts.signals = dict.fromkeys(range(5), USR2)
+    for stalled in (1, 2, 0, 1, 2):
+        heard.clear()
+        assert watch() == REQUEUE_CODE
+        assert read_ticket(paths).stalled == stalled
+
+
+def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
+    write_ticket(paths, Ticket("/other.json", 0, stalled=9))
+    attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
+    assert watch() == REQUEUE_CODE
+
+
+def test_a_wrong_node_leaves_a_clear_record(attempts, watch, paths, monkeypatch) -> None:
+    def refuse(plan):
+        raise EkeError("planned for X, and this node has Y")
+
+    monkeypatch.setattr(watcher, "for_this_node", refuse)
+    for _ in range(3):
+        start_attempt(paths, {})
+    assert watch() == 1
+    record = read_record(paths)
+    assert (record.outcome, record.failure.message) == (
+        "crashed",
+        "planned for X, and this node has Y",
+    )
+    assert record.attempt == 2, "the newest, or whoever waits for the run would not believe it"
+    assert attempts.started == 0
+    with claim(paths):
+        before = paths.record.stat().st_mtime_ns
+        with pytest.raises(EkeError, match="being worked on"):
+            watch()
+        assert paths.record.stat().st_mtime_ns == before
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path, paths, monkeypatch):
+    """Type it, as element `task`."""
+    monkeypatch.setattr(watcher.signal, "signal", lambda *_: None)
+    file = tmp_path / "eke-s-1.json"
+    write_submission(file, Submission("eke-s-1", (str(paths.folder),), 2, 0.0, "5"))
+
+    def run(task: str = "0", name: str = "") -> int:
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        return main([name or str(file)])
+
+    return run
+
+
+def test_it_finds_its_run(command, attempts) -> None:
+    attempts.ends = [("ok", 20)]
+    assert command() == 0
+
+
+@pytest.mark.parametrize("task", ["1", "-1", "x", ""])
+def test_no_such_element(task, command, capsys) -> None:
+    assert command(task) == 2
+    assert f"has no element {task}" in capsys.readouterr().err
+
+
+def test_a_busy_run_is_left_alone(command, paths, plan, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
+    write_plan(paths, plan)
+    with claim(paths):
+        assert command() == 75
+    assert "this job leaves it alone" in capsys.readouterr().err
+    assert not paths.record.exists()
+
+
+def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
+    assert command(name="/nowhere.json") == 1
+    assert command() == 1
+    paths.record.write_text("{")
+    assert command() == 1
+    said = capsys.readouterr().err
+    assert "not a readable submission" in said
+    assert "not a readable plan" in said
+    assert "not a readable record" in said
+    assert main([]) == 2

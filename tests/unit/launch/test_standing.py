@@ -1,0 +1,245 @@
+"""How far runs are, by what lies in their folders and in the queue."""
+
+import json
+import os
+
+import pytest
+from unit.launch.scripted import record_for
+from unit.record.samples import step_row
+
+import eke.launch.standing as standing_module
+from eke.errors import ConfigError, EkeError
+from eke.launch.folder import claim
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import Element
+from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
+from eke.launch.standing import find_standings, is_held
+from eke.paths import RunPaths, SweepPaths
+from eke.plan import write_plan
+from eke.record import Failure, Outcome, start_attempt, write_record
+
+
+class Queue(dict):
+    """The user's jobs, and how often they were asked for."""
+
+    asked = 0
+    down = ""
+
+    def __call__(self):
+        """What squeue says."""
+        self.asked += 1
+        if self.down:
+            raise EkeError(self.down)
+        return self
+
+
+@pytest.fixture
+def queue(monkeypatch) -> Queue:
+    made = Queue()
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(scheduler, "queue", made)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path, plan, queue):
+    """A run folder with its plan; with an element, also a ticket of job 5."""
+
+    def make(name: str = "a", element: int | None = None, planned: bool = True) -> RunPaths:
+        paths = RunPaths(tmp_path / "runs" / name)
+        paths.folder.mkdir(parents=True)
+        if planned:
+            write_plan(paths, plan)
+            paths.config.write_text("# seed=3 optimizer=sgd\nmodel: {}\n")
+        if element is not None:
+            file = tmp_path / "eke-s-1.json"
+            write_submission(file, Submission("eke-s-1", (), 5, 0.0, "5"))
+            write_ticket(paths, Ticket(str(file), element))
+        return paths
+
+    return make
+
+
+def leave(paths: RunPaths, outcome: str, steps: int = 0, message: str = "") -> None:
+    record = record_for(paths.folder.name, outcome, steps)
+    record.failure = Failure("forward", message) if message else None
+    write_record(paths, record)
+
+
+def only(folder):
+    (found,) = find_standings(folder)
+    return found
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "outcome", ["ok", "oom", "diverged", "crashed", "timeout", "preempted", "cancelled"]
+)
+def test_what_has_ended(outcome, run) -> None:
+    paths = run()
+    leave(paths, outcome, 7, "it broke")
+    found = only(paths.folder)
+    assert (found.state, found.step, found.total, found.note) == (outcome, 7, 300, "it broke")
+    assert found.label == "seed=3 optimizer=sgd"
+    assert not found.is_active
+
+
+def test_what_has_not_started(run) -> None:
+    found = only(run().folder)
+    assert (found.state, found.step, found.total) == ("not started", 0, 20)
+
+
+def test_what_was_killed(run) -> None:
+    paths = run()
+    start_attempt(paths, {})
+    assert only(paths.folder).state == "interrupted"
+
+
+@pytest.mark.parametrize("before", ["", "preempted", "crashed"])
+def test_what_runs_here(before, run) -> None:
+    paths = run()
+    start_attempt(paths, {})
+    if before:
+        leave(paths, before, 1)
+    paths.metrics.write_text("".join(json.dumps(step_row(n)) + "\n" for n in (1, 2)) + '{"train')
+    with claim(paths):
+        found = only(paths.folder)
+    assert (found.state, found.step, found.total, found.loss) == ("running", 2, found.total, 2.0)
+    assert found.where.startswith(f"process {os.getpid()} on ")
+    assert (found.is_active, found.job) == (True, "")
+
+
+def test_what_starts_here(run) -> None:
+    paths = run(planned=True)
+    with claim(paths):
+        found = only(paths.folder)
+    assert (found.state, found.where) == ("running", "starting")
+
+
+def test_what_runs_there(run, queue) -> None:
+    paths = run(element=2)
+    queue["5_2"] = Element("RUNNING", "n1", "", "None")
+    with claim(paths):
+        found = only(paths.folder)
+    assert (found.state, found.where, found.job) == ("running", "n1, job 5_2", "5_2")
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUE_HOLD", "NEW_IN_26"])
+def test_what_is_queued(state, run, queue) -> None:
+    paths = run(element=2)
+    leave(paths, "preempted", 3)
+    queue["5_2"] = Element(state, "", "", "Priority")
+    found = only(paths.folder)
+    assert (found.state, found.step, found.where) == ("queued", 3, "job 5_2")
+    assert (found.note, found.job) == (f"{state.lower()}: Priority", "5_2")
+    assert found.is_active
+
+
+def test_a_final_record_is_stronger_than_the_queue(run, queue) -> None:
+    paths = run(element=2)
+    leave(paths, "ok", 20)
+    queue["5_2"] = Element("COMPLETING", "", "", "None")
+    assert only(paths.folder).state == "ok"
+
+
+def test_a_job_that_is_over_is_not_queued(run, queue) -> None:
+    paths = run(element=2)
+    queue["5_2"] = Element("CANCELLED", "", "", "None")
+    assert only(paths.folder).state == "not started"
+
+
+def test_without_an_answer_it_is_unknown(run, queue) -> None:
+    paths = run(element=2)
+    queue.down = "squeue: no controller"
+    found = only(paths.folder)
+    assert (found.state, found.note, found.is_active) == ("unknown", "squeue: no controller", False)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "splendid"}'])
+def test_a_record_that_cannot_be_read_hides_nothing(text, run) -> None:
+    paths = run()
+    paths.record.write_text(text)
+    assert only(paths.folder).state == "not started"
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def write_cells(tmp_path, *cells) -> SweepPaths:
+    sweep = SweepPaths(tmp_path / "runs" / "sweep-1")
+    sweep.folder.mkdir(parents=True)
+    plain = [{"overrides": ["a=1", f"b={n}"], "folder": "", **c} for n, c in enumerate(cells)]
+    sweep.sweep.write_text(json.dumps({"cells": plain}))
+    return sweep
+
+
+def test_the_cells_of_a_sweep(run, tmp_path) -> None:
+    leave(run("x"), "ok", 20)
+    run("y")
+    sweep = write_cells(
+        tmp_path,
+        {"folder": "somewhere/else/x"},
+        {"run_id": "y"},
+        {"run_id": "", "outcome": "refused", "reason": "needs a GPU"},
+        {"run_id": "z", "outcome": "skipped", "reason": "x ran out of memory"},
+        {"run_id": "w"},
+    )
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["ok", "not started", "refused", "skipped", "not started"]
+    assert [s.note for s in found][2:4] == ["needs a GPU", "x ran out of memory"]
+    assert [s.label for s in found][:2] == ["a=1 b=0", "a=1 b=1"]
+
+
+def test_all_runs_of_a_folder(run, tmp_path) -> None:
+    run("b")
+    run("a")
+    run("no plan", planned=False)
+    write_cells(tmp_path, {"run_id": "a"})
+    assert [s.paths.folder.name for s in find_standings(tmp_path / "runs")] == ["a", "b"]
+
+
+def test_nothing_there(tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match="holds no run and no sweep"):
+            find_standings(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3"])
+def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
+    sweep = write_cells(tmp_path)
+    sweep.sweep.write_text(text)
+    with pytest.raises(EkeError, match="not a readable sweep"):
+        find_standings(sweep.folder)
+
+
+def test_looking_holds_nothing(run) -> None:
+    paths = run()
+    assert not is_held(paths)
+    with claim(paths):
+        assert is_held(paths)
+    assert not is_held(paths)
+
+
+def test_thousands_of_runs_are_one_question(tmp_path, queue, monkeypatch) -> None:
+    count, runs = 2000, tmp_path / "runs"
+    file = tmp_path / "eke-s-1.json"
+    folders = [runs / f"{n:04}" for n in range(count)]
+    write_submission(file, Submission("eke-s-1", tuple(map(str, folders)), 5, 0.0, "5"))
+    ticket = {"submission": str(file), "stalled": 0}
+    record = json.dumps({"outcome": "ok", "steps_done": 20})
+    for number, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / "slurm.json").write_text(json.dumps({**ticket, "element": number}))
+        (folder / "plan.json").write_text('{"steps": {"total": 20}}')
+        if number % 2:
+            (folder / "record.json").write_text(record)
+        queue[f"5_{number}"] = Element("PENDING", "", "", "Priority")
+    reads = []
+    true = standing_module.read_json
+    monkeypatch.setattr(standing_module, "read_json", lambda path: reads.append(path) or true(path))
+    found = find_standings(runs)
+    assert {s.state for s in found} == {Outcome.ok.name, "queued"}
+    assert queue.asked == 1
+    assert len(reads) <= 2 * count
