@@ -132,8 +132,8 @@ def test_what_is_queued(state, run, queue) -> None:
     leave(paths, "preempted", 3)
     queue["5_2"] = Element(state, "", "", "Priority")
     found = only(paths.folder)
-    assert (found.state, found.step, found.where) == ("queued", 3, "job 5_2")
-    assert (found.note, found.job) == (f"{state.lower()}: Priority", "5_2")
+    assert (found.state, found.step, found.where) == ("queued", 3, "job 5_2: Priority")
+    assert (found.note, found.job) == ("", "5_2")
     assert found.is_active
 
 

@@ -48,6 +48,11 @@ def run(paths, monkeypatch):
     return run
 
 
+def heard_by_us(file) -> bool:
+    """Whether the worker has come so far, and signals to us are listened to."""
+    return file.exists() and signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
+
+
 def when(condition, action) -> threading.Thread:
     """Do something from another thread as soon as a condition holds."""
 
@@ -130,7 +135,7 @@ def test_the_first_signal_is_handed_on(number, run, paths, capsys) -> None:
         f"{READY}\ntime.sleep(600)"
     )
     before = signal.getsignal(number)
-    thread = when((paths.folder / "ready").exists, lambda: os.kill(os.getpid(), number))
+    thread = when(lambda: heard_by_us(paths.folder / "ready"), lambda: os.kill(os.getpid(), number))
     assert run(code) == 75
     thread.join()
     assert "once more kills" in capsys.readouterr().err
@@ -149,7 +154,7 @@ def test_the_second_signal_kills_the_group(run, paths, capsys) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threads = [
-        when((paths.folder / "ready").exists, interrupt),
+        when(lambda: heard_by_us(paths.folder / "ready"), interrupt),
         when((paths.folder / "asked").exists, interrupt),
     ]
     assert run(code) == -signal.SIGKILL
