@@ -73,6 +73,11 @@ class RunPaths:
         return self.folder / "slurm.json"
 
     @property
+    def planned_with(self) -> Path:
+        """Fingerprint of the machine that planned a run for a cluster."""
+        return self.folder / "planned_with.json"
+
+    @property
     def checkpoints(self) -> Path:
         """One folder per checkpoint."""
         return self.folder / "checkpoints"

@@ -20,7 +20,7 @@ from eke.launch import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.slurm import Cluster, describe_arrays, make_request
+from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cluster
 from eke.paths import SweepPaths
 from eke.plan import Plan
 from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome
@@ -123,7 +123,8 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
     file = SweepFile(planned.paths, planned.command, planned.cells)
     with open_board(len(planned.cells)) as board:
-        cluster = Cluster(Books(planned.jobs, board, file), planned.paths, planned.identity)
+        books = Books(planned.jobs, board, file, place_in_cluster)
+        cluster = Cluster(books, planned.paths, planned.identity)
         cluster.submit()
         try:
             if not detach:

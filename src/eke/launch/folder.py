@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from eke.record import Outcome, Record, UnreadableRecord, read_record
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 """Between two tries."""
+
+ChangesSince = Callable[[RunPaths, Record, Plan], list[str]]
 
 MAX_BESIDE = 1000
 """Folders of one identity; more is a mistake in a script."""
@@ -33,11 +35,24 @@ class Place:
     """Why this folder, for the user; empty for a new run."""
 
 
-def find_place(runs: Path, plan: Plan, rerun: bool) -> Place:
+def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
+    """What differs between the machine of a finished run and this one, in words."""
+    return changed_fingerprint(record.machine, plan.machine)
+
+
+def find_place(
+    runs: Path, plan: Plan, rerun: bool, changes_since: ChangesSince = changes_since
+) -> Place:
     """The folder for a plan. A final record is never written over.
 
     Unfinished runs are continued. A final record answers the request when machine and software are
     the same; otherwise, or with `rerun`, the run goes beside it: `<run_id>`, `<run_id>-2`, ...
+
+    Args:
+        runs: the folder of all runs.
+        plan: what is wanted.
+        rerun: do it again in any case.
+        changes_since: what has changed since a finished run; nothing, if its record answers.
 
     Raises:
         EkeError: there is a record that cannot be read.
@@ -51,7 +66,7 @@ def find_place(runs: Path, plan: Plan, rerun: bool) -> Place:
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
-        changes = changed_fingerprint(record.machine, plan.machine)
+        changes = changes_since(paths, record, plan)
         if not changes and not rerun:
             return Place(paths, record, f"answered from {paths.record}; rerun=true runs it again")
         why = "rerun=true" if rerun else "; ".join(changes)

@@ -3,12 +3,36 @@
 from dataclasses import dataclass
 
 from eke.errors import EkeError, RunError
-from eke.launch.folder import Place, claim
+from eke.files import read_json
+from eke.identity import changed_fingerprint
+from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import outcome_of
-from eke.paths import RunPaths
+from eke.paths import RunPaths, user_path
 from eke.plan import Plan, outline_record
 from eke.record import Failure, Outcome, Record, metrics, read_attempts, read_record, write_record
+
+
+def place_in_cluster(plan: Plan) -> Place:
+    """Where this run is, or will be.
+
+    Nodes may have other software than the machine that plans, an image above all, or another CPU:
+    a finished run answers as long as it would be planned the same way.
+    """
+    runs = user_path(plan.config.paths.runs)
+    return find_place(runs, plan, plan.config.rerun, changes_since_planning)
+
+
+def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
+    """What differs on the machine that plans; on the one that trained, if nobody planned for it."""
+    try:
+        before = read_json(paths.planned_with)
+    except (OSError, ValueError):
+        before = None
+    on_node = changed_fingerprint(record.machine, plan.machine)
+    if not isinstance(before, dict) or not on_node:
+        return on_node
+    return changed_fingerprint(before, plan.machine)
 
 
 @dataclass

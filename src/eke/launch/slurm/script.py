@@ -20,7 +20,7 @@ job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 if [ "$code" -eq {REQUEUE_CODE} ]; then
   code={RESUMABLE}
   # A job that somebody cancels, or that SLURM itself puts back, is no longer running by now.
-  if scontrol show job -o "$job" | grep -q 'JobState=RUNNING'; then
+  if scontrol show job -o "$job" | grep -Eq 'JobState=(RUNNING|SIGNALING)'; then
     scontrol requeue "$job" && sleep 60
   fi
 fi

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from eke.errors import BusyError, EkeError
-from eke.files import write_atomic
+from eke.files import write_atomic, write_json
 from eke.launch.folder import claim
 from eke.launch.job import Job
 from eke.launch.slurm import scheduler
@@ -132,6 +132,7 @@ def freeze(job: Job) -> None:
     try:
         with claim(paths):
             write_plan(paths, job.plan)
+            write_json(paths.planned_with, job.plan.machine)
             text = yaml.safe_dump(plan_to_plain(job.plan)["config"], sort_keys=False)
             write_atomic(paths.config, f"# {' '.join(job.plan.overrides)}\n{text}")
     except OSError as error:

@@ -198,8 +198,7 @@ def for_this_node(plan: Plan) -> Plan:
     needed = plan.batch.world_size * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
         raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
-    machine = {**machine_fingerprint(device), "device_count": plan.machine["device_count"]}
-    return replace(plan, device=device, machine={**machine, "device": plan.machine["device"]})
+    return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
 def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
