@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
+from rank_server import RankServer, modules_of
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
@@ -65,6 +66,50 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
             stdin=subprocess.DEVNULL,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """One for this process; it starts with the first request."""
+    server = RankServer(tmp_path_factory.mktemp("rank_server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def train_ranks(
+    make_plan: Callable[..., object], rank_server: RankServer, tmp_path: Path
+) -> Callable[..., Path]:
+    """Overrides -> the folder of a run that processes of its own trained to its end.
+
+    What `python train.py` does, but for its own process and the agent's: see rank_server.py.
+    """
+    from eke.launch.folder import claim, find_place
+    from eke.launch.settle import settle
+    from eke.plan import write_plan
+    from eke.record import read_attempts
+
+    def run(*overrides: str) -> Path:
+        plan = make_plan(*last_wins(*overrides))
+        place = find_place(tmp_path / "runs", plan, rerun=False)
+        assert place.record is None, place.note
+        paths = place.paths
+        with claim(paths):
+            write_plan(paths, plan)
+            before = len(read_attempts(paths))
+            codes = rank_server.train(
+                paths,
+                plan.batch.world_size,
+                environment(tmp_path),
+                modules=modules_of(plan),
+                timeout=PATIENCE_S,
+            )
+            record = settle(paths, plan, next(filter(None, codes), 0), before)
+        logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
+        assert (codes, record.outcome) == ([0] * plan.batch.world_size, "ok"), logs[-4000:]
+        return paths.folder
 
     return run
 
