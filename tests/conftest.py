@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
+from rank_server import RankServer, modules_of
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
@@ -19,6 +20,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "eke"))
 
 # One thread: these models are too small for two, and tests run beside each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# huggingface_hub reads it once, when it is imported: later it would look for a server, and wait.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Hundreds of processes are started: each would compile eke, and pytest rewrite the tests, anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -35,7 +39,6 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the developer's folders, or reaches a tracker's server."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture
@@ -65,6 +68,50 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
             stdin=subprocess.DEVNULL,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """One for this process; it starts with the first request."""
+    server = RankServer(tmp_path_factory.mktemp("rank_server"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def train_ranks(
+    make_plan: Callable[..., object], rank_server: RankServer, tmp_path: Path
+) -> Callable[..., Path]:
+    """Overrides -> the folder of a run that processes of its own trained to its end.
+
+    What `python train.py` does, but for its own process and the agent's: see rank_server.py.
+    """
+    from eke.launch.folder import claim, find_place
+    from eke.launch.settle import settle
+    from eke.plan import write_plan
+    from eke.record import read_attempts
+
+    def run(*overrides: str) -> Path:
+        plan = make_plan(*last_wins(*overrides))
+        place = find_place(tmp_path / "runs", plan, rerun=False)
+        assert place.record is None, place.note
+        paths = place.paths
+        with claim(paths):
+            write_plan(paths, plan)
+            before = len(read_attempts(paths))
+            codes = rank_server.train(
+                paths,
+                plan.batch.world_size,
+                environment(tmp_path),
+                modules=modules_of(plan),
+                timeout=PATIENCE_S,
+            )
+            record = settle(paths, plan, next(filter(None, codes), 0), before)
+        logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
+        assert (codes, record.outcome) == ([0] * plan.batch.world_size, "ok"), logs[-4000:]
+        return paths.folder
 
     return run
 

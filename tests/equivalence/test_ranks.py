@@ -6,6 +6,7 @@ each epoch ends with a step in which the second rank has no sample at all. Dropo
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from equivalence_cases import CASES, RAGGED
@@ -22,7 +23,7 @@ update now and then, in one process cut into other micro-batches, too (docs/lab.
 
 
 QUICK = ("causal_lm-llama", "classification-bert")
-"""What `make test` looks at; each case takes two processes eight seconds."""
+"""What `make test` looks at."""
 
 
 def slow(case: str) -> object:
@@ -31,23 +32,25 @@ def slow(case: str) -> object:
 
 
 @pytest.fixture
-def ranks_curve(train_py, tmp_path) -> Callable[..., Curve]:
+def ranks_curve(train_ranks) -> Callable[..., Curve]:
     """Overrides -> what two processes log at each step; with ddp, unless they say otherwise."""
 
     def run(*overrides: str) -> Curve:
-        done = train_py(*last_wins("distributed=ddp", *overrides, "hardware=cpu"))
-        assert done.code == 0, done.text
-        (path,) = tmp_path.glob("runs/*/metrics.jsonl")
-        record = json.loads((path.parent / "record.json").read_text())
+        folder = train_ranks("distributed=ddp", *overrides)
+        record = json.loads((folder / "record.json").read_text())
         assert len(record["memory"]["measured"]["peak_per_rank_bytes"]) == 2
-        rows, unreadable = metrics.read_rows(path)
-        assert unreadable == 0
-        return [
-            (row[metrics.LOSS], row["train/grad_norm"])
-            for row in metrics.latest(rows, metrics.LOSS)
-        ]
+        return logged(folder)
 
     return run
+
+
+def logged(folder: Path) -> Curve:
+    """What a run's folder says of each step."""
+    rows, unreadable = metrics.read_rows(folder / "metrics.jsonl")
+    assert unreadable == 0
+    return [
+        (row[metrics.LOSS], row["train/grad_norm"]) for row in metrics.latest(rows, metrics.LOSS)
+    ]
 
 
 @pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
@@ -57,6 +60,18 @@ def test_two_ranks_train_like_one(case, curve_of, ranks_curve) -> None:
     two = ranks_curve(*base, "batch.per_device=6")
     assert largest_difference(one, two) < 1e-5
     assert one[0][0] != one[-1][0], "the loss never moved"
+
+
+@pytest.mark.slow
+def test_train_py_starts_ranks_that_train_the_same(train_py, ranks_curve, tmp_path) -> None:
+    """The other tests fork their ranks (rank_server.py); users have torch's agent start theirs."""
+    case = (*CASES["causal_lm-llama"], *TINY, *UNEVEN, "batch.per_device=6", "distributed=ddp")
+    forked = ranks_curve(*case)
+    done = train_py(*last_wins(*case, "hardware=cpu", "paths.runs=typed"))
+    assert done.code == 0, done.text
+    (mine,), (typed,) = tmp_path.glob("runs/*"), tmp_path.glob("typed/*")
+    assert logged(typed) == forked
+    assert typed.name == mine.name, "another configuration"
 
 
 @pytest.mark.slow

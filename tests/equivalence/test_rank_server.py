@@ -1,0 +1,79 @@
+"""The server that forks these tests' ranks: it tells how they ended, and leaves none behind."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from rank_server import RankServer
+from support import PATIENCE_S, REPO, environment
+
+from eke.paths import RunPaths
+
+pytestmark = pytest.mark.slow  # importing torch takes seconds
+
+
+def group_of(pid: int) -> list[int]:
+    """The processes that were started, or forked, in the session of this one."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(name)) == pid:
+                found.append(int(name))
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_ranks_that_fail_hang_or_are_left_alone(tmp_path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
+    server = RankServer(tmp_path)
+    try:
+        # Without a plan, one rank fails at once; the other waits for it, and is ended after it.
+        failed = server.train(paths, 2, environment(tmp_path))
+        assert failed[0] == 1, paths.log.read_text()
+        assert failed[1] != 0
+        assert server.train(paths, 1, environment(tmp_path), timeout=0.0) == [-9]
+        session = server.process.pid
+        assert group_of(session) == [session]
+        server.process.kill()
+        with pytest.raises((RuntimeError, BrokenPipeError)):
+            server.train(paths, 1, environment(tmp_path))
+        assert server.process is None
+    finally:
+        server.close()
+
+
+ASKER = """
+import sys, pathlib
+from eke.paths import RunPaths
+from rank_server import RankServer
+from support import environment
+folder = pathlib.Path(sys.argv[1])
+server = RankServer(folder)
+server.process = server._start(environment(folder))
+print(server.process.pid, flush=True)
+server.train(RunPaths(folder), 2, environment(folder))
+"""
+
+
+def test_they_end_with_whoever_asked(tmp_path) -> None:
+    """As when pytest is killed in the middle of a test."""
+    found = {**environment(tmp_path), "PYTHONPATH": f"{REPO / 'src'}:{REPO / 'tests'}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKER, str(tmp_path)], env=found, stdout=subprocess.PIPE, text=True
+    ) as asker:
+        assert asker.stdout
+        session = int(asker.stdout.readline())
+        wait_until(lambda: len(group_of(session)) > 2)  # the server, its store, its ranks
+        asker.kill()
+    wait_until(lambda: not group_of(session))
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
