@@ -92,6 +92,7 @@ def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) 
     assert curve(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_path, undisturbed):
     live = start(*LONG)
     live.wait_for_step(30)
@@ -107,6 +108,7 @@ def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_pa
     assert curve(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(70)
@@ -123,6 +125,7 @@ def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed)
     assert curve(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
     live.wait_for_step(30)

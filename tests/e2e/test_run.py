@@ -48,6 +48,7 @@ def test_the_same_command_is_answered_from_the_record(train_py, tmp_path) -> Non
     assert {f.name for f in run_folders(tmp_path)} == {folder.name, f"{folder.name}-2"}
 
 
+@pytest.mark.slow
 def test_presentation_is_no_part_of_the_identity(train_py, tmp_path) -> None:
     train_py(*SHORT)
     other = train_py(*last_wins(*SHORT, "train.log_every=1", "tracker=wandb"))
@@ -55,6 +56,7 @@ def test_presentation_is_no_part_of_the_identity(train_py, tmp_path) -> None:
     assert len(run_folders(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
     """Accelerate and HF Trainer run fp16 on a CPU as float32 without a word."""
     for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):

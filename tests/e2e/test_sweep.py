@@ -63,6 +63,7 @@ def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tm
     assert [record_of(f)["attempt"] for f in runs] == [1, 0]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_ends_nothing_else(start, tmp_path) -> None:
     live = start("-m", *last_wins(*SHORT, "seed=0,1", "train.steps=100", "train.log_every=5"))
     live.wait_for_step(20)
@@ -78,6 +79,7 @@ def single_runs(tmp_path):
     return [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_cpu_run_at_once_and_claim_no_speed(train_py, tmp_path) -> None:
     done = train_py("-m", *last_wins(*SHORT, "seed=0,1", "launcher.cpu_slots=2"))
     assert done.code == 0, done.text
@@ -114,6 +116,7 @@ def test_two_sweeps_at_once_share_the_work_and_the_cpu(start, tmp_path) -> None:
     assert all(end <= start + 0.5 for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.slow
 def test_a_device_that_another_sweep_holds_is_waited_for(start, tmp_path) -> None:
     (tmp_path / "leases").mkdir()
     with open(tmp_path / "leases" / "cpu-0.lock", "w") as lease:
