@@ -31,8 +31,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
-from live import SHORT, rows_of  # noqa: E402 - the path above makes it importable as a script
-from support import REPO, environment, last_wins  # noqa: E402 - as above
+from live import SHORT, rows_of  # noqa: E402  # the path makes it a script, too
+from support import REPO, environment, last_wins  # noqa: E402  # as above
 
 COMMON = last_wins(
     *SHORT, "train.steps=120", "train.checkpoint_every=10", "train.log_every=5",
