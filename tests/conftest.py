@@ -106,7 +106,7 @@ def train_ranks(
                 plan.batch.world_size,
                 environment(tmp_path),
                 modules=modules_of(plan),
-                timeout=PATIENCE_S,
+                timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
             )
             record = settle(paths, plan, next(filter(None, codes), 0), before)
         logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
