@@ -5,12 +5,13 @@ of their limits (a decay of 1, a warm-up over the whole run) as often as in the 
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from enum import Enum
 from random import Random
 from typing import Any
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.schema import VARIANTS
+from eke.schema import VARIANTS, Resources, Slurm
 from eke.sizes import VALID_TASKS
 
 Draw = Callable[[Random], Any]
@@ -135,7 +136,9 @@ LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_o
 """One of these is typed, now and then both."""
 
 LEFT_OUT = {
-    **{f"launcher.{name}": "of a sweep" for name in ("cpu_slots", "runs_per_device")},
+    **{f"launcher.{name}": "of a sweep" for name in ("cpu_slots", "runs_per_device", "detach")},
+    **{f"resources.{each.name}": "of a cluster" for each in fields(Resources)},
+    **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
     **{
         f"sweep.{name}": "of a sweep"
         for name in ("product", "rows", "zip", "exclude", "repeats", "strict")
@@ -172,7 +175,7 @@ LEFT_OUT = {
 }
 """Keys that are never drawn, and why."""
 
-FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "sweep": "none"}
+FIXED_GROUPS = {"tracker": "none", "hardware": "cpu", "slurm": "default", "sweep": "none"}
 
 RARE_OPTIONS = {
     "python_source": 0.06,  # reads the whole standard library

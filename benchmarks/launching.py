@@ -1,0 +1,212 @@
+"""What launching costs per run: eke's pool and SLURM launcher beside Hydra's own launchers.
+
+    pip install hydra-joblib-launcher hydra-submitit-launcher    # for those two of Hydra's
+    python benchmarks/launching.py --runs 20 --rounds 3 --out results/launching.json
+
+Every run is a process (Hydra's basic launcher: a function call) that does nothing but leave a
+record, so that what is measured is the launcher. All launchers take turns within a round. Seconds
+per run, from a bare loop of the same processes too: what a launcher adds is the difference.
+
+- `bare`: the processes one after the other, nobody watching.
+- `eke`: planned cells on a pool of one slot: folder, plan, lock, process, record, sweep.json.
+- `hydra basic`, `joblib`, `submitit_local`: composition included, which Hydra does twice.
+- `composing`: what composing a cell costs eke, which is not in `eke`.
+- `sbatch`: a thousand planned cells put into a SLURM queue by a program that answers at once:
+  frozen plans, ledger, and how often sbatch and squeue were called.
+- `status`: `eke status` of a folder of ten thousand runs.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from eke.app.sweep import make_jobs, plan_cells
+from eke.compose import compose, expand
+from eke.launch import Books, Cell, Pool, SweepFile, find_devices, sweep_paths
+from eke.launch import supervise as supervising
+from eke.launch.board import LineBoard
+from eke.launch.slurm import Cluster, place_in_cluster
+from eke.launch.standing import find_standings
+from eke.paths import RunPaths
+from eke.plan import outline_record
+from eke.record import Outcome, start_attempt, write_record
+
+WORKER = """\
+import json, os, sys, time
+folder = sys.argv[1]
+record = json.load(open(os.environ["EKE_BENCH_RECORD"]))
+with open(folder + "/attempts.jsonl", "a") as file:
+    file.write(json.dumps({"attempt": 0, "pid": os.getpid(), "host": "here"}) + "\\n")
+with open(folder + "/.new", "w") as file:
+    json.dump(record, file)
+os.rename(folder + "/.new", folder + "/record.json")
+"""
+"""A worker that trains nothing; started without the site packages, which takes milliseconds."""
+
+HYDRA = """\
+import hydra
+@hydra.main(version_base="1.3", config_path=None)
+def main(config):
+    pass
+main()
+"""
+
+
+class Quiet(LineBoard):
+    """Shows nothing."""
+
+    def _say(self, job: object, text: str) -> None:
+        pass
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def bare(folder: Path, runs: int) -> None:
+    """The same processes, nobody watching."""
+    for number in range(runs):
+        run = folder / str(number)
+        run.mkdir(parents=True)
+        subprocess.run([sys.executable, "-S", "-c", WORKER, str(run)], check=True)
+
+
+def planned(folder: Path, runs: int) -> list:
+    """Cells of a sweep and their plans."""
+    cells = expand([f"seed=range({runs})", "hardware=cpu", f"paths.runs={folder}"]).cells
+    made, plans = plan_cells([c.composed for c in cells], "bench", lambda *_: None)
+    return [made, make_jobs([str(n) for n in range(runs)], plans, {})]
+
+
+def pool(folder: Path, cells: list[Cell], jobs: list) -> None:
+    """Eke's pool."""
+    file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
+    Pool(Books(jobs, Quiet(len(jobs)), file), {"cpu": find_devices("cpu", 1, 1)}).run()
+    assert all(job.outcome is Outcome.ok for job in jobs)
+
+
+def hydra_sweep(script: Path, runs: int, *options: str) -> None:
+    """One of Hydra's launchers."""
+    command = [sys.executable, str(script), "-m", f"+x=range({runs})", *options]
+    subprocess.run(command, cwd=script.parent, check=True, capture_output=True)
+
+
+def pool_rounds(root: Path, runs: int, rounds: int) -> dict[str, object]:
+    """Seconds per run of each launcher, in turns."""
+    root.mkdir(parents=True, exist_ok=True)
+    template, script = root / "record.json", root / "app.py"
+    script.write_text(HYDRA)
+    _, (job, *_) = planned(root / "one", 1)
+    paths = RunPaths(root / "template")
+    paths.folder.mkdir()
+    start_attempt(paths, {})
+    write_record(paths, outline_record(job.plan, [], 0, Outcome.ok, None))
+    shutil.copy(paths.record, template)
+    os.environ["EKE_BENCH_RECORD"] = str(template)
+    supervising.worker_command = lambda paths, *_: [  # type: ignore[assignment]
+        sys.executable, "-S", "-c", WORKER, str(paths.folder)
+    ]  # fmt: skip
+    launchers = {"hydra basic": ["hydra/launcher=basic"]}
+    for name, package in (("joblib", "joblib"), ("submitit_local", "submitit")):
+        try:
+            __import__(f"hydra_plugins.hydra_{package}_launcher")
+        except ImportError:
+            continue
+        extra = ["hydra.launcher.n_jobs=1"] if name == "joblib" else []
+        launchers[f"hydra {name}"] = [f"hydra/launcher={name}", *extra]
+    found: dict[str, list[float]] = {name: [] for name in ("bare", "eke", "composing", *launchers)}
+    for number in range(rounds):
+        here = root / f"round-{number}"
+        found["bare"].append(seconds(lambda here=here: bare(here / "bare", runs)) / runs)
+        began = time.perf_counter()
+        cells, jobs = planned(here / "eke", runs)
+        found["composing"].append((time.perf_counter() - began) / runs)
+        found["eke"].append(seconds(lambda: pool(here / "eke", cells, jobs)) / runs)  # noqa: B023  # called at once
+        for name, options in launchers.items():
+            took = seconds(lambda options=options: hydra_sweep(script, runs, *options))
+            found[name].append(took / runs)
+    return {
+        name: {
+            "median_s": round(statistics.median(times), 4),
+            "all_s": [round(t, 4) for t in times],
+        }
+        for name, times in found.items()
+    }
+
+
+def submission(root: Path, runs: int) -> dict[str, object]:
+    """A thousand cells into a queue that answers at once."""
+    stubs, calls = root / "bin", root / "calls"
+    stubs.mkdir(parents=True)
+    answers = {"sbatch": "echo 7", "squeue": ":", "sacct": "exit 1", "scontrol": ":"}
+    for name, answer in answers.items():
+        (stubs / name).write_text(f"#!/bin/sh\necho {name} >> {calls}\n{answer}\n")
+        (stubs / name).chmod(0o755)
+    os.environ["PATH"] = f"{stubs}:{os.environ['PATH']}"
+    began = time.perf_counter()
+    cells, jobs = planned(root / "slurm", runs)
+    planning = time.perf_counter() - began
+    file = SweepFile(sweep_paths(str(root / "slurm"), "bench"), ["-m"], cells)
+    books = Books(jobs, Quiet(runs), file, place_in_cluster)
+    cluster = Cluster(books, sweep_paths(str(root / "slurm"), "bench"), "bench")
+    took = seconds(cluster.submit)
+    names = calls.read_text().split()
+    return {
+        "cells": runs, "planning_s": round(planning, 1), "submitting_s": round(took, 1),
+        "calls": {name: names.count(name) for name in answers},
+    }  # fmt: skip
+
+
+def status(root: Path, runs: int) -> dict[str, object]:
+    """`eke status` of very many runs."""
+    _, (job, *_) = planned(root / "one", 1)
+    first = RunPaths(root / "runs" / "0")
+    first.folder.mkdir(parents=True)
+    start_attempt(first, {})
+    write_record(first, outline_record(job.plan, [], 0, Outcome.ok, None))
+    for name in ("plan", "config"):
+        (first.folder / f"{name}.json").write_text("{}")
+    for number in range(1, runs):
+        shutil.copytree(first.folder, root / "runs" / str(number))
+    took = seconds(lambda: find_standings(root / "runs"))
+    return {"runs": runs, "seconds": round(took, 2)}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cells", type=int, default=1000, help="of the submission")
+    parser.add_argument("--many", type=int, default=10_000, help="run folders of the status")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        os.environ["EKE_LEASES"] = str(root / "leases")
+        found: dict[str, object] = {
+            "per_run": pool_rounds(root / "pool", options.runs, options.rounds),
+            "sbatch": submission(root / "submission", options.cells),
+            "status": status(root / "status", options.many),
+            "machine": {"cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)},
+        }
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
