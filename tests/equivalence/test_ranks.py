@@ -9,18 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from equivalence_cases import CASES, RAGGED
+from equivalence_cases import CASES, RAGGED, SMOOTH
 from equivalence_compare import Curve, largest_difference
 from support import TINY, last_wins
 
 from eke.record import metrics
 
 UNEVEN = (*RAGGED, "data.num_samples=29", "data.num_eval_samples=5", "train.log_every=7")
-
-SMOOTH = {"seq2seq-t5": ("model.gated=true", "optimizer.eps=1e-6")}
-"""T5's ReLU has a kink, and Adam divides what is nearly zero by itself: rounding decides about an
-update now and then, in one process cut into other micro-batches, too (docs/lab.md)."""
-
 
 QUICK = ("causal_lm-llama", "classification-bert")
 """What `make test` looks at."""
