@@ -56,9 +56,12 @@ class Cluster:
         return done.stdout.strip()
 
     def sbatch(self, *arguments: str, script: str | None = None) -> str:
-        """Submit; the job's id. `script` is bash, without its first line."""
+        """Submit; the job's id. `script` is bash, without its first line.
+
+        What it prints is kept only where an argument says so: SLURM would put it where we are.
+        """
         wrapped = ("--wrap", script) if script is not None else ()
-        return self.ask("sbatch", "--parsable", *arguments, *wrapped)
+        return self.ask("sbatch", "--parsable", "--output=/dev/null", *arguments, *wrapped)
 
     def state(self, job: str) -> str:
         """State of a job that SLURM remembers, from squeue: `RUNNING`."""
