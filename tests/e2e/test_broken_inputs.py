@@ -154,6 +154,7 @@ def test_a_read_only_cache(tmp_path, cache, capfd) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_preparing(tmp_path, cache) -> None:
     """The limit on file sizes stands for the disk; once there is space the same command works."""
     jsonl(ROWS * 200)(tmp_path)

@@ -73,8 +73,10 @@ def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
 
 @pytest.mark.parametrize(
     ("number", "outcome"),
-    [(signal.SIGINT, "cancelled"), (signal.SIGTERM, "preempted")],
-    ids=["ctrl-c", "sigterm"],
+    [
+        pytest.param(signal.SIGINT, "cancelled", id="ctrl-c"),
+        pytest.param(signal.SIGTERM, "preempted", id="sigterm", marks=pytest.mark.slow),
+    ],
 )
 def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) -> None:
     live = start(*LONG)
@@ -137,6 +139,7 @@ def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undist
     assert curve(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_two_at_once_on_one_run(start, train_py) -> None:
     endless = last_wins(*LONG, "train.steps=1000000")
     live = start(*endless)

@@ -55,6 +55,7 @@ def test_every_task_computes_the_same_however_rows_are_padded(
     assert largest_difference(whole, longer) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": 5}])
     typed = (*SHORT, "model=tiny_bert", "task=sequence_classification", "data=jsonl",

@@ -191,11 +191,8 @@ TORCHRUN = ["torch.distributed.run", "--nproc-per-node=2"]
 ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes=2", "--mixed_precision=bf16"]
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [TORCHRUN, pytest.param(ACCELERATE, marks=pytest.mark.slow)],
-    ids=["torchrun", "accelerate launch"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate launch"])
 def test_somebody_elses_launcher_trains_the_same_run(launcher, tmp_path, train_py) -> None:
     done = launched(tmp_path, launcher, *SHORT)
     assert done.code == 0, done.text

@@ -90,6 +90,7 @@ def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     assert "rerun=true" in again.out, "diverged is final"
 
 
+@pytest.mark.slow
 def test_checkpointing_repeats_the_forward_pass_and_saves_memory(train_py, tmp_path) -> None:
     kept = last_wins(*SHORT, "model.num_hidden_layers=6", "batch.per_device=16")
     train_py(*kept)

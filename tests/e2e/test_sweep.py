@@ -47,7 +47,13 @@ def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
     assert "train.log" in done.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
+    ],
+)
 def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tmp_path) -> None:
     sweep = last_wins(*SHORT, "seed=0,1", "train.steps=200", "train.log_every=5")
     live = start("-m", *sweep)

@@ -35,6 +35,7 @@ QUICK = {
     "optimizer_in_backward": ("causal_lm-gpt2", "classification-bert"),
     "max_savings": ("causal_lm-llama",),
     "aot_eager": (),
+    "eager": ("causal_lm-llama",),
 }
 """What `make test` looks at, where that is not every case; the rest is left to `make test-all`."""
 

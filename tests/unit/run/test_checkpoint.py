@@ -285,6 +285,7 @@ def test_a_checkpoint_of_another_model_is_refused(saved) -> None:
 # --- a full disk --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [-100, 100], ids=["weights", "optimizer"])
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(limit, tmp_path) -> None:
     """The libraries hide the system's error, or lose it; it must reach the user as what it is."""
@@ -335,6 +336,7 @@ def test_an_error_that_is_not_the_systems_stays_what_it_is(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path) -> None:
     code = """
 import os, signal, sys

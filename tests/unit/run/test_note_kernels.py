@@ -82,6 +82,7 @@ def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     assert about(job, "fused_linear_cross_entropy=true had no effect")
 
 
+@pytest.mark.slow
 def test_compiled_code_is_looked_into(trained) -> None:
     job = trained("compile=aot_eager", "attention.backend=math")
     assert job.effective["attention_kernels"] == ["math"]

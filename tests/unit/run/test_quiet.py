@@ -40,6 +40,7 @@ def levels():
         logger.setLevel(level)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (find_spec("torchao") and find_spec("deepspeed")), reason="the extras that talk"
 )

@@ -98,7 +98,10 @@ class Resumed:
         self.home, self.found = home, read(option, self.folder)
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(
+    scope="module",
+    params=["tensorboard", pytest.param("mlflow", marks=pytest.mark.slow), "trackio"],
+)
 def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     return Resumed(request.param, tmp_path_factory.mktemp(request.param))
 
