@@ -34,7 +34,6 @@ from eke.launch import Books, Cell, Pool, SweepFile, find_devices, sweep_paths
 from eke.launch import supervise as supervising
 from eke.launch.board import LineBoard
 from eke.launch.slurm import Cluster, place_in_cluster
-from eke.launch.standing import find_standings
 from eke.paths import RunPaths
 from eke.plan import outline_record
 from eke.record import Outcome, start_attempt, write_record
@@ -179,7 +178,8 @@ def status(root: Path, runs: int) -> dict[str, object]:
         (first.folder / f"{name}.json").write_text("{}")
     for number in range(1, runs):
         shutil.copytree(first.folder, root / "runs" / str(number))
-    took = seconds(lambda: find_standings(root / "runs"))
+    command = [sys.executable, "-m", "eke.cli", "status", str(root / "runs")]
+    took = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     return {"runs": runs, "seconds": round(took, 2)}
 
 

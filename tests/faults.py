@@ -8,7 +8,7 @@ random moments, most of them processes that train; when its command ends, it is 
 end with every run done, and then:
 
 - no final record has changed since it was first seen, and no run that had one was started again;
-- no two attempts of one run overlap;
+- no two attempts of one run overlap: their rows follow each other, and their numbers differ;
 - a last repetition without faults ends with exit code 0;
 - every curve equals the one of the undisturbed run, bit for bit.
 """
@@ -315,6 +315,9 @@ def settle(round_: Round) -> None:
         seen = [a["attempt"] for a in attempts_of(run)]
         if len(seen) != len(set(seen)):
             raise BrokenPromise(f"{run}: two attempts of one number: {seen}")
+        order = [row["attempt"] for row in rows_of(run)]
+        if order != sorted(order):
+            raise BrokenPromise(f"{run}: rows of two attempts between each other")
 
 
 def curves(folder: Path) -> dict[str, list[tuple[float, float]]]:

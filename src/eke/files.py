@@ -1,5 +1,6 @@
 """Writing files so that a crash at any moment leaves the old content or the new, never a mix."""
 
+import fcntl
 import json
 import math
 import os
@@ -61,6 +62,24 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON.
     """
     return json.loads(path.read_bytes())
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock (flock) of a file; only looked at, never waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        # Shared, and given back at once: two who look do not disturb each other.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def append_line(path: Path, line: str) -> None:

@@ -53,13 +53,11 @@ def main(argv: Sequence[str], *, as_json: bool = False) -> int:
             return say(f"eke {eke.__version__}")
         if arguments.hydra_flags:
             return ask_hydra(arguments)
-        if arguments.multirun:
+        if arguments.multirun or launcher_of(arguments.overrides) == "slurm":
             check_started_ranks("a sweep", 1)
             if is_for_hydra(arguments.overrides):
                 sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
                 return EXIT_OK
-            return sweep(arguments)
-        if launcher_of(arguments.overrides) == "slurm":
             return sweep(arguments)
         return run(compose(arguments.overrides, arguments.config_dir), as_json)
     except EkeError as error:

@@ -46,7 +46,6 @@ class Planned:
     rows: list[str]
     """Name of each cell's row."""
     jobs: list[Job]
-    launcher: str
 
     def show(self, with_folder: bool = True) -> int:
         """Print what has become of the cells; returns the sweep's exit code."""
@@ -87,7 +86,6 @@ def sweep(arguments: Arguments) -> int:
         cells,
         rows,
         make_jobs(labels, plans, duplicates),
-        launcher,
     )
     if first.plan_only:
         planned.show(with_folder=False)

@@ -80,6 +80,10 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     catalogue = open_catalogue(config_dir)
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
+    sweepers = [t for t in overrides if t.startswith("hydra/sweeper=") and _is_foreign(t)]
+    if launcher_of(overrides) == "slurm" and sweepers:
+        why = f"takes runs from eke's own sweeper only, and {sweepers[-1]} is one of Hydra's"
+        problems.append(Problem("hydra/launcher", "slurm", why, "hydra/launcher=submitit_slurm"))
     if problems:
         raise ConfigError(problems)
     register()

@@ -10,7 +10,7 @@ from eke.files import write_atomic
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.settle import settle
 from eke.launch.supervise import Worker
-from eke.paths import user_path
+from eke.paths import RunPaths, user_path
 from eke.plan import Plan, plan_to_plain, write_plan
 from eke.record import Record, read_attempts
 
@@ -18,6 +18,17 @@ from eke.record import Record, read_attempts
 def place_of(plan: Plan) -> Place:
     """Where this run is, or will be."""
     return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun)
+
+
+def write_down(paths: RunPaths, plan: Plan) -> None:
+    """Write a plan into its folder: for the worker, and its configuration for people.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    write_plan(paths, plan)
+    text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
+    write_atomic(paths.config, f"# {' '.join(plan.overrides)}\n{text}")
 
 
 class LiveRun:
@@ -48,9 +59,7 @@ class LiveRun:
         self._held = ExitStack()
         try:
             lock = self._held.enter_context(claim(place.paths))
-            write_plan(place.paths, plan)
-            text = yaml.safe_dump(plan_to_plain(plan)["config"], sort_keys=False)
-            write_atomic(place.paths.config, f"# {' '.join(plan.overrides)}\n{text}")
+            write_down(place.paths, plan)
             self._attempts_before = len(read_attempts(place.paths))
             self.worker = Worker(place.paths, num_processes, environment, [lock, *descriptors])
         except BaseException as error:

@@ -1,6 +1,5 @@
 """How far runs are, read from their folders: by whoever asks, while others work on them."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.errors import ConfigError, EkeError, Problem
-from eke.files import read_json
+from eke.files import is_locked, read_json
 from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
@@ -103,7 +102,7 @@ def stand(
         return Standing(paths, label, outcome, done, total, note=note)
     total = total or _planned_steps(paths)
     seen = queue.get(job)
-    if is_held(paths):
+    if is_locked(paths.lock):
         step, loss = _progress(paths)
         where = f"{seen.node}, job {job}" if seen else holder(paths)
         return Standing(
@@ -116,21 +115,6 @@ def stand(
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     return Standing(paths, label, outcome or started, done, total, note=note)
-
-
-def is_held(paths: RunPaths) -> bool:
-    """Whether a process works on a run right now."""
-    try:
-        descriptor = os.open(paths.lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def holder(paths: RunPaths) -> str:
@@ -187,13 +171,10 @@ def _record(paths: RunPaths) -> dict[str, Any]:
     """The record as plain values; empty where there is none that can be read."""
     try:
         record = read_json(paths.record)
-        return (
-            record
-            if isinstance(record, dict) and record.get("outcome") in Outcome.__members__
-            else {}
-        )
     except (OSError, ValueError):
         return {}
+    is_record = isinstance(record, dict) and record.get("outcome") in Outcome.__members__
+    return record if is_record else {}
 
 
 def _planned_steps(paths: RunPaths) -> int:

@@ -197,3 +197,15 @@ def test_leaving_says_what_goes_on_and_what_does_not(
     assert "the runs go on in the cluster: eke status" in out
     left = "1 runs are not in the queue, and the same command submits them: sbatch: error"
     assert (left in out) is (room == 1)
+
+
+@pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["one run", "a sweep"])
+def test_a_sweeper_of_hydras_sends_nothing_to_a_cluster(multirun, capsys) -> None:
+    """Its runs would start here, on a login node."""
+    code = app.main(
+        [*multirun, "hydra/launcher=slurm", "hydra/sweeper=basic", "seed=1", "hardware=cpu"]
+    )
+    assert code == 2
+    error = capsys.readouterr().err
+    assert "hydra/launcher = slurm" in error
+    assert "hydra/sweeper=basic is one of Hydra's" in error

@@ -9,11 +9,12 @@ from unit.record.samples import step_row
 
 import eke.launch.standing as standing_module
 from eke.errors import ConfigError, EkeError
+from eke.files import is_locked
 from eke.launch.folder import claim
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.launch.standing import find_standings, is_held
+from eke.launch.standing import find_standings
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import write_plan
 from eke.record import Failure, Outcome, start_attempt, write_record
@@ -216,10 +217,10 @@ def test_a_sweep_that_cannot_be_read(text, tmp_path) -> None:
 
 def test_looking_holds_nothing(run) -> None:
     paths = run()
-    assert not is_held(paths)
+    assert not is_locked(paths.lock)
     with claim(paths):
-        assert is_held(paths)
-    assert not is_held(paths)
+        assert is_locked(paths.lock)
+    assert not is_locked(paths.lock)
 
 
 def test_thousands_of_runs_are_one_question(tmp_path, queue, monkeypatch) -> None:

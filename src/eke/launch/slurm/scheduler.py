@@ -43,6 +43,10 @@ class Element:
     """Why it waits, in SLURM's words."""
 
 
+class SaidNo(EkeError):
+    """A command has answered, and its answer is an error."""
+
+
 class SubmissionRefused(EkeError):
     """sbatch has said no, and nothing was submitted."""
 
@@ -66,7 +70,8 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         descriptors: locks that it holds as well, should we be killed while it runs.
 
     Raises:
-        EkeError: it is not there, does not answer, or says no.
+        SaidNo: it says no.
+        EkeError: it is not there, or does not answer.
     """
     try:
         done = subprocess.run(
@@ -90,7 +95,7 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         raise EkeError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise EkeError(f"{command[0]}: {said}")
+        raise SaidNo(f"{command[0]}: {said}")
     return done.stdout
 
 
@@ -108,10 +113,10 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """
     try:
         said = ask(["sbatch", "--parsable", str(script)], descriptors)
-    except EkeError as error:
-        if str(error).startswith("sbatch: ") and not _LOST.search(str(error)):
-            raise SubmissionRefused(str(error)) from error
-        raise
+    except SaidNo as error:
+        if _LOST.search(str(error)):
+            raise
+        raise SubmissionRefused(str(error)) from error
     found = re.match(r"\d+", said.strip().splitlines()[-1] if said.strip() else "")
     if not found:
         raise EkeError(f"sbatch: {said.strip()!r} is no job id")

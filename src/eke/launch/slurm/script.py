@@ -7,18 +7,17 @@ from typing import Any
 
 from eke.launch.slurm.request import Request
 from eke.launch.supervise import source_folder
+from eke.record import EXIT_RESUMABLE
 from eke.schema import GpuRequest, Slurm
 
 REQUEUE_CODE = 99
 """What the watcher of a run exits with to have its job put back into the queue."""
 
-RESUMABLE = "75"
-
 _AFTER = f"""\
 code=$?
 job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 if [ "$code" -eq {REQUEUE_CODE} ]; then
-  code={RESUMABLE}
+  code={EXIT_RESUMABLE}
   # A job that somebody cancels, or that SLURM itself puts back, is no longer running by now.
   if scontrol show job -o "$job" | grep -Eq 'JobState=(RUNNING|SIGNALING)'; then
     scontrol requeue "$job" && sleep 60

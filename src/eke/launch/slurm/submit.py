@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from eke.errors import BusyError, EkeError
 from eke.files import write_atomic, write_json
 from eke.launch.folder import claim
 from eke.launch.job import Job
+from eke.launch.live import write_down
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.request import Request, make_request
 from eke.launch.slurm.script import script_text
@@ -25,7 +24,6 @@ from eke.launch.slurm.submission import (
     write_submission,
 )
 from eke.paths import RunPaths
-from eke.plan import plan_to_plain, write_plan
 from eke.schema import Slurm
 
 GIVEN_UP_S = 30.0
@@ -131,10 +129,8 @@ def freeze(job: Job) -> None:
     paths = RunPaths(Path(job.folder))
     try:
         with claim(paths):
-            write_plan(paths, job.plan)
+            write_down(paths, job.plan)
             write_json(paths.planned_with, job.plan.machine)
-            text = yaml.safe_dump(plan_to_plain(job.plan)["config"], sort_keys=False)
-            write_atomic(paths.config, f"# {' '.join(job.plan.overrides)}\n{text}")
     except OSError as error:
         raise EkeError(f"{paths.folder} cannot be written: {error.strerror or error}") from error
 

@@ -57,24 +57,6 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
     write_json(paths.receipt, {"schema_version": RECEIPT_VERSION, "sent": entries})
 
 
-def is_live(paths: RunPaths) -> bool:
-    """Whether a process works on the run: it holds the folder's lock, which is only looked at."""
-    try:
-        descriptor = os.open(paths.lock, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        # Shared, and given back at once: two who look do not disturb each other.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
-
-
 @contextmanager
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
     """Whether no other `eke sync` sends this run; the claim lasts as long as the block.

@@ -9,13 +9,14 @@ from enum import Enum
 from pathlib import Path
 
 from eke.errors import EkeError
+from eke.files import is_locked
 from eke.paths import RunPaths
 from eke.track.guard import EVERY_ROW, Guard, Limits
 from eke.track.sync import account
 from eke.track.sync.account import Account, NoAnswer, Refusal, Seen
 from eke.track.sync.content import Content, digest_of, read_content
 from eke.track.sync.find import Found
-from eke.track.sync.receipt import Receipt, add_receipt, is_live, read_receipts, sole_sender
+from eke.track.sync.receipt import Receipt, add_receipt, read_receipts, sole_sender
 from eke.track.wandb_run import WandbRun
 
 BATCH_ROWS = 1000
@@ -103,7 +104,7 @@ def _report(
     folder = found.paths.folder
     if found.foreign:
         return Report(folder, Verdict.foreign, note=found.foreign)
-    if is_live(found.paths):
+    if is_locked(found.paths.lock):
         return Report(folder, Verdict.running, note="left alone; send it when it has ended")
     try:
         content = read_content(found.paths, options.project, options.entity)
