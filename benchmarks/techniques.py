@@ -62,7 +62,12 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     # torch's Adam on the host: DeepSpeed's own takes minutes to compile at its first use.
     "offload=optimizer_cpu": ("distributed=zero2", "optimizer=adamw_fused"),
     "offload=params_cpu": ("distributed=zero3",),
-    "offload=nvme": ("distributed=zero3", "offload.path={folder}/nvme"),
+    "offload=nvme": (
+        "distributed=zero3",
+        "offload.path={folder}/nvme",
+        "model.hidden_size=256",  # 1.6 M numbers in matrices: DeepSpeed writes no less than 1 MiB
+        "model.intermediate_size=1024",
+    ),
     "optimizer=schedule_free": ("schedule=constant",),
 }
 """Option -> what it needs beside itself."""

@@ -3,9 +3,9 @@
     python tests/faults.py --faults 200 --seed 1 --where local   # slurm: where SLURM_CONF names one
     python tests/faults.py --faults 200 --seed 1 --where local slurm --out results/faults.json
 
-Each round is a sweep of two runs of one process and one of two. While it runs, faults hit it at
-random moments, most of them processes that train; when its command ends, it is typed again. It must
-end with every run done, and then:
+Each round is a sweep of two runs of one process and one of two, in a cluster on two nodes. While it
+runs, faults hit it at random moments, most of them processes that train; when its command ends, it
+is typed again. It must end with every run done, and then:
 
 - no final record has changed since it was first seen, and no run that had one was started again;
 - no two attempts of one run overlap: their rows follow each other, and their numbers differ;
@@ -38,7 +38,12 @@ COMMON = last_wins(
     *SHORT, "train.steps=120", "train.checkpoint_every=10", "train.log_every=5",
     "train.keep_checkpoints=3", "model.dropout=0.1", "hardware=cpu",
 )  # fmt: skip
-SWEEP = ("sweep.rows={a:{seed:1},b:{seed:2},pair:{distributed:ddp,distributed.num_processes:2}}",)
+PAIR = {
+    "local": "distributed:ddp,distributed.num_processes:2",
+    "slurm": "distributed:ddp,distributed.num_processes:2,distributed.num_nodes:2",
+}
+"""Two processes: of this machine, or one on each of two nodes."""
+
 LAUNCHERS = {
     "local": ("launcher.cpu_slots=2",),
     "slurm": ("hydra/launcher=slurm", "slurm=minicluster", "slurm.max_restarts=50"),
@@ -74,7 +79,7 @@ class Round:
             str(REPO / "train.py"),
             "-m",
             *LAUNCHERS[self.where],
-            *SWEEP,
+            f"sweep.rows={{a:{{seed:1}},b:{{seed:2}},pair:{{{PAIR[self.where]}}}}}",
             *COMMON,
         ]
 
@@ -161,7 +166,8 @@ def kill_rank(round_: Round, _: object) -> bool:
     agents = processes(round_.folder, "eke.run.agent")
     for agent in agents:
         with contextlib.suppress(OSError):
-            run = Path(f"/proc/{agent}/cmdline").read_bytes().split(b"\0")[-3].decode()
+            words = Path(f"/proc/{agent}/cmdline").read_bytes().split(b"\0")
+            run = words[words.index(b"eke.run.agent") + 1].decode()
             return _hit(round_, signal.SIGKILL, "eke.run.worker", run)
     return False
 
@@ -266,7 +272,7 @@ FAULTS: dict[str, list[tuple[Fault, int]]] = {
         (kill_dispatcher, 3), (interrupt_dispatcher, 2), (damage_checkpoint, 2), (tear_line, 1),
     ],
     "slurm": [
-        (kill_worker, 5), (kill_rank, 4), (interrupt_worker, 2), (kill_agent, 2), (kill_watcher, 2),
+        (kill_worker, 7), (kill_rank, 6), (interrupt_worker, 4), (kill_agent, 3), (kill_watcher, 2),
         (kill_dispatcher, 2), (interrupt_dispatcher, 1), (requeue_job, 2), (cancel_job, 2),
         (damage_checkpoint, 1), (tear_line, 1),
     ],

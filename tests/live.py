@@ -39,6 +39,18 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
+def curve(folder: Path) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step, of its last attempt."""
+    best = {r["train/global_step"]: r for r in rows_of(folder) if "train/loss" in r}
+    return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """What each attempt has noted at its start."""
+    lines = (folder / "attempts.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 class Live:
     """A `python train.py` that is still running."""
 

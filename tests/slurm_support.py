@@ -24,6 +24,9 @@ START_S = 600.0
 SCAN_S = 30.0
 """How often SLURM 22.05 looks for expired time limits and graces (PERIODIC_TIMEOUT)."""
 
+CLUSTER = ("-m", "hydra/launcher=slurm", "slurm=minicluster", "hardware=cpu")
+"""A sweep into the cluster that SLURM_CONF names."""
+
 _T = TypeVar("_T")
 _alive: list[object] = []
 
@@ -122,6 +125,17 @@ def start(folder: Path, *options: str, **variables: str) -> Cluster:
     if done.returncode:
         raise NoClusterError(done.stderr.strip())
     return Cluster(folder)
+
+
+def pids_of(*texts: str) -> list[int]:
+    """Processes, srun left out, whose command line has all of these."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if all(text in words for text in texts) and "srun" not in words.split()[0]:
+                found.append(int(process.name))
+    return found
 
 
 def processes_with(text: str, file: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Writing files so that a crash at any moment leaves the old content or the new, never a mix."""
 
+import contextlib
 import fcntl
 import json
 import math
@@ -79,6 +80,21 @@ def is_locked(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+    return False
+
+
+def has_open(process: int, path: Path) -> bool:
+    """Whether a process of this machine has a file open; False for one that may not be looked at.
+
+    Raises:
+        OSError: `path` does not exist, or this system does not tell.
+    """
+    wanted = path.stat()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found = descriptor.stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
     return False
 
 

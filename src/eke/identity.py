@@ -12,13 +12,15 @@ from typing import Any
 from eke.schema import SCHEMA_VERSION
 
 PRESENTATION = (
-    "tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun", "plan_only"
+    "tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun", "plan_only",
+    "ignore_forecast"
 )  # fmt: skip
 """Groups and root keys that change neither the result nor what is measured."""
 
 PRESENTATION_KEYS = {
     "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
     "distributed": ("timeout_s",),
+    "offload": ("path",),
     "peft": ("save_merged",),
 }
 """Keys of other groups of which the same holds: checkpoints are left out of every timing."""

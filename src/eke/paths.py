@@ -13,9 +13,10 @@ AGENT = "EKE_AGENT"
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
 """Environment variable that says other runs may use a worker's device at the same time."""
 
-RANK, LOCAL_RANK, WORLD_SIZE = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+RANK, LOCAL_RANK = "RANK", "LOCAL_RANK"
+WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 """torchrun's environment variables: number of this process, its number on this machine, and how
-many there are (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
+many there are, and are on this machine (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,18 @@ class RunPaths:
         """Why a process other than rank 0 ended badly."""
         return self.folder / f"rank_{rank}.json"
 
+    def dead_rank(self, node: int = 0) -> Path:
+        """Which process of a machine ended first, and how, as the one that started them saw it."""
+        return self.folder / (f"dead_rank_{node}.json" if node else "dead_rank.json")
+
+    def node_log(self, node: int) -> Path:
+        """What another machine than the first printed; its processes have logs of their own."""
+        return self.folder / f"node_{node}.log"
+
     @property
-    def dead_rank(self) -> Path:
-        """Which process ended first, and how, as the one that started them all saw it."""
-        return self.folder / "dead_rank.json"
+    def invitation(self) -> Path:
+        """Where the other machines of a run find the first one, while a job lasts."""
+        return self.folder / "nodes.json"
 
     @property
     def ticket(self) -> Path:

@@ -22,6 +22,11 @@ def format_count(count: float) -> str:
     return f"{count:.0f}" if float(count).is_integer() else f"{count:.3g}"
 
 
+def format_number(count: int, what: str) -> str:
+    """A number of things: `1 run`, `2 runs`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def format_flops(flops: float) -> str:
     """Floating-point operations with their usual prefix, where a billion is G: `96.2 G`."""
     return format_count(flops).replace("B", "G")

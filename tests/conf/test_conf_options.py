@@ -22,6 +22,7 @@ def needed(group: str, option: str) -> list[str]:
     places = {
         "data": {"text": "path", "jsonl": "path", "csv": "path", "parquet": "path", "hub": "name"},
         "model": {"pretrained": "name_or_path"},
+        "offload": {"nvme": "path"},
     }
     key = places.get(group, {}).get(option)
     return [f"{group}.{key}=FOLDER"] if key else []
@@ -50,7 +51,8 @@ def test_option_names_itself(group: str, option: str, file: Path) -> None:
 @pytest.mark.parametrize(("group", "option", "file"), CARDS, ids=CARD_IDS)
 def test_technique_has_its_card(group: str, option: str, file: Path) -> None:
     head, *lines = card(file)
-    assert re.fullmatch(rf"{group}={option} -- .+\.", head)
+    must_be_typed = r"( \S+=[A-Z_]+)*"
+    assert re.fullmatch(rf"{group}={option}{must_be_typed} -- .+\.", head)
     assert [line.split()[0] for line in lines] == list(LINES)
     assert all(len(line.split()) > 1 for line in lines), "a line of the card is empty"
 

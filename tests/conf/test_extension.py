@@ -139,7 +139,7 @@ TABLES = {
     "distributed": set(SHARING),
     "tracker": set(TRACKERS),
     "peft": set(PEFTS),
-    "offload": set(OFFLOADED),
+    "offload": {*OFFLOADED, "nvme"},  # whose places are keys of its own
     "hardware": {*DEVICES, "auto", "cpu"},
 }
 """Group -> the options its builders know; what follows an apostrophe names a second table."""

@@ -54,6 +54,8 @@ class Tally:
         """The counts as a table."""
         lines = [f"{count} random configurations, seed {SEED}"]
         lines += [f"{self.trained:6} trained", f"{self.mended:6} trained after their fixes"]
+        share = self.trained / max(1, count - self.mismatched)
+        lines += [f"{share:6.1%} trained of those whose model fits the task"]
         lines += [f"{n / count:6.1%} refused by {rule}" for rule, n in self.refused.most_common()]
         return "\n".join(lines)
 
@@ -186,7 +188,7 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(
                 shutil.rmtree(folder)
     print(tally.render(COUNT))
     assert not tally.failures, f"{len(tally.failures)} failed:\n" + "\n".join(tally.failures)
-    assert tally.trained >= 0.4 * (COUNT - tally.mismatched), tally.render(COUNT)
+    assert tally.trained >= 0.6 * (COUNT - tally.mismatched), tally.render(COUNT)
 
 
 def test_no_key_is_forgotten_by_the_generator() -> None:

@@ -91,9 +91,10 @@ def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
     ("number", "outcome"),
     [
         (signal.SIGTERM, "preempted"),
+        (signal.SIGUSR2, "timeout"),
         pytest.param(signal.SIGINT, "cancelled", marks=pytest.mark.slow),
     ],
-    ids=["SIGTERM", "Ctrl-C"],
+    ids=["SIGTERM", "a time limit's warning", "Ctrl-C"],
 )
 def test_ranks_agree_on_the_step_to_stop_after(number, outcome, running) -> None:
     live, folder = running

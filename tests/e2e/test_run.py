@@ -25,7 +25,10 @@ def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
     )
     assert record["loss"]["train_final"] == rows[-1]["train/loss"]
     assert record["throughput"]["mfu_frac"] is None, "a CPU has no datasheet peak here"
-    assert record["memory"]["predicted"] is None, "there is no forecast yet"
+    predicted, measured = record["memory"]["predicted"], record["memory"]["measured"]
+    assert predicted["low"] <= measured["peak_allocated_bytes"] <= predicted["high"]
+    assert sum(predicted["components"].values()) == predicted["expected"]
+    assert predicted["method"] == "closed_form", "nothing is traced for what surely fits"
     parameters = record["plan"]["size"]["num_parameters"]
     assert record["memory"]["measured"]["peak_allocated_bytes"] > 4 * 4 * parameters
     stages = record["memory"]["measured"]["stages"]

@@ -4,8 +4,9 @@ import pytest
 from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
+from unit.check.without import switch_off
 
-from eke.check.rules_memory import IN_BACKWARD
+from eke.check.rules_memory import NOT_IN_BACKWARD
 from eke.compose.catalogue import make_catalogue
 
 BASE = (
@@ -13,13 +14,36 @@ BASE = (
 )  # fmt: skip
 
 
-def test_only_optimizers_that_exist_are_allowed() -> None:
-    assert set(IN_BACKWARD) <= set(make_catalogue().options["optimizer"])
+OPTIMIZERS = sorted(set(make_catalogue().options["optimizer"]) - set(NOT_IN_BACKWARD))
+
+FURTHER = {
+    "adamw_8bit": ("optimizer.min_8bit_size=1",),  # else no tensor of this model is quantised
+    "lion_8bit": ("optimizer.min_8bit_size=1",),
+    "paged_adamw_8bit": ("optimizer.min_8bit_size=1",),
+}
+QUICK = ("adafactor", "adamw", "muon", "adamw_8bit")
+"""What `make test` looks at."""
 
 
-@pytest.mark.parametrize("optimizer", IN_BACKWARD)
+def test_only_optimizers_that_exist_are_refused() -> None:
+    assert set(NOT_IN_BACKWARD) <= set(make_catalogue().options["optimizer"])
+
+
+@pytest.mark.parametrize(
+    "optimizer", [o if o in QUICK else pytest.param(o, marks=pytest.mark.slow) for o in OPTIMIZERS]
+)
 def test_every_allowed_optimizer_steps_alike(optimizer, curve_of) -> None:
     base = (*(o for o in BASE if "optimizer.lr" not in o), f"optimizer={optimizer}")
+    base += FURTHER.get(optimizer, ())
     plain, within = curve_of(*base), curve_of(*base, "memory=optimizer_in_backward")
     assert largest_difference(plain, within) == 0.0
     assert plain[0][0] != plain[-1][0], "the loss never moved"
+
+
+def test_steps_that_are_counted_by_group_would_be_counted_wrongly(curve_of, monkeypatch) -> None:
+    """Why there is a rule."""
+    base = (*BASE, "optimizer=schedule_free")
+    plain = curve_of(*base)
+    switch_off("in_backward_needs_other_optimizer", monkeypatch)
+    within = curve_of(*base, "memory=optimizer_in_backward")
+    assert largest_difference(plain, within) > 1e-3

@@ -37,6 +37,10 @@ ROWS = (
 )
 
 
+KERNELS_MB = 1343
+"""Of the whole GPU after one number was put there, which loads the kernels."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a guide says of one option, with its number."""

@@ -16,6 +16,8 @@ What eke knows to be impossible, unsafe or useless, before anything is loaded. E
 here by a command that breaks it, with what eke answers, and has a test that types the fix. What
 shows that it is needed is said of each (`tests/unit/check/necessity.py`). Generated:
 `EKE_UPDATE=1 pytest tests/conf/test_reference.py`.
+
+One rule more, `does_not_fit`, looks at the finished plan: [forecast](forecast.md).
 """
 
 TITLES = {

@@ -7,13 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from live import SHORT, record_of, rows_of, run_folders
-from slurm_support import wait_until
+from live import SHORT, attempts, curve, record_of, run_folders
+from slurm_support import CLUSTER, pids_of, wait_until
 from support import PATIENCE_S, REPO, environment, last_wins
 
 pytestmark = pytest.mark.slow
-
-CLUSTER = ("-m", "hydra/launcher=slurm", "slurm=minicluster", "hardware=cpu")
 
 LONG = last_wins(
     *SHORT,
@@ -34,15 +32,6 @@ def eke(tmp_path, *arguments: str) -> subprocess.CompletedProcess:
         [sys.executable, "-m", "eke.cli", *arguments],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
-
-
-def curve(folder) -> list[tuple[float, float]]:
-    best = {r["train/global_step"]: r for r in rows_of(folder) if "train/loss" in r}
-    return [(best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)]
-
-
-def attempts(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +89,12 @@ def test_jobs_need_nobody_and_the_same_command_finds_them(cluster, train_py, tmp
 
 def test_preempted_and_continued_to_the_same_curve(cluster, start, tmp_path, undisturbed) -> None:
     """SLURM wants the node, the run saves, its job is put back, and goes on by itself."""
-    live = start(*CLUSTER, *LONG, "resources.partition=spot", "resources.gpus=2")
+    live = start(
+        *CLUSTER,
+        *last_wins(*LONG, "tracker=wandb"),
+        "resources.partition=spot",
+        "resources.gpus=2",
+    )
     live.wait_for_step(50)
     blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
     cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
@@ -109,6 +103,9 @@ def test_preempted_and_continued_to_the_same_curve(cluster, start, tmp_path, und
     (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
     assert curve(folder) == undisturbed
     assert record_of(folder)["attempt"] == 1
+    mirrored = [each.name for each in folder.glob("wandb/offline-run-*")]
+    assert len(mirrored) == 2, "a file for each attempt, of one W&B run"
+    assert {name.rpartition("-")[2] for name in mirrored} == {folder.name}
     (log,) = tmp_path.glob("runs/sweep-*/slurm/*.log")
     assert "preempted after" in log.read_text()
 
@@ -121,7 +118,7 @@ def test_a_killed_watcher_loses_nothing(cluster, start, tmp_path, undisturbed) -
     os.kill(watcher, signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 0, out
-    assert out.count("submitted 1 runs") == 2, out
+    assert out.count("submitted 1 run as") == 2, out
     (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
     assert curve(folder) == undisturbed
 
@@ -133,7 +130,7 @@ def test_a_killed_worker_is_tried_again_in_its_job(cluster, start, tmp_path, und
     os.kill(worker, signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 0, out
-    assert out.count("submitted 1 runs") == 1, out
+    assert out.count("submitted 1 run as") == 1, out
     (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
     assert curve(folder) == undisturbed
     assert len(attempts(folder)) == 2
@@ -179,19 +176,3 @@ def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_p
     assert "Traceback" not in done.text
     assert not list(tmp_path.glob("runs/sweep-*/slurm/eke-*"))
     assert not cluster.ask("squeue", "--noheader")
-
-
-def pids_of(*texts: str) -> list[int]:
-    """Processes whose command line or folder has all of these."""
-    found = []
-    for process in os.listdir("/proc"):
-        if not process.isdigit():
-            continue
-        try:
-            with open(f"/proc/{process}/cmdline", "rb") as file:
-                words = file.read().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if all(text in words for text in texts) and "srun" not in words.split()[0]:
-            found.append(int(process))
-    return found

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import environment
 
-from eke.files import append_line, plain, read_json, write_atomic, write_json
+from eke.files import append_line, has_open, plain, read_json, write_atomic, write_json
 
 
 def test_text_and_bytes_are_written(tmp_path) -> None:
@@ -134,3 +134,14 @@ def test_reading_what_is_not_json(tmp_path) -> None:
         read_json(tmp_path / "a")
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b")
+
+
+def test_who_has_a_file_open(tmp_path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("")
+    assert not has_open(os.getpid(), path)
+    with open(path), open(tmp_path / "other", "w"):
+        assert has_open(os.getpid(), path)
+        assert not has_open(os.getppid(), path)
+    with pytest.raises(FileNotFoundError):
+        has_open(2**22 + 1, path)  # above the kernel's largest process number

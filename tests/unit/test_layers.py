@@ -16,8 +16,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 HEAVY = ("torch", "transformers", "accelerate", "wandb", "deepspeed", "bitsandbytes", "peft")
 
 LIGHT = (
-    "app", "check", "cli", "compose", "corpus", "hardware", "identity", "launch", "plan",
-    "pretrained", "record", "report", "schema", "sizes",
+    "app", "check", "cli", "compose", "corpus", "forecast", "hardware", "identity", "launch",
+    "plan", "pretrained", "record", "report", "schema", "sizes",
 )  # fmt: skip
 """They answer on a laptop and on a login node, in well under a second."""
 

@@ -6,19 +6,38 @@ from dataclasses import replace
 from eke.check import Facts, check
 from eke.compose import Composed
 from eke.errors import ConfigError, Problem
+from eke.forecast import (
+    Forecast,
+    is_open,
+    known_forecast,
+    refuse_what_cannot_fit,
+    traced_forecast,
+)
 from eke.hardware import Device, choose
+from eke.launch import machines_at_hand
 from eke.plan import Plan, make_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.schema import Config
 
+BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
+"""Rules that say of a lower bound what a forecast says of the whole."""
 
-def plan_for(composed: Composed, planning: bool, in_cluster: bool = False) -> Plan:
+
+def plan_for(
+    composed: Composed,
+    planning: bool,
+    in_cluster: bool = False,
+    refuse: bool | None = None,
+    trace: bool = True,
+) -> Plan:
     """Check and plan one configuration.
 
     Args:
         composed: what is wanted.
         planning: nothing will be run.
         in_cluster: it will run on a node of a cluster, not here.
+        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -26,13 +45,63 @@ def plan_for(composed: Composed, planning: bool, in_cluster: bool = False) -> Pl
     device, reason = choose(composed.config.hardware.option)
     if in_cluster:
         device, reason = device_of_nodes(composed.config, device)
+    num_nodes = composed.config.distributed.num_nodes if in_cluster else machines_at_hand()
+    return plan_on(composed, device, reason, planning, refuse, num_nodes, trace)
+
+
+def plan_on(
+    composed: Composed,
+    device: Device,
+    reason: str,
+    planning: bool,
+    refuse: bool | None = None,
+    num_nodes: int = 1,
+    trace: bool = True,
+) -> Plan:
+    """Check and plan one configuration for a device.
+
+    Args:
+        composed: what is wanted.
+        device: what it will run on.
+        reason: why that one.
+        planning: nothing will be run.
+        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        num_nodes: machines that it can use.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
+
+    Raises:
+        ConfigError: every rule it breaks.
+    """
     config = resolve_model(composed.config, composed.overrides, planning)
     config = resolve_tokenizer(config)
-    refused, warned = check(Facts(config, device, planning))
+    refused, warned = check(Facts(config, device, planning, num_nodes))
+    refuse = not planning if refuse is None else refuse
+    if not refuse or config.ignore_forecast:
+        # The forecast shows it, in more detail; or the user knows.
+        refused = [problem for problem in refused if problem.rule not in BY_SIZE]
     if refused:
         raise ConfigError(refused)
     warnings = [f"{p.path} = {p.value}: {p.why} ({p.fix})" for p in warned]
-    return make_plan(config, composed.choices, composed.overrides, device, reason, warnings)
+    plan = make_plan(config, composed.choices, composed.overrides, device, reason, warnings)
+    return weighed(plan, trace) if refuse else plan
+
+
+def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
+    """The plan, with a warning where memory is short.
+
+    Args:
+        plan: of a run that is to start.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        found: its forecast, if that is known.
+
+    Raises:
+        ConfigError: it cannot fit.
+    """
+    found = found or known_forecast(plan)
+    if trace and is_open(found):
+        found = traced_forecast(plan)
+    warning = refuse_what_cannot_fit(plan, found)
+    return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
 def without_cluster(overrides: Sequence[str]) -> list[str]:
@@ -67,6 +136,9 @@ def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
     if option == "auto" and found.kind == "cpu":
         why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
         raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
-    count = config.distributed.num_processes if found.kind == "cuda" else 1
+    sharing = config.distributed
+    count = -(-sharing.num_processes // sharing.num_nodes) if found.kind == "cuda" else 1
     note = f"{found.name}: what hardware={option} says the nodes have"
-    return replace(found, present=True, count=count, note=note), note
+    # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.
+    memory = found.memory_bytes if found.kind == "cuda" else None
+    return replace(found, present=True, count=count, note=note, memory_bytes=memory), note

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eke.app.planning import plan_for, without_cluster, without_pool
+from eke.app.planning import plan_for, weighed, without_cluster, without_pool
 from eke.app.talk import say
 from eke.compose import Arguments, Composed, Expanded, expand, launcher_of
 from eke.errors import ConfigError, Problem
+from eke.forecast import is_open, known_forecast, traced_forecasts
+from eke.hardware import usable_cores
 from eke.launch import (
     Books,
     Cell,
@@ -25,6 +27,7 @@ from eke.paths import SweepPaths
 from eke.plan import Plan
 from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.report import PlanningLine, label_cells, render_cells
+from eke.units import format_number
 
 DETACHED_HERE = Problem(
     "launcher.detach",
@@ -70,6 +73,7 @@ def sweep(arguments: Arguments) -> int:
         raise ConfigError(DETACHED_HERE)
     identity = sweep_id([cell.overrides for cell in expanded.cells])
     cells, plans = plan_cells(composed, f"sweep-{identity}", line.planned, launcher == "slurm")
+    weigh_open_cells(cells, plans, line.traced)
     line.close()
     duplicates = merge_duplicates(plans)
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
@@ -134,7 +138,8 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
     folder, left = planned.paths.folder, cluster.without_job()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
-        say(f"{len(left)} runs are not in the queue, and the same command submits them: {why}")
+        missing = format_number(len(left), "run")
+        say(f"not in the queue, and the same command submits them: {missing} ({why})")
     say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
     return EXIT_OK if detach and not left else EXIT_RESUMABLE
 
@@ -166,7 +171,7 @@ def plan_cells(
         each.config.tracker.group = each.config.tracker.group or group
         cell, plan = Cell(each.overrides), None
         try:
-            plan = plan_for(each, each.config.plan_only, in_cluster)
+            plan = plan_for(each, each.config.plan_only, in_cluster, refuse=True, trace=False)
             if in_cluster:
                 make_request(plan)
             cell.run_id = plan.run_id
@@ -177,6 +182,30 @@ def plan_cells(
         plans.append(plan)
         progress(len(cells), len(composed))
     return cells, plans
+
+
+def weigh_open_cells(
+    cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
+) -> None:
+    """Trace the runs of which formulas cannot tell whether they fit, and refuse what does not.
+
+    Args:
+        cells: of a sweep; those that are refused are marked.
+        plans: their plans, None where a cell is refused already; changed in place.
+        progress: told how many of how many are traced.
+    """
+    unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
+    if not unsure:
+        return
+    found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
+    for (number, plan), forecast in zip(unsure.items(), found, strict=True):
+        try:
+            plans[number] = weighed(plan, found=forecast)
+        except ConfigError as error:
+            plans[number] = None
+            cells[number].run_id = ""
+            cells[number].outcome = Outcome.refused.name
+            cells[number].reason = error.short()
 
 
 def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:

@@ -2,13 +2,13 @@
 
 import sys
 
-from eke.launch import let_rank_0_speak, my_rank
+from eke.launch import is_first, let_rank_0_speak, my_rank
 from eke.record import EXIT_OK, EXIT_RESUMABLE
 
 
 def say(text: str) -> int:
     """Print for the user; returns the exit code of having said it. Of several ranks one speaks."""
-    if not my_rank():
+    if is_first():
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     return EXIT_OK
@@ -18,6 +18,6 @@ def complain(text: str, code: int) -> int:
     """Say what went wrong, once for all ranks; returns the exit code."""
     if my_rank() and code != EXIT_RESUMABLE:
         let_rank_0_speak()
-    if not my_rank():
+    if is_first():
         sys.stderr.write(text + "\n")
     return code

@@ -24,14 +24,14 @@ class ActivationOffload(saved_tensors_hooks):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
-        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
         self.bytes_moved = 0
         """To the host, in all forward passes so far."""
 
     def _pack(self, tensor: Tensor) -> Any:
         if not is_away(tensor) or tensor.nbytes < MIN_BYTES:
             return tensor
-        if tensor.untyped_storage().data_ptr() in self._weights:
+        if tensor.untyped_storage()._cdata in self._weights:
             return tensor
         pinned = tensor.device.type == "cuda"
         host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)

@@ -19,20 +19,35 @@ def is_adapted(model: nn.Module) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
-def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The trained tensors under the names they have in the file: the model's own, not copies."""
+def adapter_tensors(
+    model: nn.Module, weights: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The trained tensors under the names they have in the file: the model's own, not copies.
+
+    Args:
+        model: of peft.
+        weights: the trained tensors under the model's names, where it holds only parts of them.
+    """
     from peft import get_peft_model_state_dict
 
     # Without a look at the hub for the base model's vocabulary, which is unchanged.
-    tensors: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors: dict[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=weights, save_embedding_layers=False
+    )
     return tensors
 
 
-def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write the trained tensors and peft's configuration; no model card, which would be empty."""
+def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the trained tensors and peft's configuration; no model card, which would be empty.
+
+    Args:
+        model: of peft.
+        folder: is there.
+        weights: instead of the model's own, where it holds only parts of them.
+    """
     mine: Any = model
     config = mine.peft_config["default"]
-    tensors = {name: t.detach().contiguous() for name, t in adapter_tensors(model).items()}
+    tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     training = config.inference_mode
     config.inference_mode = True

@@ -8,6 +8,7 @@ import functools
 import importlib
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from eke.build.precision import Formats
+from eke.build.swapping import piece_lengths, prepare_swap, swap_buffers
 from eke.paths import LOCAL_RANK
 from eke.plan import Plan
 
@@ -31,6 +33,7 @@ def build_engine(
     optimizer: torch.optim.Optimizer,
     formats: Formats,
     device: torch.device,
+    swap: Path | None = None,
 ) -> Engine:
     """The engine that shares out what the plan says.
 
@@ -43,10 +46,13 @@ def build_engine(
         optimizer: over the parameters of `model`; gets DeepSpeed's flat pieces instead.
         formats: autocast of the forward pass.
         device: this rank's.
+        swap: folder for state that is to lie in files.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
     assert settings is not None, "no plan for DeepSpeed"
+    if swap is not None:
+        settings = prepare_swap(settings, swap)
     ensure_process_group(device)
     spare_shared_memory_kernels()
     deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
@@ -95,12 +101,15 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Every forward pass of `model` computes in the plan's format, whoever calls it."""
+    """Every forward pass of `model` computes in the plan's format, whoever calls it.
+
+    As the loop has it: one format for training and one for evaluation.
+    """
     plain = model.forward
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with formats.autocast():
+        with formats.autocast() if model.training else formats.eval_autocast():
             return plain(*args, **kwargs)
 
     model.forward = forward
@@ -116,12 +125,27 @@ def flat_pieces(engine: Engine) -> list[Tensor]:
     return list(engine.optimizer.single_partition_of_fp32_groups)
 
 
-def gather_weights(engine: Engine, keep: bool) -> dict[str, Tensor]:
+def piece_numbers(engine: Engine) -> list[int]:
+    """How many numbers each of `flat_pieces` holds, be it in memory or in a file."""
+    if engine.zero_optimization_stage() == 3:
+        return piece_lengths(engine)
+    return [piece.numel() for piece in flat_pieces(engine)]
+
+
+def stepped_weights(engine: Engine) -> list[nn.Parameter]:
+    """Weights of the model whose numbers are in the flat pieces of some rank."""
+    zero = engine.optimizer
+    groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
+    return [weight for group in groups for weight in group]
+
+
+def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
     """All weights under the model's own names, on the host, module by module; a collective.
 
     Args:
         engine: of ZeRO-3.
         keep: whether this rank wants them; the others get an empty dictionary.
+        frozen: frozen weights and buffers, too; else the trained ones alone.
     """
     import deepspeed
 
@@ -130,13 +154,14 @@ def gather_weights(engine: Engine, keep: bool) -> dict[str, Tensor]:
     seen: dict[int, Tensor] = {}
     for prefix, module in engine.module.named_modules(remove_duplicate=False):
         own = dict(module.named_parameters(recurse=False))
+        own = {name: p for name, p in own.items() if frozen or p.requires_grad}
         with deepspeed.zero.GatheredParameters(list(own.values())):
             for name, weight in own.items() if keep else ():
                 if id(weight) not in seen:  # shared weights stay shared
                     seen[id(weight)] = weight.detach().to("cpu", copy=True)
                 found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
     engine.optimizer.checkpoint_event_epilogue()
-    if keep:
+    if keep and frozen:
         names = set(engine.module.state_dict()) - set(found)
         found |= {k: v for k, v in engine.module.state_dict().items() if k in names}
     return found
@@ -149,4 +174,5 @@ def held_tensors(engine: Engine) -> list[Tensor]:
     gradients = [p.grad for p in pieces if p.grad is not None]
     averaged = getattr(engine.optimizer, "averaged_gradients", {}) or {}
     gradients += [g for group in averaged.values() for g in group or () if isinstance(g, Tensor)]
-    return [*pieces, *weights, *gradients]
+    buffers = [buffer for part in swap_buffers(engine) for buffer in part]
+    return [*pieces, *weights, *gradients, *buffers]

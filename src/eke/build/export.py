@@ -59,7 +59,7 @@ def save_pretrained(
     try:
         with _without_deepspeed():
             if is_adapted(model):
-                save_adapter(model, folder)
+                save_adapter(model, folder, weights)
             else:
                 mine.save_pretrained(folder, max_shard_size=shard_bytes, state_dict=weights)
         if tokenizer is not None:

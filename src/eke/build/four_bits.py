@@ -102,7 +102,9 @@ def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
     from transformers.pytorch_utils import Conv1D
 
     mine: Any = layer
-    weight = dequantize_4bit(mine.weight.data, mine.weight.quant_state).to(torch.float32)
+    state = getattr(mine.weight, "quant_state", None)
+    state = state or mine.quant_state  # FSDP2, which has cut the weight, leaves the layer's
+    weight = dequantize_4bit(mine.weight.data.to(state.absmax.device), state).to(torch.float32)
     weight = (weight if delta is None else weight + delta).cpu()
     out, inp = weight.shape
     with torch.device("meta"):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eke.build.sharding import cut_like
+
 Groups = list[dict[str, Any]]
 
 MASTER = "master"
@@ -61,7 +63,7 @@ def _connect(
     def load(_: Any, state: dict[str, Any]) -> None:
         saved: list[Tensor] = state.pop(MASTER)
         for (_, copy), tensor in zip(pairs, saved, strict=True):
-            copy.copy_(tensor)
+            copy.copy_(cut_like(tensor, copy))
 
     optimizer.register_step_pre_hook(take_gradients)
     optimizer.register_step_post_hook(write_back)

@@ -9,6 +9,7 @@ and a home folder is often shared by machines that differ.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib
 import logging
@@ -27,8 +28,14 @@ from eke.hardware.fingerprint import installed_versions
 
 log = logging.getLogger(__name__)
 
+ADAM, FILES = "DeepSpeed's Adam", "DeepSpeed's file operator"
+"""What is compiled: for AdamW on the host, and for training state on a disk."""
+
 FOLDER = "TORCH_EXTENSIONS_DIR"
 """torch's variable with the folder of all builds."""
+
+LEFT_OUT = "-g"
+"""DeepSpeed's flag for debugging symbols, which take a third of the compiler's time."""
 
 SAY_AFTER_S = 3.0
 """An operator that was compiled before is loaded within this; whoever waits longer is told why."""
@@ -56,6 +63,40 @@ class Turn:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def flags_of(builder: Any) -> list[str]:
+    """DeepSpeed's flags for the compiler, but for one."""
+    return [flag for flag in type(builder).cxx_args(builder) if flag != LEFT_OUT]
+
+
+def load_files() -> None:
+    """Compile and load what reads and writes a disk; where it is compiled, only load it.
+
+    Raises:
+        RuntimeError: libaio or a compiler is missing.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+
+    with compiling(FILES):
+        for maker in (PinMemoryBuilder, AsyncIOBuilder):  # the second loads the first by itself
+            builder: Any = maker()
+            builder.cxx_args = functools.partial(flags_of, builder)
+            builder.load(verbose=False)
+
+
+def load_adam() -> None:
+    """Compile and load AdamW on the host; where it is compiled, only load it.
+
+    Raises:
+        RuntimeError: a compiler is missing.
+    """
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    with compiling(ADAM):
+        builder: Any = CPUAdamBuilder()
+        builder.cxx_args = functools.partial(flags_of, builder)
+        builder.load(verbose=False)
 
 
 @contextmanager
@@ -90,18 +131,21 @@ def compiling(what: str) -> Iterator[None]:
 def build_folder() -> Path:
     """Where operators are built: under TORCH_EXTENSIONS_DIR, or in eke's cache."""
     versions = installed_versions(("torch", "deepspeed"))
-    key = hashlib.sha256(f"{cpu_name()} {versions}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{cpu_name()} {versions} {LEFT_OUT}".encode()).hexdigest()[:12]
     given = os.environ.get(FOLDER)
     return (Path(given) if given else cache_folder() / "torch_extensions") / key
 
 
 def main() -> int:
-    """`python -m eke.build.operators`: compile now what a run would compile at its start."""
-    from deepspeed.ops.op_builder import CPUAdamBuilder
+    """`python -m eke.build.operators`: compile now what runs would compile at their start."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with compiling("DeepSpeed's Adam"):
-        CPUAdamBuilder().load(verbose=False)
+    load_adam()
+    if AsyncIOBuilder().is_compatible():
+        load_files()
+    else:
+        log.info("%s is left out: libaio.h is not here", FILES)
     return 0
 
 

@@ -6,8 +6,8 @@ is loaded is cut without a word between the processes: each of them reads the wh
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from eke.build.checkpointing import find_layers
 from eke.plan import Plan
 from eke.schema import FSDP
+
+GROUPS = "param_groups"
+"""Key of an optimizer's `state_dict`, as torch calls it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class WholeState:
     """Under the names of the model's `state_dict`."""
     optimizer: dict[str, Any]
     """The optimizer's `state_dict`."""
+    training: list[Tensor] = field(default_factory=list)
+    """What the optimizer trains, in the order of its groups, where `weights` are an average."""
 
 
 def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
@@ -102,7 +107,7 @@ def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
     return distribute_tensor(moved, mesh, place.placements, src_data_rank=None)
 
 
-def gather_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
     """The whole weights and buffers in host memory, under the names of `state_dict`.
 
     Every process must call it. Tensors are put together one at a time, so that no device ever holds
@@ -111,6 +116,7 @@ def gather_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     Args:
         model: sharded by `shard_model`.
         keep: whether this process wants them; the others get none.
+        frozen: frozen weights and buffers, too; else the trained ones alone.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -120,11 +126,45 @@ def gather_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     once: dict[int, Tensor] = {}
     names: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if not frozen and not tensor.requires_grad:
+            continue
         if id(tensor) not in once:
             gathered = whole(tensor.detach())
             once[id(tensor)] = gathered.cpu() if keep else tensor
         names[name] = once[id(tensor)]
     return names if keep else {}
+
+
+def put_together(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a model that holds parts, FSDP2's or DeepSpeed's, its whole weights; for good.
+
+    4-bit weights keep what belongs to them.
+
+    Args:
+        model: changed in place; it can be saved and merged afterwards, not trained.
+        weights: all of them, under the names of `named_parameters`.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, own in list(module.named_parameters(recurse=False)):
+            found = weights[f"{prefix}.{name}".lstrip(".")]
+            if isinstance(own, DTensor):
+                module._parameters[name] = nn.Parameter(found, requires_grad=False)
+            else:
+                own.data = found.to(own.device)
+
+
+def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tensor]:
+    """What the optimizer steps on, whole and in host memory; every process must call it.
+
+    Args:
+        optimizer: over sharded parameters.
+        keep: whether this process wants it; the others get none.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gathered = [whole(p.detach()).cpu() if keep else whole(p.detach()) for p in parameters]
+    return gathered if keep else []
 
 
 def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
@@ -143,7 +183,9 @@ def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, 
         return gathered.cpu() if keep else None
 
     state = {number: _each(gather, values) for number, values in content["state"].items()}
-    return {**content, "state": state} if keep else {}
+    # Beside states and groups: float32 copies of narrower weights, say (build/master.py).
+    rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
+    return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}
 
 
 def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from eke.check.rules_float8 import RULES as FLOAT8_RULES
 from eke.check.rules_kernels import RULES as KERNELS_RULES
 from eke.check.rules_memory import RULES as MEMORY_RULES
 from eke.check.rules_model import RULES as MODEL_RULES
+from eke.check.rules_nvme import RULES as NVME_RULES
 from eke.check.rules_offload import RULES as OFFLOAD_RULES
 from eke.check.rules_optimizer import RULES as OPTIMIZER_RULES
 from eke.check.rules_packages import RULES as PACKAGE_RULES
@@ -41,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     *DISTRIBUTED_RULES,
     *DEEPSPEED_RULES,
     *OFFLOAD_RULES,
+    *NVME_RULES,
     *PEFT_RULES,
     *ENGINE_RULES,
     *DEVICE_RULES,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from eke.check.rule import Facts
-from eke.check.rules_distributed import WORKS_ON_PARTS
-from eke.schema import FSDP, Adafactor, AdamW, Config, Lora, QLora
+from eke.check.rules_distributed import FAILS_ON_PARTS
+from eke.schema import FSDP, Adafactor, AdamW, Config, Lora, Offload, QLora, Weights
 from eke.sizes import STAGE, StateBytes, model_size, shared_state_bytes
 
 ROOM = 1.05
@@ -72,7 +72,7 @@ def _all_gpus(facts: Facts) -> Iterator[Change]:
     config, count = facts.config, facts.device.count
     contradicts = config.batch.target and config.batch.target % (config.batch.per_device * count)
     several = facts.device.kind == "cuda" and count > 1
-    if several and config.optimizer.option in WORKS_ON_PARTS and not contradicts:
+    if several and config.optimizer.option not in FAILS_ON_PARTS and not contradicts:
         shared = replace(config, distributed=FSDP("fsdp", count))
         yield f"distributed=fsdp distributed.num_processes={count}", shared
 
@@ -85,16 +85,16 @@ def _more_sharing(facts: Facts) -> Iterator[Change]:
         changed = replace(
             config,
             distributed=replace(config.distributed, option=zero),
-            offload=replace(config.offload, option=offload),
+            offload=Offload(option=offload),
         )
         processes = f"distributed.num_processes={config.distributed.num_processes}"
         yield f"distributed={zero} {processes} offload={offload}", changed
 
 
 def _adapters(facts: Facts) -> Iterator[Change]:
-    """Where every process has the whole model."""
+    """Not where DeepSpeed would round the adapters, too."""
     config = facts.config
-    if config.distributed.option not in ("none", "ddp"):
+    if config.distributed.option in STAGE and config.precision.weights is Weights.bfloat16:
         return
     if config.peft.option == "none":
         lora = replace(config, peft=Lora(option="lora"))

@@ -30,6 +30,8 @@ class Facts:
     device: Device
     planning: bool = False
     """Only a plan is wanted: nothing will be run here."""
+    num_nodes: int = 1
+    """Machines that this command can use."""
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,40 @@
 """Rules about DeepSpeed: ZeRO stages, what they need and what they forbid."""
 
+import re
 import shutil
+from importlib.metadata import PackageNotFoundError, version
 
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Evaluation, Float8, Weights
+from eke.schema import Checkpointing, Switch, Weights
 from eke.sizes import STAGE, model_size, state_bytes
 from eke.units import format_bytes
 
-ELEMENTWISE = ("adamw", "adamw_forloop", "adamw_foreach", "adamw_fused", "sgd")
-"""Optimizers that treat every number alike, and gave the same curve under ZeRO as without it."""
+PIECES = "ZeRO hands it flat pieces"
+EMPTY = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
+UNROUNDED = f"{PIECES} of no whole number of blocks, whose states it silently keeps in float32"
 
-WHY_NOT = {
+FAILS_ON_PIECES = {
     "adafactor": (
-        "keeps a row and a column of statistics for each matrix; ZeRO hands it flat pieces, and it "
-        "silently becomes another algorithm with 4 bytes a parameter"
+        f"keeps a row and a column of statistics for each matrix; {PIECES}, and it silently "
+        "becomes another algorithm with 4 bytes a parameter"
     ),
-    "muon": "orthogonalizes whole matrices; ZeRO hands it flat pieces",
+    "muon": f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)",
+    "galore": EMPTY,
+    "apollo": EMPTY,
+    "schedule_free": (
+        "evaluates and saves an average, which it would put into ZeRO's pieces, where the model "
+        "does not see it"
+    ),
+    "adamw_torchao_8bit": UNROUNDED,
+    "adamw_torchao_4bit": UNROUNDED,
+    "adamw_bf16_sr": "rounds bfloat16 weights at random; ZeRO steps on float32 copies",
 }
-"""Optimizer -> what happens; the others have not been compared."""
+"""Optimizer -> what happens; the others gave the same curve under ZeRO as without it, but apex's,
+which needs a GPU and is on DeepSpeed's own list (runtime/zero/utils.py)."""
+
+RECOMPUTES_FROZEN = (0, 19, 8)
+"""DeepSpeed from which frozen weights can be recomputed under ZeRO-3; 0.19.2 fails.
+Source: https://github.com/deepspeedai/DeepSpeed/pull/8148"""
 
 VERSION = "deepspeed 0.19.8"
 
@@ -54,74 +71,84 @@ def _compiles_adam(facts: Facts) -> bool:
     return is_zero(facts) and offloads(facts) and facts.config.optimizer.option == "adamw"
 
 
+def _is_narrow(facts: Facts) -> bool:
+    return facts.config.precision.weights is Weights.bfloat16
+
+
+def _installed() -> str:
+    """Version of the package; the tested one where there is none."""
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return VERSION.split()[1]
+
+
+def _loses_frozen_weights(facts: Facts) -> bool:
+    config = facts.config
+    frozen = config.distributed.option == "zero3" and config.peft.option != "none"
+    if facts.planning or not frozen or config.memory.checkpointing is Checkpointing.off:
+        return False
+    numbers = [int(n) for n in re.findall(r"\d+", _installed())[:3]]
+    return tuple(numbers) < RECOMPUTES_FROZEN
+
+
 RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: is_zero(f) and f.config.optimizer.option not in ELEMENTWISE,
+        when=lambda f: is_zero(f) and f.config.optimizer.option in FAILS_ON_PIECES,
         value=lambda f: f.config.optimizer.option,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
-            + WHY_NOT.get(f.config.optimizer.option, "has not been compared with itself there")
+            f"{FAILS_ON_PIECES[f.config.optimizer.option]}"
         ),
         fix=lambda f: "optimizer=adamw",
         source="arXiv:1910.02054, section 5; docs/design/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
-        id="zero_needs_float32_weights",
+        id="zero_keeps_masters",
+        verdict=Verdict.impossible,
+        path="precision.master",
+        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.precision.master is Switch.off,
+        value=lambda f: f.config.precision.master.value,
+        why=lambda f: (
+            f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
+            "bfloat16 weights"
+        ),
+        fix=lambda f: "precision.master=auto",
+        source="docs/design/deepspeed.md",
+        versions=VERSION,
+    ),
+    Rule(
+        id="zero_rounds_adapters",
         verdict=Verdict.impossible,
         path="precision.weights",
-        when=lambda f: is_zero(f) and f.config.precision.weights is not Weights.float32,
+        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.peft.option != "none",
         value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
-            f"distributed={f.config.distributed.option} keeps float32 pieces of the weights to "
-            "step on, and has not been compared with itself on narrower ones"
+            "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"
         ),
         fix=lambda f: "precision=bf16",
-        source="docs/design/deepspeed.md",
+        source="deepspeed.runtime.engine, _cast_module_mixed_precision",
         versions=VERSION,
     ),
     Rule(
-        id="zero_without_float8",
+        id="zero3_recomputes_frozen_weights",
         verdict=Verdict.impossible,
-        path="precision.float8",
-        when=lambda f: is_zero(f) and f.config.precision.float8 is not Float8.off,
-        value=lambda f: f.config.precision.float8.value,
+        path="memory.checkpointing",
+        when=_loses_frozen_weights,
+        value=lambda f: f.config.memory.checkpointing.value,
         why=lambda f: (
-            f"distributed={f.config.distributed.option} has not been compared with itself on "
-            "float8 layers"
+            f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
+            f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
         ),
-        fix=lambda f: "precision=bf16",
-        source="docs/design/deepspeed.md",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero_evaluates_as_it_trains",
-        verdict=Verdict.impossible,
-        path="precision.evaluation",
-        when=lambda f: is_zero(f) and f.config.precision.evaluation is not Evaluation.same,
-        value=lambda f: f.config.precision.evaluation.value,
-        why=lambda f: "the number format is set inside DeepSpeed's engine, once for both",
-        fix=lambda f: "precision.evaluation=same",
-        source="deepspeed.runtime.engine, autocast_if_enabled; docs/design/deepspeed.md",
-        versions=VERSION,
-    ),
-    Rule(
-        id="zero_shares_out_all_weights",
-        verdict=Verdict.impossible,
-        path="peft",
-        when=lambda f: is_zero(f) and f.config.peft.option != "none",
-        value=lambda f: f.config.peft.option,
-        why=lambda f: (
-            f"under distributed={f.config.distributed.option} frozen weights have no part in "
-            "checkpoints, and recomputed ones fail (transformers#47254); adapters leave little to "
-            "share out"
+        fix=lambda f: (
+            "memory.checkpointing=off   (or: pip install -U deepspeed; distributed=zero2)"
         ),
-        fix=_without_offload,
         source="https://github.com/huggingface/transformers/issues/47254",
-        versions=VERSION,
+        versions="deepspeed before 0.19.8",
     ),
     Rule(
         id="zero_with_compile",

@@ -2,21 +2,29 @@
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.hardware import usable_cores
-from eke.schema import Float8, Packing, PeerToPeer
-from eke.sizes import has_master
+from eke.schema import Packing, PeerToPeer
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
 
-WORKS_ON_PARTS = ("adamw", "adamw_forloop", "adamw_foreach", "adamw_fused", "sgd")
-"""Optimizers seen to train on parts of tensors like on whole ones (tests/equivalence)."""
+MIXED = "(torch: got mixed torch.Tensor and DTensor)"
+PLAIN = (
+    "bitsandbytes' kernels take whole tensors (torch: Operator "
+    "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
+)
+UNSEEN = "torchao's compiled step has not been compared with itself on parts"
 
 FAILS_ON_PARTS = {
-    "adafactor": "it keeps sums over rows and columns, which a part of a matrix does not have "
-    "(torch: got mixed torch.Tensor and DTensor)",
+    "adafactor": f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}",
+    "galore": f"it projects whole matrices {MIXED}",
+    "apollo": f"it projects whole matrices {MIXED}",
+    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"), PLAIN),
+    "adamw_apex_fused": "apex's kernels take whole tensors",
+    **dict.fromkeys(("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"), UNSEEN),
 }
-"""Optimizer -> what goes wrong when each process has only a part of every tensor."""
+"""Optimizer -> what goes wrong when each process has only a part of every tensor; the others train
+on parts like on whole tensors (tests/equivalence/test_ranks.py)."""
 
 
 def _is_cut(facts: Facts) -> bool:
@@ -26,19 +34,29 @@ def _is_cut(facts: Facts) -> bool:
 
 
 def _optimizer_needs_whole(facts: Facts) -> bool:
-    return _is_cut(facts) and facts.config.optimizer.option not in WORKS_ON_PARTS
+    return _is_cut(facts) and facts.config.optimizer.option in FAILS_ON_PARTS
 
 
 def _why_whole(facts: Facts) -> str:
-    option = facts.config.optimizer.option
-    reason = FAILS_ON_PARTS.get(option, "it has not been seen to train like on whole tensors")
+    reason = FAILS_ON_PARTS[facts.config.optimizer.option]
     return f"distributed=fsdp gives each process a part of every tensor; {reason}"
 
 
 def _p2p_is_unused(facts: Facts) -> bool:
     sharing = facts.config.distributed
-    one_device = facts.device.kind != "cuda" or sharing.num_processes < 2
+    one_device = facts.device.kind != "cuda" or per_node(facts) < 2
     return sharing.p2p is PeerToPeer.off and one_device
+
+
+def per_node(facts: Facts) -> int:
+    """Processes on each machine, or on the one with the most."""
+    sharing = facts.config.distributed
+    return -(-sharing.num_processes // sharing.num_nodes)
+
+
+def _shared_evenly(facts: Facts) -> int:
+    """The next number of processes that machines can share."""
+    return per_node(facts) * facts.config.distributed.num_nodes
 
 
 def _is_data_parallel(facts: Facts) -> bool:
@@ -137,45 +155,7 @@ RULES = (
         why=_why_whole,
         fix=lambda f: "optimizer=adamw   (or: distributed=ddp)",
         source="tests/unit/build/test_sharding.py: each one's step on sharded parameters",
-        versions="torch 2.13, transformers 5.23",
-    ),
-    Rule(
-        id="fsdp_without_adapters",
-        verdict=Verdict.impossible,
-        path="peft",
-        when=lambda f: _is_cut(f) and f.config.peft.option != "none",
-        value=lambda f: f.config.peft.option,
-        why=lambda f: (
-            "distributed=fsdp cuts frozen weights and adapters alike, which has not been seen to "
-            "train as it does uncut"
-        ),
-        fix=lambda f: "distributed=ddp",
-        source=FSDP_DOCS,
-        versions="torch 2.13, peft 0.21",
-    ),
-    Rule(
-        id="fsdp_without_masters",
-        verdict=Verdict.impossible,
-        path="precision.master",
-        when=lambda f: _is_cut(f) and has_master(f.config),
-        value=lambda f: f.config.precision.master.value,
-        why=lambda f: (
-            "under distributed=fsdp a checkpoint holds one process's part of the float32 copies, "
-            "and a run that continues from it is another one"
-        ),
-        fix=lambda f: "precision.master=off   (or: distributed=ddp)",
-        source="docs/lab.md, 2026-11-21",
-    ),
-    Rule(
-        id="fsdp_without_float8",
-        verdict=Verdict.impossible,
-        path="precision.float8",
-        when=lambda f: _is_cut(f) and f.config.precision.float8 is not Float8.off,
-        value=lambda f: f.config.precision.float8.value,
-        why=lambda f: "distributed=fsdp has not been compared with itself on float8 layers",
-        fix=lambda f: "precision=bf16",
-        source=FSDP_DOCS,
-        versions="torch 2.13, torchao 0.18",
+        versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
     ),
     Rule(
         id="fsdp_keeps_its_activations",
@@ -212,14 +192,14 @@ RULES = (
         id="more_processes_than_cores",
         verdict=Verdict.unsafe,
         path="distributed.num_processes",
-        when=lambda f: (
-            f.device.kind == "cpu" and f.config.distributed.num_processes > usable_cores()
-        ),
+        when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
         value=lambda f: f.config.distributed.num_processes,
         why=lambda f: (
             f"processes would share {usable_cores()} cores, and wait for each other in each step"
         ),
-        fix=lambda f: f"distributed.num_processes={usable_cores()}",
+        fix=lambda f: (
+            f"distributed.num_processes={usable_cores() * f.config.distributed.num_nodes}"
+        ),
         source="a process computes on at least one core",
     ),
     Rule(
@@ -229,11 +209,51 @@ RULES = (
         when=lambda f: (
             f.config.distributed.option != "none"
             and f.device.kind == "cuda"
-            and f.config.distributed.num_processes > f.device.count
+            and per_node(f) > f.device.count
         ),
         value=lambda f: f.config.distributed.num_processes,
-        why=lambda f: f"one process takes one device; there are {f.device.count}",
-        fix=lambda f: f"distributed.num_processes={f.device.count}",
+        why=lambda f: (
+            f"one process takes one device; there are {f.device.count}"
+            + (" on each machine" if f.config.distributed.num_nodes > 1 else "")
+        ),
+        fix=lambda f: (
+            f"distributed.num_processes={f.device.count * f.config.distributed.num_nodes}"
+        ),
         source="DESIGN section 5",
+    ),
+    Rule(
+        id="nodes_without_strategy",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: (
+            f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
+        ),
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
+        fix=lambda f: f"distributed=ddp distributed.num_processes={_shared_evenly(f)}",
+        source="DESIGN section 5",
+    ),
+    Rule(
+        id="nodes_share_unevenly",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: (
+            f"machines share the processes evenly, and {f.config.distributed.num_processes} "
+            "is no multiple"
+        ),
+        fix=lambda f: f"distributed.num_processes={_shared_evenly(f)}",
+        source="DESIGN section 5",
+    ),
+    Rule(
+        id="nodes_not_at_hand",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: "this command starts processes on one machine only",
+        fix=lambda f: "distributed.num_nodes=1   (or: hydra/launcher=slurm)",
+        source="DESIGN section 7",
     ),
 )

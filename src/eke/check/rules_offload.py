@@ -2,6 +2,7 @@
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_deepspeed import VERSION, is_zero, offloads
+from eke.schema import NvmeOffload
 from eke.sizes import STAGE
 
 OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
@@ -12,6 +13,10 @@ def _stage(facts: Facts) -> str:
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
     processes = facts.config.distributed.num_processes
     return f"distributed={zero}" + (f" distributed.num_processes={processes}")
+
+
+def _is_nvme(facts: Facts) -> bool:
+    return isinstance(facts.config.offload, NvmeOffload)
 
 
 RULES = (
@@ -33,12 +38,13 @@ RULES = (
         path="offload",
         when=lambda f: (
             f.config.distributed.option in ("zero1", "zero2")
-            and f.config.offload.option == "params_cpu"
+            and f.config.offload.option in ("params_cpu", "nvme")
         ),
         value=lambda f: f.config.offload.option,
         why=lambda f: (
             f"needs state that is cut by weight, as stage 3 has it; "
             f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
+            + (", and would silently keep it in host memory" if _is_nvme(f) else "")
         ),
         fix=lambda f: "distributed=zero3",
         source=OFFLOAD_DOCS,
@@ -48,7 +54,7 @@ RULES = (
         id="offload_on_cpu",
         verdict=Verdict.no_effect,
         path="offload",
-        when=lambda f: is_zero(f) and offloads(f) and f.device.kind == "cpu",
+        when=lambda f: is_zero(f) and offloads(f) and f.device.kind == "cpu" and not _is_nvme(f),
         value=lambda f: f.config.offload.option,
         why=lambda f: "the device is the host: what would leave the device's memory stays in it",
         fix=lambda f: "offload=none",

@@ -3,6 +3,7 @@
 from eke.check.capability import capability_of, older_than
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import Compute, Evaluation, Float8, PretrainedModel, Switch, Weights
+from eke.sizes import has_master
 
 TF32_CAPABILITY = (8, 0)
 BF16_CAPABILITY = (8, 0)
@@ -41,7 +42,7 @@ def _loses_updates(facts: Facts) -> bool:
     config = facts.config
     return (
         _is_narrow(facts)
-        and config.precision.master is not Switch.on
+        and not has_master(config)
         and config.optimizer.option not in ROUNDS_STOCHASTICALLY
         and config.optimizer.lr < SMALLEST_STEP
     )

@@ -48,7 +48,8 @@ def _runs(facts: Facts) -> Path:
     return user_path(facts.config.paths.runs)
 
 
-def _existing_parent(path: Path) -> Path:
+def existing_parent(path: Path) -> Path:
+    """The nearest folder, or file, at or above `path` that is there."""
     path = path.absolute()
     while not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
         path = path.parent
@@ -56,7 +57,7 @@ def _existing_parent(path: Path) -> Path:
 
 
 def _runs_unwritable(facts: Facts) -> bool:
-    parent = _existing_parent(_runs(facts))
+    parent = existing_parent(_runs(facts))
     writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     return not facts.planning and not (writable and not _overlong_name(facts))
 
@@ -67,7 +68,7 @@ def _overlong_name(facts: Facts) -> str:
 
 
 def _runs_reason(facts: Facts) -> str:
-    parent = _existing_parent(_runs(facts))
+    parent = existing_parent(_runs(facts))
     if not parent.is_dir():
         return f"{parent} is not a folder"
     if overlong := _overlong_name(facts):
@@ -84,7 +85,7 @@ MIN_FREE_BYTES = 64 * 2**20
 
 
 def _free_bytes(facts: Facts) -> int:
-    return shutil.disk_usage(_existing_parent(_runs(facts))).free
+    return shutil.disk_usage(existing_parent(_runs(facts))).free
 
 
 BATCH = "DESIGN: per_device x accumulation x processes = target"

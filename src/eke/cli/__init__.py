@@ -8,8 +8,11 @@ USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
 
   eke train [overrides]    the same as python train.py
-  eke plan [overrides]     every derived decision with its reason; nothing is run
-                           (--json: for machines)
+  eke plan [overrides]     every derived decision with its reason, and the memory
+                           it takes; nothing is run (--json: for machines)
+                           (--why: what dominates, and what would make it fit)
+                           (--quick: memory by formulas, if no trace is kept)
+                           (hardware=all: on every known GPU)
   eke schema FOLDER        JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
@@ -44,8 +47,11 @@ def _do(arguments: list[str]) -> int:
         return app.main(rest)
     if command == "plan":
         as_json = "--json" in rest
-        overrides = [argument for argument in rest if argument != "--json"]
-        return app.main([*overrides, "plan_only=true"], as_json=as_json)
+        why = "--why" in rest
+        quick = "--quick" in rest
+        overrides = [each for each in rest if each not in ("--json", "--why", "--quick")]
+        typed = [*overrides, "plan_only=true"]
+        return app.main(typed, as_json=as_json, why=why, trace=not quick)
     if command == "schema":
         return schema.main(rest)
     if command == "doctor":

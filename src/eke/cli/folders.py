@@ -9,15 +9,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from eke import app
 from eke.errors import ConfigError, EkeError, Problem
-from eke.files import read_json
+from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
 from eke.launch.standing import RUNNING, Standing, find_standings
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
+from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
 
@@ -85,7 +87,9 @@ def render(standings: Sequence[Standing]) -> str:
             lines += ["", f"{each.state}: {each.paths.folder.name}", f"  {each.note}"]
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    return "\n".join(line.rstrip() for line in [*lines, "", f"{len(standings)} runs: {total}"])
+    return "\n".join(
+        line.rstrip() for line in [*lines, "", f"{format_number(len(standings), 'run')}: {total}"]
+    )
 
 
 def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
@@ -163,10 +167,15 @@ def cancel(options: argparse.Namespace) -> int:
     scheduler.cancel([s.job for s in active if s.job])
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
     watchers = {s.paths.folder: _watcher(s.paths) for s in active if not s.job}
-    answers = {watcher: _interrupt(watcher) for watcher in set(watchers.values())}
+    locks = {watchers[s.paths.folder]: s.paths.lock for s in active if not s.job}
+    answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
     refused = [text for text in answers.values() if text]
     count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in active)
-    said = f"asked {count} runs to save and end" if active else "nothing is queued or running"
+    said = (
+        f"asked {format_number(count, 'run')} to save and end"
+        if active
+        else "nothing is queued or running"
+    )
     _print([said, *refused])
     return EXIT_FAILED if refused else EXIT_OK
 
@@ -181,12 +190,15 @@ def _watcher(paths: RunPaths) -> tuple[str, str]:
         return host or socket.gethostname(), ""
 
 
-def _interrupt(watcher: tuple[str, str]) -> str:
+def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     """Ctrl-C for a process of this machine; returns why not, if so."""
     host, process = watcher
     if host != socket.gethostname():
         return f"process {process} runs on {host}: cancel it there"
     try:
+        # The one that wrote its number may be gone, and the number another's.
+        if not has_open(int(process), lock):
+            return f"process {process} does not hold {lock}; its worker ends by itself"
         os.kill(int(process), signal.SIGINT)
     except (OSError, ValueError) as error:
         return f"process {process} cannot be asked: {error}"
@@ -223,7 +235,7 @@ def retry(options: argparse.Namespace) -> int:
     os.chdir(content["directory"])
     for paths in chosen:
         set_aside(paths)
-    _print([f"{len(chosen)} runs are tried again"])
+    _print([f"to try again: {format_number(len(chosen), 'run')}"])
     return app.main(command) if chosen else EXIT_OK
 
 

@@ -25,7 +25,7 @@ GROUPS: dict[str, str] = {
     "compile": "torch.compile",
     "kernels": "fused operations",
     "distributed": "processes and sharding",
-    "offload": "what waits in host memory",
+    "offload": "state off the device",
     "dataloader": "how batches arrive",
     "peft": "which weights are trained",
     "engine": "training loop",

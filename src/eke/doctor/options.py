@@ -17,7 +17,7 @@ from eke.sizes import VALID_TASKS
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
 """Groups that ask nothing of a machine, or that need a path nobody has typed."""
 
-NEEDS_MORE = {("model", "pretrained")}
+NEEDS_MORE = {("model", "pretrained"), ("offload", "nvme")}
 """Options that say nothing without another key."""
 
 

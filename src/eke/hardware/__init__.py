@@ -3,6 +3,7 @@
 from eke.hardware.cpu import usable_cores
 from eke.hardware.detect import choose, detect
 from eke.hardware.device import Device
+from eke.hardware.disk import file_system
 from eke.hardware.environment import environment
 from eke.hardware.fingerprint import machine_fingerprint
 from eke.hardware.processes import foreign_processes
@@ -17,6 +18,7 @@ __all__ = [
     "cpu_slots",
     "detect",
     "environment",
+    "file_system",
     "foreign_processes",
     "gpu_slots",
     "machine_fingerprint",

@@ -5,15 +5,20 @@ from eke.launch.books import Books
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.job import Job
 from eke.launch.live import place_of
+from eke.launch.nodes import Head, follow, this_task
 from eke.launch.pool import Pool, find_devices
 from eke.launch.ranks import (
     become_worker,
     check_started_ranks,
+    check_started_tasks,
+    is_first,
     let_rank_0_speak,
+    machines_at_hand,
     my_rank,
     ranks_are_started,
 )
 from eke.launch.single import run_single
+from eke.launch.supervise import STOP_SIGNALS
 from eke.launch.sweep import (
     Cell,
     SweepFile,
@@ -24,18 +29,24 @@ from eke.launch.sweep import (
 )
 
 __all__ = [
+    "STOP_SIGNALS",
     "Books",
     "Cell",
+    "Head",
     "Job",
     "Place",
     "Pool",
     "SweepFile",
     "become_worker",
     "check_started_ranks",
+    "check_started_tasks",
     "claim",
     "find_devices",
     "find_place",
+    "follow",
+    "is_first",
     "let_rank_0_speak",
+    "machines_at_hand",
     "merge_duplicates",
     "my_rank",
     "open_board",
@@ -45,4 +56,5 @@ __all__ = [
     "sweep_exit_code",
     "sweep_id",
     "sweep_paths",
+    "this_task",
 ]

@@ -1,6 +1,6 @@
 """Which runs can only need more memory than one that ran out of it.
 
-Until there is a forecast of memory, an order that holds whatever the model: the same run with a
+An order that holds whatever the model, as a forecast's does not: the same run with a
 larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
 16-bit weights needs no less. Anything else that differs (another optimizer, another attention
 kernel) leaves two runs without an order; so does autocast, which adds 16-bit copies of the weights.
@@ -73,7 +73,10 @@ def _flat(plan: Plan) -> dict[str, Any]:
     return found
 
 
-_AROUND = ("tracker.", "paths.", "hardware.", "rerun", "plan_only", "launcher.", "train.log_every")
+_AROUND = (
+    "tracker.", "paths.", "hardware.", "rerun", "plan_only", "ignore_forecast", "launcher.",
+    "train.log_every",
+)  # fmt: skip
 """Starts of keys of what surrounds a run."""
 
 

@@ -9,9 +9,9 @@ from eke.errors import RunError
 from eke.files import write_atomic
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.settle import settle
-from eke.launch.supervise import Worker
+from eke.launch.supervise import Spot, Worker
 from eke.paths import RunPaths, user_path
-from eke.plan import Plan, plan_to_plain, write_plan
+from eke.plan import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
 from eke.record import Record, read_attempts
 
 
@@ -41,6 +41,7 @@ class LiveRun:
         num_processes: int,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        spot: Spot | None = None,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
@@ -50,6 +51,7 @@ class LiveRun:
             num_processes: to start here.
             environment: variables of the worker's own.
             descriptors: locks that are held as long as the worker lives.
+            spot: which machine this is, of a run that has several.
 
         Raises:
             BusyError: somebody works on this run.
@@ -61,7 +63,8 @@ class LiveRun:
             lock = self._held.enter_context(claim(place.paths))
             write_down(place.paths, plan)
             self._attempts_before = len(read_attempts(place.paths))
-            self.worker = Worker(place.paths, num_processes, environment, [lock, *descriptors])
+            locks = [lock, *descriptors]
+            self.worker = Worker(place.paths, num_processes, environment, locks, spot)
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):
@@ -88,6 +91,7 @@ class LiveRun:
         """
         try:
             code = self.worker.finish()
+            remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
             return settle(self.place.paths, self.plan, code, self._attempts_before)
         except OSError as error:
             raise _unwritable(self.place, error) from error

@@ -6,8 +6,9 @@ import time
 from typing import NoReturn
 
 from eke.errors import ConfigError, Problem
+from eke.launch.nodes import this_task
 from eke.launch.supervise import worker_command, worker_environment
-from eke.paths import RANK, WORLD_SIZE, RunPaths
+from eke.paths import LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, RunPaths
 
 #: What rank 0 may need to say why nothing runs, s: the launcher ends all ranks when one leaves.
 SPEECH_S = 30.0
@@ -29,6 +30,38 @@ def ranks_are_started() -> bool:
 def my_rank() -> int:
     """The number of this process among them; 0 for the one that plans, prints and writes."""
     return int(os.environ[RANK]) if ranks_are_started() else 0
+
+
+def is_first() -> bool:
+    """Whether this process speaks for all that were started for the same command."""
+    return my_rank() == 0 and this_task().node == 0
+
+
+def machines_at_hand() -> int:
+    """Machines that somebody has started this command on: by srun, or by torchrun."""
+    try:
+        here = int(os.environ.get(LOCAL_WORLD_SIZE, "1"))
+    except ValueError:
+        here = 1
+    return max(this_task().count, started_ranks() // max(1, here) if ranks_are_started() else 1)
+
+
+def check_started_tasks(what: str, num_nodes: int) -> None:
+    """A step of SLURM's and the configuration must speak of the same number of machines.
+
+    Args:
+        what: `a run` or `a sweep`.
+        num_nodes: what the configuration says; 1 for a sweep.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    count = this_task().count
+    if count in (1, num_nodes):
+        return
+    why = f"srun has started {count} tasks, and {what} takes one on each of its machines"
+    fix = f"srun --ntasks={num_nodes} --ntasks-per-node=1 python train.py ..."
+    raise ConfigError(Problem("distributed.num_nodes", str(num_nodes), why, fix))
 
 
 def check_started_ranks(option: str, num_processes: int) -> None:

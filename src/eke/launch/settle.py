@@ -4,6 +4,7 @@ import dataclasses
 import re
 import signal
 
+from eke.forecast import note_forecast
 from eke.hardware import environment
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
@@ -46,6 +47,7 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
     outcome, failure = end_of_ranks(paths, attempt) or alone
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
+    note_forecast(record, plan)
     write_record(paths, record)
     return record
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from eke.launch.folder import Place
 from eke.launch.follow import View, open_view
-from eke.launch.live import LiveRun
+from eke.launch.nodes import Head, start_run
 from eke.launch.ranks import ranks_are_started
 from eke.launch.supervise import forward_signals
 from eke.plan import Plan
@@ -31,15 +31,20 @@ class Watched(Protocol):
         ...
 
 
-def run_single(plan: Plan, place: Place) -> Record:
+def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it.
+
+    Args:
+        plan: what is to be done.
+        place: where.
+        head: knows the other machines of a run that has several.
 
     Raises:
         BusyError: somebody works on this run.
-        RunError: the folder cannot be written.
+        EkeError: machines are missing, or the folder cannot be written.
     """
     with open_view(place.paths, plan.steps.total) as view:
-        live = LiveRun(plan, place, 1 if ranks_are_started() else plan.batch.world_size)
+        live = start_run(plan, place, head, 1 if ranks_are_started() else None)
         try:
             watch(live, view)
         finally:

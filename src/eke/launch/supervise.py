@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,11 +22,29 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 before a time limit."""
 
 
-def worker_command(paths: RunPaths, num_processes: int = 1) -> list[str]:
-    """The command that trains: the worker, or the agent that starts one for each rank."""
-    if num_processes == 1:
+@dataclass(frozen=True)
+class Spot:
+    """A machine among those of a run."""
+
+    node: int
+    """Its number; 0 is where rank 0 and the run's lock are."""
+    num_nodes: int
+    endpoint: str
+    """Where the processes of all machines meet: `host:port`."""
+
+
+def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = None) -> list[str]:
+    """The command that trains: the worker, or the agent that starts one for each rank.
+
+    Args:
+        paths: the run folder.
+        num_processes: to start on this machine.
+        spot: which machine this is; None where a run has no other.
+    """
+    if spot is None and num_processes == 1:
         return [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
-    return [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
+    command = [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
+    return command + ([str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else [])
 
 
 def source_folder() -> str:
@@ -55,6 +74,7 @@ class Worker:
         num_processes: int = 1,
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
+        spot: Spot | None = None,
     ) -> None:
         """Start it.
 
@@ -63,10 +83,13 @@ class Worker:
             num_processes: to start; one where somebody else has started the other ranks.
             environment: variables of its own.
             descriptors: locks that the worker holds, too: until it is gone, whoever started it.
+            spot: which machine this is, of a run that has several.
         """
-        with open(paths.log, "ab") as log:
+        # Two machines that append to one file of a network file system overwrite each other.
+        file = paths.node_log(spot.node) if spot and spot.node else paths.log
+        with open(file, "ab") as log:
             self.process = subprocess.Popen(
-                worker_command(paths, num_processes),
+                worker_command(paths, num_processes, spot),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,10 +1,11 @@
 """The plan: what will be run, decided and explained before anything heavy is imported."""
 
-from eke.plan.make import make_plan
+from eke.plan.make import make_plan, replan
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.show import render_plan
 from eke.plan.store import plan_to_plain, read_plan, write_plan
+from eke.plan.swap import remove_swap, swap_files, swap_folder
 
 __all__ = [
     "BatchPlan",
@@ -16,6 +17,10 @@ __all__ = [
     "outline_record",
     "plan_to_plain",
     "read_plan",
+    "remove_swap",
     "render_plan",
+    "replan",
+    "swap_files",
+    "swap_folder",
     "write_plan",
 ]

@@ -23,12 +23,22 @@ OWNED: dict[str, Callable[[Any], str]] = {
     "zero_optimization.offload_optimizer.device": lambda value: _offload(value, "optimizer_cpu"),
     "zero_optimization.offload_param.device": lambda value: _offload(value, "params_cpu"),
     "fp16.enabled": lambda value: f"precision={'fp16' if value else 'fp32'}",
-    "bf16.enabled": lambda value: f"precision={'bf16' if value else 'fp32'}",
+    "bf16.enabled": lambda value: f"precision={'bf16_pure' if value else 'fp32'}",
 }
 """What the plan decides -> the override that says the same as the file."""
 
+OWNED_ON_DISK: dict[str, Callable[[Any], str]] = {
+    "zero_optimization.offload_optimizer.nvme_path": lambda value: f"offload.path={value}",
+    "zero_optimization.offload_param.nvme_path": lambda value: f"offload.path={value}",
+    "zero_optimization.sub_group_size": lambda value: f"offload.piece_numbers={value:.0f}",
+    "aio.block_size": lambda value: f"offload.block_bytes={value}",
+    "aio.queue_depth": lambda value: f"offload.queue_depth={value}",
+    "aio.intra_op_parallelism": lambda value: f"offload.threads={value}",
+}
+"""The same with `offload=nvme`; without it they are nobody's."""
+
 OWN_FORMATS = ("fp16.enabled", "bf16.enabled")
-"""DeepSpeed's own 16-bit weights, which eke does not use."""
+"""DeepSpeed's 16-bit weights: float16 ones are none of eke's, bfloat16 ones are bf16_pure's."""
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 """DeepSpeed's name of an optimizer -> eke's options begin with."""
@@ -140,11 +150,15 @@ def _lay_over(
             if path not in OWNED and key not in mine:
                 why = f"has {path}=auto, for which eke has no value"
                 problems.append(Problem(KEY, name, why, f"remove {path} from {name}"))
-        elif path in OWNED and not _same(value, ours):
+        elif _is_owned(path, ours) and not _same(value, ours):
             problems.append(_contradiction(path, value, ours, name))
         else:
             merged[key] = value
     return merged
+
+
+def _is_owned(path: str, ours: Any) -> bool:
+    return path in OWNED or (path in OWNED_ON_DISK and ours is not None)
 
 
 def _same(theirs: Any, ours: Any) -> bool:
@@ -161,15 +175,16 @@ def _is_off(value: Any) -> bool:
 def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
     why = f"says {path}={format_value(theirs)}, the configuration {format_value(ours)}"
     if path in OWN_FORMATS:
-        why = (
-            f"says {path}={format_value(theirs)}: 16-bit weights of DeepSpeed's own; eke's keep "
-            f"float32 weights and compute under autocast ({path}=auto leaves it to eke)"
+        why += (
+            ": it is the format of the weights themselves, not the one that autocast computes in "
+            f"({path}=auto leaves it to eke)"
         )
-    return Problem(KEY, name, why, f"{OWNED[path](theirs)}   (or: remove {path} from {name})")
+    fix = (OWNED | OWNED_ON_DISK)[path]
+    return Problem(KEY, name, why, f"{fix(theirs)}   (or: remove {path} from {name})")
 
 
 def _offload(device: str, cpu_option: str) -> str:
-    return f"offload={ {'cpu': cpu_option}.get(device, 'none') }"
+    return f"offload={ {'cpu': cpu_option, 'nvme': 'nvme'}.get(device, 'none') }"
 
 
 def _other_optimizer(config: Config, section: Any) -> list[Problem]:

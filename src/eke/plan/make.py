@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from eke.errors import ConfigError, Problem
 from eke.hardware import Device, machine_fingerprint
@@ -98,6 +99,30 @@ def make_plan(
         data_fingerprint=data.fingerprint,
         vocabulary=data.vocabulary,
         store=data.store,
+        deepspeed=deepspeed,
+    )
+
+
+def replan(plan: Plan, config: Config) -> Plan:
+    """The same run with other techniques, for a forecast: data, length and identity stay.
+
+    Args:
+        plan: as made.
+        config: of the same model, task and data; checked.
+
+    Raises:
+        ConfigError: the user's DeepSpeed configuration contradicts it.
+    """
+    notes: list[Decision] = []
+    batch = _plan_batch(config, notes)
+    theirs = read_user_settings(config)
+    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, notes)
+    return replace(
+        plan,
+        config=config,
+        batch=batch,
+        compute=_plan_compute(config, plan.device, notes),
+        size=model_size(config),
         deepspeed=deepspeed,
     )
 
@@ -254,7 +279,10 @@ def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> 
         decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
     if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
         reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
-        decisions.append(Decision("precision.master", "off", reason))
+        if has_master(config):
+            reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
+        master = "on" if has_master(config) else "off"
+        decisions.append(Decision("precision.master", master, reason))
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)

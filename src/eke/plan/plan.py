@@ -119,3 +119,8 @@ class Plan:
     """Key of the prepared tokens in the cache folder; empty where there are none."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
+
+    @property
+    def processes_per_node(self) -> int:
+        """Processes on each machine."""
+        return self.batch.world_size // self.config.distributed.num_nodes

@@ -19,7 +19,7 @@ def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
         return []
     said = f"{waited:.0%} of the time of a step went by waiting for data"
     workers = plan.config.dataloader.workers
-    cores = usable_cores() // plan.batch.world_size
+    cores = usable_cores() // plan.processes_per_node
     if workers == 0:
         return [f"{said} (dataloader=workers)"]
     if 2 * workers <= cores:

@@ -29,6 +29,8 @@ class DeadRank:
     rank: int
     exit_code: int
     """Negative for a signal, as in Python's subprocess."""
+    node: int = 0
+    """Number of its machine."""
 
 
 def write_rank_failure(
@@ -43,7 +45,7 @@ def write_rank_failure(
 def write_dead_rank(paths: RunPaths, dead: DeadRank) -> None:
     """Write it atomically, like the above."""
     with contextlib.suppress(OSError):
-        write_json(paths.dead_rank, asdict(dead))
+        write_json(paths.dead_rank(dead.node), asdict(dead))
 
 
 def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
@@ -59,9 +61,14 @@ def read_rank_failures(paths: RunPaths, attempt: int) -> list[RankFailure]:
 
 
 def read_dead_rank(paths: RunPaths, attempt: int) -> DeadRank | None:
-    """The first process of this attempt to end, where somebody saw it."""
-    try:
-        dead = cattrs.structure(read_json(paths.dead_rank), DeadRank)
-    except (OSError, ValueError, cattrs.BaseValidationError):
-        return None
-    return dead if dead.attempt == attempt else None
+    """The first process of this attempt to end, where somebody saw it.
+
+    Of several machines, each of which has seen one, the one that a signal killed, else one that is
+    not rank 0: those who are left behind fail with an ordinary exit code.
+    """
+    found = []
+    for path in paths.folder.glob(f"{paths.dead_rank().stem}*.json"):
+        with contextlib.suppress(OSError, ValueError, cattrs.BaseValidationError):
+            found.append(cattrs.structure(read_json(path), DeadRank))
+    mine = [dead for dead in found if dead.attempt == attempt]
+    return min(mine, key=lambda d: (d.exit_code >= 0, d.rank == 0, d.rank), default=None)

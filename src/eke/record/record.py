@@ -69,12 +69,22 @@ class MeasuredMemory:
 
 @dataclass
 class PredictedMemory:
-    """Bytes, from the forecast; absent until there is one."""
+    """The forecast (eke.forecast.Forecast), in bytes of what one device must have room for."""
 
     low: int
     expected: int
     high: int
     components: dict[str, int] = field(default_factory=dict)
+    """Of the expected peak; they add up to it."""
+    method: str = ""
+    """`trace`, `upper_bound` or `closed_form`."""
+    basis: str = ""
+    """What is counted, in words."""
+    allocated_bytes: int | None = None
+    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`."""
+    verdict: str = ""
+    notes: list[str] = field(default_factory=list)
+    """Why the range is as wide as it is."""
 
 
 @dataclass
@@ -83,6 +93,8 @@ class MemoryRecord:
 
     predicted: PredictedMemory | None = None
     measured: MeasuredMemory | None = None
+    advice: list[str] = field(default_factory=list)
+    """After running out of memory: overrides with which it should fit, the cheapest first."""
 
 
 @dataclass

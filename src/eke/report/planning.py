@@ -36,6 +36,10 @@ class PlanningLine:
         """So many cells are checked and planned."""
         self._show(f"checked and planned {done} of {total} cells")
 
+    def traced(self, done: int, total: int) -> None:
+        """The memory of so many cells is traced, of those that may not fit."""
+        self._show(f"traced the memory of {done} of {total} cells")
+
     def close(self) -> None:
         """Wipe the line, if there is one on a terminal."""
         if self._written and self._stream.isatty():

@@ -96,9 +96,9 @@ def _phases(record: Record) -> str:
 
 def _memory_lines(record: Record) -> list[Line]:
     memory = record.memory.measured
+    lines: list[Line] = _advice_lines(record)
     if memory is None:
-        return []
-    lines: list[Line] = []
+        return lines
     if memory.peak_allocated_bytes is not None:
         reserved = memory.peak_reserved_bytes
         note = f"{format_bytes(reserved)} reserved" if reserved is not None else ""
@@ -108,12 +108,35 @@ def _memory_lines(record: Record) -> list[Line]:
             peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
             note += f"; each of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
         lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
+        lines += _predicted_lines(record, memory.peak_allocated_bytes)
     if memory.stages:
         stages = ", ".join(
             f"{format_bytes(size)} {stage.replace('_', ' ')}"
             for stage, size in memory.stages.items()
         )
         lines.append(("memory by stage", stages, ""))
+    return lines
+
+
+def _predicted_lines(record: Record, measured: int) -> list[Line]:
+    """What was expected of the same quantity, and how far off that was."""
+    predicted = record.memory.predicted
+    if predicted is None or predicted.allocated_bytes is None or not measured:
+        return []
+    error = predicted.allocated_bytes / measured - 1
+    method = {"closed_form": "by formulas"}.get(predicted.method, "traced")
+    note = f"{error:+.1%} of the measured peak, {method}"
+    return [("predicted", format_bytes(predicted.allocated_bytes), note)]
+
+
+def _advice_lines(record: Record) -> list[Line]:
+    """After running out of memory: what to type, and what was expected."""
+    lines: list[Line] = []
+    predicted = record.memory.predicted
+    if record.memory.advice and predicted is not None:
+        between = f"{format_bytes(predicted.low)} to {format_bytes(predicted.high)}"
+        lines.append(("predicted", format_bytes(predicted.expected), between))
+    lines += [("would need less", text, "") for text in record.memory.advice]
     return lines
 
 

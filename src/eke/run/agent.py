@@ -1,8 +1,9 @@
-"""`python -m eke.run.agent RUN_DIR PROCESSES`: starts the ranks of one run on this machine.
+"""`python -m eke.run.agent RUN_DIR PROCESSES [NODE NODES HOST:PORT]`: starts ranks of one run here.
 
-This is what `torchrun --standalone` does, through the same interface of torch, so that the first
-rank to die can be named in the record. Signals go on to the ranks, which agree on a step to stop
-after; when one of them fails, torch's agent ends the others.
+This is what `torchrun --standalone` does (with several machines: `torchrun --node-rank`), through
+the same interface of torch, so that the first rank to die can be named in the record. Signals go on
+to the ranks, which agree on a step to stop after; when one of them fails, torch's agent ends the
+others on its machine.
 """
 
 import logging
@@ -11,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,21 +34,13 @@ kernel then kills them."""
 def main(arguments: list[str]) -> int:
     """Run all ranks to their end; returns 0, or what the run's exit should look like."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
+    node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
     end_with_parent(signal.SIGTERM)
     os.environ[AGENT] = str(os.getpid())
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))
     quiet_elastic()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        run_id=str(os.getpid()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,  # a run continues from its checkpoint: typed again, or by its launcher
-        signals_to_handle=FORWARDED,
-    )
+    config = launch_config(num_processes, int(node), int(num_nodes), endpoint)
     try:
         worker = [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
         elastic_launch(config, worker[0])(*worker[1:])
@@ -56,8 +50,32 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
         attempt = max(0, len(read_attempts(paths)) - 1)
-        write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode))
+        write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
         return EXIT_FAILED
+
+
+def launch_config(num_processes: int, node: int, num_nodes: int, endpoint: str) -> LaunchConfig:
+    """How torch's agent finds the others.
+
+    On several machines by fixed numbers: rank 0 has to be where the run's folder is held, and
+    torch's elastic rendezvous numbers machines as it likes.
+    """
+    where: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    if num_nodes > 1:
+        where = {
+            "rdzv_backend": "static",
+            "rdzv_endpoint": endpoint,
+            "rdzv_configs": {"rank": node},
+        }
+    return LaunchConfig(
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        nproc_per_node=num_processes,
+        run_id=endpoint or str(os.getpid()),
+        max_restarts=0,  # a run continues from its checkpoint: typed again, or by its launcher
+        signals_to_handle=FORWARDED,
+        **where,
+    )
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:

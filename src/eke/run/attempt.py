@@ -8,7 +8,7 @@ import torch
 
 from eke.hardware import foreign_processes
 from eke.paths import SHARED_DEVICE, RunPaths
-from eke.plan import Plan
+from eke.plan import Plan, remove_swap, swap_folder
 from eke.record import (
     EXIT_FAILED,
     EXIT_OK,
@@ -114,6 +114,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         outcome, failure = classify(error, meter.phase)
         say_failure(outcome, failure)
         return outcome, failure
+    finally:
+        remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
 
 
 def note_first_stages(attempt: Attempt) -> None:

@@ -12,7 +12,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ def save_checkpoint(
     with translated_errors(folder / checkpoint_name(step)), removed_on_error(unfinished):
         begin_checkpoint(unfinished)
         states = whole.optimizer if whole else optimizer.state_dict()
-        with evaluation_weights(optimizer) as training_weights:
+        switched = nullcontext(whole.training) if whole else evaluation_weights(optimizer)
+        with switched as training_weights:
             save_pretrained(model, unfinished, tokenizer, weights=whole.weights if whole else None)
         tensors = {
             "optimizer": states,

@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eke.build.deepspeed import LOCKSTEP, Engine, flat_pieces, gather_weights, held_tensors
+from eke.build.adapter_files import is_adapted
+from eke.build.deepspeed import (
+    LOCKSTEP,
+    Engine,
+    flat_pieces,
+    gather_weights,
+    held_tensors,
+    piece_numbers,
+)
+from eke.build.swapping import in_memory
 from eke.errors import RunError
 from eke.plan import Plan
 from eke.run.loss_scale import LossScale
@@ -57,21 +66,39 @@ class DeepSpeedUpdate:
         return held_tensors(self.engine)
 
     def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """The whole model's weights where `keep`; None where the model itself has them.
+        """What a checkpoint holds of the weights where `keep`; None where the model has them.
 
         A collective: every rank must call it.
         """
         if self.engine.zero_optimization_stage() < 3:
             return None
+        return gather_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
+
+    def all_weights(self, keep: bool) -> dict[str, Tensor] | None:
+        """As `weights`; frozen ones, too, which a checkpoint of adapters leaves out."""
+        if self.engine.zero_optimization_stage() < 3:
+            return None
         return gather_weights(self.engine, keep)
 
     def part(self) -> dict[str, Any]:
-        """This rank's part of the training state, but for the weights: tensors and numbers."""
-        state = self.engine.basic_optimizer.state
+        """This rank's part of the training state, but for the weights: tensors and numbers.
+
+        Float32 pieces are part of it where the weights are narrower.
+        """
+        pieces = flat_pieces(self.engine)
         return {
-            "optimizer": [dict(state.get(piece, {})) for piece in flat_pieces(self.engine)],
+            "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
+            "master": [piece.detach() for piece in pieces]
+            if self.engine.bfloat16_enabled()
+            else [],
             "loss_scale": self.scale.state_dict() if self.scale else {},
         }
+
+    def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
+        """What the optimizer keeps for one piece, in memory of its own where a file has it."""
+        with in_memory(self.engine, number) as borrowed:
+            state = dict(self.engine.basic_optimizer.state.get(piece, {}))
+            return {name: _copied(v) for name, v in state.items()} if borrowed else state
 
     def load_part(self, part: dict[str, Any]) -> None:
         """Continue from what `part` gave; the weights have been loaded before the engine was made.
@@ -85,14 +112,18 @@ class DeepSpeedUpdate:
                 f"the checkpoint holds {len(part['optimizer'])} pieces of optimizer state, this "
                 f"run has {len(pieces)}"
             )
-        for piece, saved in zip(pieces, part["optimizer"], strict=True):
+        numbers = piece_numbers(self.engine)
+        for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
             sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
-            if sizes - {piece.numel()}:
+            if sizes and numbers[number] not in sizes:  # 8-bit states have scales of other sizes
                 raise RunError(
                     f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
-                    f"has {piece.numel()}"
+                    f"has {numbers[number]}"
                 )
-            state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+            with in_memory(self.engine, number, write=True):
+                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+        for piece, copied in zip(pieces, part["master"], strict=False):
+            piece.data.copy_(copied)
         if self.scale and part["loss_scale"]:
             self.scale.load_state_dict(part["loss_scale"])
 
@@ -100,3 +131,7 @@ class DeepSpeedUpdate:
 def _placed(value: Any, piece: Tensor) -> Any:
     """Moments lie where their piece lies; counters stay on the host, as the optimizer made them."""
     return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

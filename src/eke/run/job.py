@@ -11,18 +11,16 @@ from torch import nn
 
 from eke.build.activation_offload import build_activation_offload
 from eke.build.cache_release import CacheRelease, build_cache_release
-from eke.build.checkpointing import apply_checkpointing
 from eke.build.data import Data, build_data, load_tokenizer
 from eke.build.distributed import build_handlers
-from eke.build.kernels import apply_kernels
-from eke.build.loss import LossFunction, fuse_loss
-from eke.build.masks import spare_mask_checks
-from eke.build.model import build_model_and_report
+from eke.build.loss import LossFunction
 from eke.build.optimizer import build_optimizer
-from eke.build.peft import apply_peft, frozen_at_random
+from eke.build.peft import frozen_at_random
 from eke.build.precision import Formats, build_formats
 from eke.build.schedule import Multiplier, build_schedule
-from eke.build.sources import is_packed
+from eke.build.step import Stepped
+from eke.build.trainable import build_trainable
+from eke.build.update import Update
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.run.memory import memory_in_use
@@ -31,7 +29,6 @@ from eke.run.ranks import ALONE, Ranks
 from eke.run.share import share_model
 from eke.run.start import Built, build_device, start
 from eke.run.stop import StopFlag
-from eke.run.update import Update
 from eke.track import Tracker
 
 log = logging.getLogger(__name__)
@@ -79,6 +76,19 @@ class Job:
     peaks: list[int | None] | None = None
     """Peak of each rank's tensor allocator, where there are several."""
 
+    @property
+    def stepped(self) -> Stepped:
+        """What takes part in a step."""
+        return Stepped(
+            self.model,
+            self.loss,
+            self.update,
+            self.formats,
+            self.offload,
+            self.cache_release,
+            self.device,
+        )
+
     def warn(self, message: str) -> None:
         """Say something once, in the log of this rank and, on rank 0, in the record."""
         if message not in self.warnings:
@@ -125,12 +135,7 @@ def build_job(
         cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
     )
     formats = build_formats(plan, device)
-    bare, report = build_model_and_report(plan, build_device(plan, device))
-    bare = apply_peft(plan, bare)
-    spare_mask_checks(bare, packed=is_packed(plan.config))
-    apply_kernels(plan, bare)
-    fuse_loss(plan, bare)
-    apply_checkpointing(plan, bare)
+    bare, report = build_trainable(plan, build_device(plan, device))
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
     built = Built(plan, accelerator, bare, shared, optimizer, formats, device, ranks)

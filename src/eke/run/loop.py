@@ -14,6 +14,7 @@ import torch
 
 from eke.build.batches import MicroBatch
 from eke.build.optimizer import evaluation_weights, set_learning_rate
+from eke.build.step import add_evaluation, take_step
 from eke.files import replace_link
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
@@ -100,19 +101,7 @@ def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> Step
     # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, learning_rate)
-    total = torch.zeros((), device=job.device)
-    for number, batch in enumerate(cut, start=1):
-        with job.update.exchange(last=number == len(cut)):
-            meter.enter("forward")
-            with job.formats.autocast(), job.offload:
-                loss = job.loss(job.model, batch) / num_targets
-            job.cache_release.after_forward(step)
-            meter.enter("backward")
-            job.update.backward(loss)
-        total += loss.detach()
-        del loss
-    meter.enter("optimizer")
-    grad_norm = job.update.apply(learning_rate)
+    total, grad_norm = take_step(job.stepped, cut, num_targets, step, learning_rate, meter.enter)
     meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
     return totals
 
@@ -146,8 +135,8 @@ def evaluate(job: Job, step: int) -> None:
     with evaluation_weights(job.optimizer):
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
             moved = batch.to(job.device)
-            with look_at_evaluation(job), job.formats.eval_autocast():
-                total += job.loss(job.model, moved)
+            with look_at_evaluation(job):
+                add_evaluation(job.model, job.loss, job.formats, moved, total)
             num_targets += batch.num_targets
     counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
     loss = job.ranks.sum(total).item() / max(1, counted.num_targets)

@@ -6,7 +6,10 @@ import shutil
 
 from eke.build.export import save_pretrained
 from eke.build.peft import merge_adapters
+from eke.build.sharding import put_together
+from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
+from eke.run.sharded import ShardedUpdate
 from eke.schema import Adapters
 
 log = logging.getLogger(__name__)
@@ -21,8 +24,15 @@ def save_merged(job: Job) -> None:
         OSError: the disk is full.
     """
     config, final = job.plan.config.peft, job.paths.merged
-    if not (isinstance(config, Adapters) and config.save_merged and job.ranks.is_main):
+    if not (isinstance(config, Adapters) and config.save_merged):
         return
+    weights = None
+    if isinstance(job.update, ShardedUpdate | DeepSpeedUpdate):
+        weights = job.update.all_weights(keep=job.ranks.is_main)  # of all ranks
+    if not job.ranks.is_main:
+        return
+    if weights is not None:
+        put_together(job.bare_model, weights)
     unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         save_pretrained(merge_adapters(job.bare_model), unfinished, job.tokenizer)

@@ -18,7 +18,7 @@ from eke.paths import LOCAL_RANK, RANK, WORLD_SIZE
 from eke.record import Outcome
 from eke.schema import PeerToPeer
 
-STOPS = (Outcome.cancelled, Outcome.preempted)
+STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """What a rank may ask for; the first one that any rank asked for counts."""
 
 

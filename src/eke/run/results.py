@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from eke.build.compile import compile_report
+from eke.forecast import note_forecast
 from eke.hardware import environment
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
-from eke.record import Failure, MeasuredMemory, MemoryRecord, Outcome, Record, metrics
+from eke.record import Failure, MeasuredMemory, Outcome, Record, metrics
 from eke.run.job import Job
 from eke.run.notes import AT_THE_END
 from eke.run.process import process_peak
@@ -28,6 +29,7 @@ def make_record(
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
+    note_forecast(record, plan)
     if unreadable:
         record.warnings.append(f"{unreadable} torn lines in {paths.metrics.name}, from a kill")
     if job:
@@ -36,7 +38,7 @@ def make_record(
         record.warnings += job.warnings
         record.timing.eval_s = job.eval_s
         record.timing.checkpoint_s = job.checkpoint_s
-        record.memory = MemoryRecord(measured=measured_memory(job))
+        record.memory.measured = measured_memory(job)
         record.effective = effective(job)
         record.warnings += count_skipped(job, rows, record.effective)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")

@@ -5,15 +5,18 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from eke.build.adapter_files import is_adapted
+from eke.build.optimizer import evaluation_weights
 from eke.build.sharding import (
     WholeState,
     exchange_gradients,
     gather_optimizer,
+    gather_parameters,
     gather_weights,
     part_bytes,
     whole,
 )
-from eke.run.update import PlainUpdate
+from eke.build.update import PlainUpdate
 from eke.schema import Exchange
 
 
@@ -52,4 +55,12 @@ class ShardedUpdate:
     def gather(self, keep: bool) -> WholeState:
         """Weights and optimizer state put together, tensor by tensor."""
         optimizer: torch.optim.Optimizer = self.plain.optimizer
-        return WholeState(gather_weights(self.model, keep), gather_optimizer(optimizer, keep))
+        state = gather_optimizer(optimizer, keep)
+        with evaluation_weights(optimizer) as mine:
+            weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
+        training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
+        return WholeState(weights, state, training)
+
+    def all_weights(self, keep: bool) -> dict[str, Tensor]:
+        """Every weight, frozen ones too, where `keep`; every rank must call it."""
+        return gather_weights(self.model, keep)

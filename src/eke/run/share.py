@@ -7,14 +7,14 @@ from accelerate import Accelerator
 from torch import nn
 
 from eke.build.data_parallel import build_data_parallel
+from eke.build.in_backward import InBackwardUpdate
 from eke.build.loss import LossFunction
 from eke.build.precision import Formats
 from eke.build.sharding import shard_model
+from eke.build.update import PlainUpdate, Update
 from eke.plan import Plan
-from eke.run.in_backward import InBackwardUpdate
 from eke.run.ranks import Ranks
 from eke.run.sharded import ShardedUpdate
-from eke.run.update import PlainUpdate, Update
 from eke.schema import FSDP
 
 

@@ -14,14 +14,14 @@ from eke.build.compile import compile_model
 from eke.build.export import load_weights
 from eke.build.loss import LossFunction, build_loss
 from eke.build.precision import Formats
+from eke.build.update import PlainUpdate, Update
 from eke.paths import RunPaths
-from eke.plan import Plan
+from eke.plan import Plan, remove_swap, swap_folder
 from eke.run.checkpoint import load_checkpoint, newest_complete
 from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.parts import load_part
 from eke.run.ranks import Ranks
 from eke.run.share import share_loss, share_update
-from eke.run.update import PlainUpdate, Update
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def start(built: Built, paths: RunPaths) -> Started:
     found = newest_complete(paths.checkpoints) if built.ranks.is_main else None
     checkpoint = built.ranks.tell(found)  # all continue from the same one
     begin = _start_plain if built.plan.deepspeed is None else _start_deepspeed
-    started = begin(built, checkpoint)
+    started = begin(built, checkpoint, paths)
     if checkpoint is not None:
         log.info("continuing after step %d (%s)", started.step, checkpoint.name)
     return started
@@ -82,7 +82,7 @@ def seed_dropout(built: Built) -> None:
     accelerate.utils.set_seed((built.plan.config.seed + built.ranks.rank) % 2**32)
 
 
-def _start_plain(built: Built, checkpoint: Path | None) -> Started:
+def _start_plain(built: Built, checkpoint: Path | None, _: RunPaths) -> Started:
     plan, model, formats = built.plan, built.model, built.formats
     seed_dropout(built)
     step = 0
@@ -95,13 +95,17 @@ def _start_plain(built: Built, checkpoint: Path | None) -> Started:
     return Started(called, loss, share_update(plan, plain, model, built.ranks), formats, step)
 
 
-def _start_deepspeed(built: Built, checkpoint: Path | None) -> Started:
+def _start_deepspeed(built: Built, checkpoint: Path | None, paths: RunPaths) -> Started:
     """Weights come before they are shared out, the rest into what the engine has made of it."""
     from eke.build.deepspeed import build_engine
 
     if checkpoint is not None:
         load_weights(built.model, checkpoint)
-    engine = build_engine(built.plan, built.model, built.optimizer, built.formats, built.device)
+    swap = swap_folder(built.plan, paths)
+    remove_swap(swap, built.ranks.rank)  # of an attempt that was killed
+    engine = build_engine(
+        built.plan, built.model, built.optimizer, built.formats, built.device, swap
+    )
     update = DeepSpeedUpdate(built.plan, engine, built.device)
     seed_dropout(built)
     step = load_part(checkpoint, update, built.ranks) if checkpoint is not None else 0

@@ -19,7 +19,7 @@ from eke.schema.model import (
     PretrainedModel,
     T5Model,
 )
-from eke.schema.offload import Offload
+from eke.schema.offload import NvmeOffload, Offload, WeightsPlace
 from eke.schema.optimizer import (
     SGD,
     Adafactor,
@@ -113,6 +113,7 @@ __all__ = [
     "MixtralModel",
     "Model",
     "Muon",
+    "NvmeOffload",
     "Offload",
     "Optimizer",
     "Packing",
@@ -144,5 +145,6 @@ __all__ = [
     "Trainer",
     "WSDSchedule",
     "Weights",
+    "WeightsPlace",
     "register",
 ]

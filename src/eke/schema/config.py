@@ -13,7 +13,7 @@ from eke.schema.engine import Engine, Trainer
 from eke.schema.kernels import Kernels
 from eke.schema.limits import at_least, between
 from eke.schema.memory import Memory
-from eke.schema.offload import Offload
+from eke.schema.offload import OFFLOADS, Offload
 from eke.schema.optimizer import OPTIMIZERS, Optimizer
 from eke.schema.peft import PEFTS, Peft
 from eke.schema.precision import Precision
@@ -61,6 +61,8 @@ class Config:
     """Run again beside a finished run instead of answering from its record."""
     plan_only: bool = False
     """Print the plan and stop."""
+    ignore_forecast: bool = False
+    """Start even what cannot fit into memory by the lowest forecast."""
 
 
 VARIANTS: dict[str, dict[str, type]] = {
@@ -88,6 +90,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "distributed": DISTRIBUTEDS,
+    "offload": OFFLOADS,
     "peft": PEFTS,
 }
 """Groups whose options have different fields: schema name -> class, named by the option's file."""

@@ -29,6 +29,8 @@ class Distributed:
     num_processes: int = field(default=1, metadata=at_least(1))
     """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
     of one process)."""
+    num_nodes: int = field(default=1, metadata=at_least(1))
+    """Machines that share the processes evenly, each with its own devices."""
     timeout_s: float = field(default=1800.0, metadata=between(1, 86400))
     """Seconds after which a process that waits for another one gives the run up."""
     p2p: PeerToPeer = PeerToPeer.auto

@@ -11,32 +11,38 @@ from eke.sizes.measure import (
     training_structure,
 )
 from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
-from eke.sizes.sharing import STAGE, shared_state_bytes
+from eke.sizes.sharing import shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
-from eke.sizes.state import StateBytes, has_master, state_bytes, weight_bytes
+from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
 from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
+from eke.sizes.swapping import PIECE_BUFFERS, WEIGHT_BUFFERS, SwapBytes, is_file, largest_part
 
 __all__ = [
     "DECODERS",
     "FAMILIES",
     "FLOAT32_BYTES",
     "KEPT_WHOLE",
+    "PIECE_BUFFERS",
     "STAGE",
     "VALID_TASKS",
+    "WEIGHT_BUFFERS",
     "Attention",
     "Flops",
     "ModelSize",
     "Role",
     "StateBytes",
     "Structure",
+    "SwapBytes",
     "Targets",
     "Tokens",
     "Weight",
     "adapted_layers",
     "choose_targets",
     "has_master",
+    "is_file",
     "is_ia3",
     "is_quantised",
+    "largest_part",
     "linear_layers",
     "model_size",
     "optimizer_bytes",
@@ -44,6 +50,7 @@ __all__ = [
     "projection_rank",
     "shared_state_bytes",
     "state_bytes",
+    "state_files",
     "structure",
     "training_flops",
     "training_structure",

@@ -1,23 +1,22 @@
 """Memory of the training state where DeepSpeed shares it out or moves it off the device.
 
-Formulas follow what deepspeed 0.19.8 allocates for float32 weights: the optimizer works on flat
-float32 pieces, copies of the weights cut evenly between processes (arXiv:1910.02054).
+Formulas follow what deepspeed 0.19.8 allocates: the optimizer works on flat float32 pieces, copies
+of the weights cut evenly between processes (arXiv:1910.02054). Gradients have the weights' format.
 """
 
 from dataclasses import replace
 from math import prod
 
-from eke.schema import Config
+from eke.schema import Config, NvmeOffload, WeightsPlace
 from eke.sizes.measure import training_structure
 from eke.sizes.optimizers import FLOAT32_BYTES
 from eke.sizes.size import ModelSize
-from eke.sizes.state import StateBytes, state_bytes, weight_bytes
+from eke.sizes.state import STAGE, StateBytes, state_bytes, weight_bytes
 from eke.sizes.structure import Role
+from eke.sizes.swapping import SwapBytes, swap_bytes
 
 ALIGNMENT = 2
 """Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
-
-STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def piece_numbers(config: Config) -> int:
@@ -52,13 +51,33 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         return whole
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    share = FLOAT32_BYTES * piece_numbers(config)
-    trained = whole.gradients or 1
-    optimizer = share + whole.optimizer * share // trained  # the pieces and their moments
-    gradients = whole.gradients if stage == 1 else share
+    pieces = piece_numbers(config)
+    trained = sum(prod(w.shape) for w in training_structure(config).weights if w.trained) or 1
+    # The pieces and their moments.
+    optimizer = FLOAT32_BYTES * pieces + whole.optimizer * pieces // trained
+    gradients = whole.gradients if stage == 1 else whole.gradients * pieces // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
+    if host and (files := state_files(config, size)):
+        optimizer = files.optimizer_memory
+        weights = files.weight_memory or weights
     return StateBytes(
-        weights=0 if offload == "params_cpu" and not host else weights,
+        weights=0 if weights_leave(config) and not host else weights,
         gradients=0 if offload != "none" and stage > 1 and not host else gradients,
         optimizer=0 if offload != "none" and not host else optimizer,
     )
+
+
+def weights_leave(config: Config) -> bool:
+    """Whether the weights wait outside the device's memory."""
+    offload = config.offload
+    if isinstance(offload, NvmeOffload):
+        return offload.weights is not WeightsPlace.device
+    return offload.option == "params_cpu"
+
+
+def state_files(config: Config, size: ModelSize) -> SwapBytes | None:
+    """What one process has on the disk; None where nothing is to be there."""
+    if not isinstance(config.offload, NvmeOffload) or config.distributed.option != "zero3":
+        return None
+    whole = state_bytes(config, size)
+    return swap_bytes(config, num_moments=whole.optimizer // (whole.gradients or 1))

@@ -12,6 +12,9 @@ from eke.sizes.structure import Weight
 
 BFLOAT16_BYTES = 2
 
+STAGE = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""Options of the group `distributed` by which DeepSpeed shares out the state."""
+
 BLOCK, SCALES_PER_BLOCK = 64, 256
 """Weights per scale, and scales per scale of scales: arXiv:2305.14314, section 3."""
 
@@ -51,8 +54,9 @@ def weight_bytes(config: Config) -> int:
 
 
 def has_master(config: Config) -> bool:
-    """Whether the optimizer steps on float32 copies: only where asked for, and of use."""
-    return config.precision.weights is Weights.bfloat16 and config.precision.master is Switch.on
+    """Whether the optimizer steps on float32 copies: where asked for and of use, and in ZeRO."""
+    wanted = config.precision.master is Switch.on or config.distributed.option in STAGE
+    return config.precision.weights is Weights.bfloat16 and wanted
 
 
 def state_bytes(config: Config, size: ModelSize) -> StateBytes:
@@ -62,7 +66,9 @@ def state_bytes(config: Config, size: ModelSize) -> StateBytes:
         ConfigError: if the family has no head for the task.
     """
     whole = training_structure(config).weights
-    weights = [replace(weight, shape=_part(config, weight.shape)) for weight in whole]
+    weights = whole
+    if isinstance(config.distributed, FSDP):
+        weights = tuple(replace(weight, shape=_part(config, weight.shape)) for weight in whole)
     trained = [weight for weight in weights if weight.trained]
     gradients = [w for w in whole if w.trained] if _adds_up_whole(config) else trained
     master = has_master(config)
@@ -79,11 +85,11 @@ def state_bytes(config: Config, size: ModelSize) -> StateBytes:
 
 
 def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What the first process holds of a tensor: FSDP2 cuts the first dimension, rounding up.
+    """What the first process of FSDP2 holds of a tensor: it cuts the first dimension, rounding up.
 
     Source: torch's Shard placement, as `torch.chunk` cuts.
     """
-    if not isinstance(config.distributed, FSDP) or not shape:
+    if not shape:
         return shape
     return (-(-shape[0] // config.distributed.num_processes), *shape[1:])
 

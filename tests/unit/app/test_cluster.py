@@ -195,7 +195,7 @@ def test_leaving_says_what_goes_on_and_what_does_not(
     found, out, err = typed(*SLURM, "hardware=cpu", *more)
     assert found == code, err
     assert "the runs go on in the cluster: eke status" in out
-    left = "1 runs are not in the queue, and the same command submits them: sbatch: error"
+    left = "not in the queue, and the same command submits them: 1 run (sbatch: error"
     assert (left in out) is (room == 1)
 
 

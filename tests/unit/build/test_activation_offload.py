@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from unit.build.plans import hand_plan
+from unit.build.sharded import among, sharded_model, sharded_plan
 from unit.build.steps import make_inputs
 
 import eke.build.activation_offload as activation_offload
@@ -92,3 +93,21 @@ def test_on_the_host_nothing_moves():
     offload = ActivationOffload(model)
     gradients(model, make_inputs(model), offload)
     assert offload.bytes_moved == 0
+
+
+def test_gathered_weights_are_moved_as_if_they_were_activations(everything_is_away):
+    """Why there is a rule: FSDP2 puts a layer's weights together in memory of their own."""
+
+    def moved(model, weights):
+        offload = ActivationOffload(weights)
+        with offload:
+            model(**make_inputs(model))
+        return offload.bytes_moved
+
+    whole = build_model(hand_plan("model=tiny"), CPU)
+    matrices = sum(p.nbytes for layer in whole.model.layers for p in layer.parameters())
+    with among(2, 1):
+        cut = sharded_model(sharded_plan(2, "model=tiny"))
+        parts = nn.ParameterList(p.detach().to_local() for p in cut.parameters())
+        together = moved(cut, parts)
+    assert together - moved(whole, whole) > matrices / 2

@@ -13,10 +13,10 @@ from eke.build.export import load_weights, save_pretrained
 from eke.build.model import build_model
 from eke.build.optimizer import build_optimizer
 from eke.build.sharding import cut_optimizer, gather_weights, is_cut, part, part_bytes
+from eke.build.update import PlainUpdate
 from eke.run.notes.sharding import note_sharding
 from eke.run.ranks import ALONE
 from eke.run.sharded import ShardedUpdate
-from eke.run.update import PlainUpdate
 from eke.schema import Exchange
 from eke.sizes import state_bytes
 
@@ -64,11 +64,20 @@ def test_gradients_that_add_up_are_whole() -> None:
     assert state_bytes(every.config, every.size).gradients == whole / 2
 
 
-def test_what_the_rule_refuses_really_fails() -> None:
-    plan = sharded_plan(2, *SMALL, "optimizer=adafactor")
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("adafactor", r"mixed torch\.Tensor and DTensor"),
+        ("apollo", r"mixed torch\.Tensor and DTensor"),
+        ("lion", "does not have a sharding strategy registered"),
+        ("adamw_8bit", "does not have a sharding strategy registered"),
+    ],
+)
+def test_what_the_rule_refuses_really_fails(option, words) -> None:
+    plan = sharded_plan(2, *SMALL, f"optimizer={option}")
     with among(2, RANK):
         model = sharded_model(plan)
-        with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        with pytest.raises((RuntimeError, NotImplementedError), match=words):
             step(model, build_optimizer(plan, model))
 
 

@@ -16,6 +16,7 @@ from unit.check import (
     cases_float8,
     cases_kernels,
     cases_memory,
+    cases_nvme,
     cases_offload,
     cases_optimizer,
     cases_peft,
@@ -41,6 +42,7 @@ TOPICS = (
     cases_distributed,
     cases_deepspeed,
     cases_offload,
+    cases_nvme,
     cases_peft,
     cases_engine,
 )
@@ -212,8 +214,8 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("eke.check.rules_work.MIN_FREE_BYTES", 2**62)
     if rule == "more_workers_than_cores":
         monkeypatch.setattr("eke.check.rules_work.usable_cores", lambda: 4)
-    if rule == "in_backward_needs_other_optimizer":
-        monkeypatch.setattr("eke.check.rules_memory.IN_BACKWARD", ("adamw",))
+    if rule == "zero3_recomputes_frozen_weights":
+        monkeypatch.setattr("eke.check.rules_deepspeed.version", lambda name: "0.19.2")
     if rule in ("inductor_needs_compiler", "cpu_adam_needs_compiler", "torchao_needs_compiler"):
         monkeypatch.setattr("shutil.which", lambda name: None)
 

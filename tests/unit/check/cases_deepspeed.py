@@ -5,10 +5,15 @@ from unit.check.devices import CPU, V100
 from eke.hardware import Device
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
-    "zero_needs_float32_weights": (("distributed=zero2", "precision=bf16_pure"), CPU),
-    "zero_without_float8": (("distributed=zero2", "precision=fp8"), CPU),
-    "zero_evaluates_as_it_trains": (("distributed=zero2", "precision.evaluation=bfloat16"), CPU),
-    "zero_shares_out_all_weights": (("distributed=zero3", "peft=lora"), CPU),
+    "zero_keeps_masters": (
+        ("distributed=zero2", "precision=bf16_pure", "precision.master=off"),
+        CPU,
+    ),
+    "zero_rounds_adapters": (("distributed=zero2", "precision=bf16_pure", "peft=lora"), CPU),
+    "zero3_recomputes_frozen_weights": (
+        ("distributed=zero3", "peft=lora", "memory=checkpointing"),
+        CPU,
+    ),
     "zero_needs_elementwise_optimizer": (("distributed=zero2", "optimizer=adafactor"), CPU),
     "zero_with_compile": (("distributed=zero1", "compile=aot_eager"), CPU),
     "zero_of_one": (("distributed=zero3", "distributed.num_processes=1"), CPU),

@@ -11,9 +11,6 @@ TWO_GPUS = dataclasses.replace(H200, count=2)
 FSDP = ("distributed=fsdp", "distributed.num_processes=2")
 
 CASES: dict[str, tuple[tuple[str, ...], Device]] = {
-    "fsdp_without_adapters": ((*FSDP, "peft=lora"), CPU),
-    "fsdp_without_masters": ((*FSDP, "precision=bf16_pure", "precision.master=on"), CPU),
-    "fsdp_without_float8": ((*FSDP, "precision=fp8"), CPU),
     "fsdp_keeps_its_activations": ((*FSDP, "memory=activation_offload"), CPU),
     "one_process_without_strategy": (("distributed.num_processes=2",), CPU),
     "ddp_of_one": (("distributed=ddp", "distributed.num_processes=1"), CPU),
@@ -28,6 +25,12 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "p2p_needs_gpus": (("distributed=ddp", "distributed.p2p=off"), CPU),
     "more_processes_than_cores": (("distributed=ddp", "distributed.num_processes=512"), CPU),
     "more_processes_than_devices": (("distributed=ddp", "distributed.num_processes=512"), V100),
+    "nodes_without_strategy": (("distributed.num_nodes=2",), CPU),
+    "nodes_share_unevenly": (
+        ("distributed=ddp", "distributed.num_processes=3", "distributed.num_nodes=2"),
+        CPU,
+    ),
+    "nodes_not_at_hand": (("distributed=ddp", "distributed.num_nodes=2"), CPU),
 }
 
 FIX_IS_WORDS: set[str] = set()

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         (*IN_BACKWARD, "distributed=ddp", "distributed.num_processes=2"),
         CPU,
     ),
-    "in_backward_needs_other_optimizer": ((*IN_BACKWARD, "optimizer=sgd"), CPU),
+    "in_backward_needs_other_optimizer": ((*IN_BACKWARD, "optimizer=schedule_free"), CPU),
     "in_backward_needs_parts": ((*IN_BACKWARD, "compile=inductor"), H200),
 }
 

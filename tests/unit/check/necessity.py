@@ -15,7 +15,6 @@ class Kind(Enum):
     same = "the run is the same to the last bit with the setting and without it"
     refusal = "the library's own check or table says so, asked directly"
     numbers = "the numbers that it rests on, counted or measured"
-    uncompared = "not compared with an ordinary run; what is known to go wrong has a test"
     gpu = "a test that needs a GPU: `make test-gpu`"
     nowhere = "by no test"
 
@@ -73,6 +72,9 @@ RANK = f"{HERE}/test_without_rank_rules.py"
 SERVICE = f"{HERE}/test_without_service_rules.py"
 ATTENTION = f"{HERE}/test_rules_attention.py"
 GPU = "gpu/test_gpu_refusals.py"
+ZERO = "equivalence/test_deepspeed.py"
+FILES = "equivalence/test_nvme.py"
+DISK = f"{HERE}/test_without_nvme_rules.py"
 
 TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, MODEL): {
@@ -102,6 +104,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, "e2e/test_memory_and_disk.py"): {
         "runs_has_space": "test_a_plan_that_cannot_be_written",
         "batch_does_not_fit": "test_running_out_of_memory_is_an_outcome_with_its_phase",
+    },
+    (Kind.numbers, "unit/sizes/test_swapping.py"): {
+        "nvme_state_is_large": "test_two_processes_halve_the_files_until_they_are_too_small",
     },
     (Kind.numbers, "unit/sizes/test_state.py"): {
         "states_do_not_fit": "test_bytes_are_those_of_the_real_tensors",
@@ -239,6 +244,11 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.wrong, f"{HERE}/test_peft_rules.py"): {
         "biases_of_four_bit_layers": "test_bitsandbytes_rounds_biases_in_the_forward_pass",
     },
+    (Kind.wrong, "unit/launch/test_nodes.py"): {
+        "nodes_without_strategy": "test_uneven_shares_start_other_processes_than_planned",
+        "nodes_share_unevenly": "test_uneven_shares_start_other_processes_than_planned",
+        "nodes_not_at_hand": "test_without_other_machines_all_processes_are_here",
+    },
     (Kind.fails, "unit/run/test_trainer_engine.py"): {
         "trainer_takes_plain_steps": "test_an_update_of_another_kind_is_refused",
     },
@@ -254,10 +264,40 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, SERVICE): {
         "package_missing": "test_without_its_package_an_option_cannot_be_built",
     },
-    (Kind.uncompared, "equivalence/test_deepspeed.py"): {
-        "zero_needs_elementwise_optimizer": "test_adafactor_under_zero_is_another_algorithm",
+    (Kind.wrong, "unit/build/test_activation_offload.py"): {
+        "fsdp_keeps_its_activations":
+            "test_gathered_weights_are_moved_as_if_they_were_activations",
     },
-    (Kind.uncompared, "unit/build/test_sharding.py"): {
+    (Kind.wrong, ZERO): {
+        "zero_needs_elementwise_optimizer": "test_adafactor_under_zero_is_another_algorithm",
+        "zero_rounds_adapters": "test_adapters_of_narrow_weights_are_narrow_under_zero",
+        "zero_keeps_masters": "test_zero_steps_on_copies_whatever_is_asked_for",
+    },
+    (Kind.wrong, "equivalence/test_in_backward.py"): {
+        "in_backward_needs_other_optimizer":
+            "test_steps_that_are_counted_by_group_would_be_counted_wrongly",
+    },
+    (Kind.wrong, FILES): {
+        "nvme_holds_plain_state": "test_states_of_eight_bits_lose_their_scales",
+    },
+    (Kind.fails, FILES): {
+        "nvme_weights_stay_in_memory": "test_weights_on_the_disk_fail_after_an_evaluation",
+    },
+    (Kind.numbers, FILES): {
+        "nvme_has_space": "test_one_process_is_the_plain_loop",
+        "nvme_folder_is_local": "test_one_process_is_the_plain_loop",
+    },
+    (Kind.fails, DISK): {
+        "nvme_folder_writable": "test_below_a_file_there_is_no_folder",
+        "nvme_needs_libaio": "test_deepspeed_compiles_against_libaio",
+    },
+    (Kind.numbers, DISK): {
+        "nvme_folder_is_a_disk": "test_a_file_in_a_tmpfs_takes_memory",
+    },
+    (Kind.refusal, DISK): {
+        "nvme_buffers_are_locked": "test_the_kernel_locks_no_more_than_the_limit",
+    },
+    (Kind.fails, "unit/build/test_sharding.py"): {
         "fsdp_needs_elementwise_optimizer": "test_what_the_rule_refuses_really_fails",
     },
 }  # fmt: skip
@@ -276,18 +316,13 @@ COMPARED = (
 )  # fmt: skip
 """Rules whose setting changes nothing in a run of two steps."""
 
-UNCOMPARED = (
-    "zero_needs_float32_weights", "zero_without_float8", "zero_evaluates_as_it_trains",
-    "zero_shares_out_all_weights", "zero_with_compile", "fsdp_without_adapters",
-    "fsdp_without_float8", "fsdp_keeps_its_activations", "in_backward_needs_other_optimizer",
-)  # fmt: skip
-"""Rules that may be narrowed as soon as a test shows that the training is the same."""
-
 NOWHERE = {
-    "fsdp_without_masters": "seen by hand: a continued run was off by 16 %, docs/lab.md",
+    "zero_with_compile": "DeepSpeed runs the model uncompiled, seen in a process of its own only: "
+    "graphs are counted for a whole process",
     "apex_needs_cuda": "apex is no package of the index, and is built for a GPU",
     "liger_needs_cuda": "liger-kernel needs triton, and that a GPU",
     "dp_is_not_compiled": "needs two GPUs",
+    "zero3_recomputes_frozen_weights": "fails with a DeepSpeed before 0.19.8, which is not here",
     "deepspeed_not_needed": "advice of the guide that it names; its speed needs GPUs",
 }
 """Rule -> why no test shows what happens without it."""
@@ -303,7 +338,6 @@ SHOWN: dict[str, Shown] = {
         for (kind, file), names in TESTS.items()
         for rule, name in names.items()
     },
-    **{rule: Shown(Kind.uncompared, "", "no test of the same training yet") for rule in UNCOMPARED},
     **{rule: Shown(Kind.nowhere, "", reason) for rule, reason in NOWHERE.items()},
 }
 """Every rule; docs/rules.md says so of each."""

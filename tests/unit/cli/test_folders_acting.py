@@ -68,6 +68,7 @@ def world(monkeypatch, runs):
 
     made = World()
     monkeypatch.setattr(folders, "find_standings", lambda _: made.found)
+    monkeypatch.setattr(folders, "has_open", lambda pid, _: pid == 4711)
     monkeypatch.setattr(folders.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))
     monkeypatch.setattr(scheduler, "cancel", lambda elements: made.cancelled.extend(elements))
@@ -109,6 +110,13 @@ def test_a_lock_without_a_process(pid, world, capsys) -> None:
     assert "cannot be asked" in capsys.readouterr().out
 
 
+def test_a_number_that_is_anothers_by_now(world, capsys) -> None:
+    world.run("a", pid="4712")
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.signals == []
+    assert "process 4712 does not hold" in capsys.readouterr().out
+
+
 def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     def fail(elements) -> None:
         raise EkeError("scancel gave no answer")
@@ -139,7 +147,7 @@ def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
     monkeypatch.chdir(runs)
     assert cli.main(["retry", "sweep-1"]) == 0
     assert typed == [(["-m", "seed=1,2"], str(runs.parent))]
-    assert capsys.readouterr().out == "2 runs are tried again\n"
+    assert capsys.readouterr().out == "to try again: 2 runs\n"
     assert [read_record(made[n]) is None for n in "1234"] == [False, True, True, False]
     kept = made["2"].folder / "record.1.json"
     assert json.loads(kept.read_text())["outcome"] == "oom"
@@ -158,7 +166,7 @@ def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
 def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> None:
     make_run("1", "crashed")
     assert cli.main(["retry", str(make_sweep("1", "1"))]) == 0
-    assert capsys.readouterr().out == "1 runs are tried again\n"
+    assert capsys.readouterr().out == "to try again: 1 run\n"
     assert len(typed) == 1
 
 

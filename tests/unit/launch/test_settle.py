@@ -104,6 +104,16 @@ def test_a_rank_that_could_say_nothing_is_named_by_whoever_saw_it_end(paths, pla
     assert record.failure.message == "process 1 of this run: killed by SIGSEGV"
 
 
+def test_of_several_machines_the_killed_process_is_the_culprit(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    write_dead_rank(paths, DeadRank(number, 0, 1))
+    write_dead_rank(paths, DeadRank(number, 4, -signal.SIGKILL, node=1))
+    write_dead_rank(paths, DeadRank(number, 8, 1, node=2))
+    record = settle(paths, plan, 1, attempts_before=0)
+    assert record.failure.message.startswith("process 4 of this run: killed by SIGKILL")
+
+
 def test_rank_0_ending_first_keeps_its_own_words(paths, plan) -> None:
     """It gave up waiting for a process that hangs; that one was killed afterwards."""
     number = start_attempt(paths, {})
@@ -133,5 +143,5 @@ def test_torn_notes_are_passed_by(content, paths, plan) -> None:
     number = start_attempt(paths, {})
     write_record(paths, lost(number))
     paths.rank_failure(1).write_text(content)
-    paths.dead_rank.write_text(content)
+    paths.dead_rank().write_text(content)
     assert settle(paths, plan, 1, attempts_before=0) == lost(number)

@@ -38,6 +38,8 @@ def config_of(*overrides: str) -> Config:
         groups.append("data.path=unset")
     if "data=hub" in groups:
         groups.append("data.name=unset")
+    if "offload=nvme" in groups:
+        groups.append("offload.path=unset")
     tree = OmegaConf.structured(make_config(*groups))
     for override in OverridesParser.create().parse_overrides(
         [o for o in overrides if o not in groups]

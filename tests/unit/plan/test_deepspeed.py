@@ -48,15 +48,63 @@ def test_zero3_in_full_on_gpus() -> None:
     }
 
 
+NVME = ("distributed=zero3", "offload=nvme", "offload.path=/disk")
+
+
+def test_optimizer_state_on_a_disk_in_full() -> None:
+    found = settings(*NVME, "offload.threads=2", "offload.piece_numbers=1000000", device=GPU)
+    zero = found["zero_optimization"]
+    assert zero["sub_group_size"] == 1_000_000
+    assert zero["offload_optimizer"] == {
+        "device": "nvme",
+        "nvme_path": "/disk",
+        "pin_memory": True,
+        "buffer_count": 4,
+    }
+    assert "offload_param" not in zero
+    assert found["aio"] == {
+        "block_size": 1048576,
+        "queue_depth": 8,
+        "intra_op_parallelism": 2,
+        "single_submit": False,
+        "overlap_events": True,
+        "use_gds": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "wanted"),
+    [
+        ("host", {"device": "cpu", "pin_memory": False}),
+        (
+            "disk",
+            {
+                "device": "nvme",
+                "nvme_path": "/disk",
+                "pin_memory": False,
+                "buffer_count": 5,
+                "buffer_size": 352 * WIDTH // 2,  # model=tiny's intermediate_size, in two parts
+                "max_in_cpu": 0,
+            },
+        ),
+    ],
+)
+def test_weights_wait_where_they_were_sent(place, wanted) -> None:
+    found = settings(*NVME, f"offload.weights={place}")
+    assert found["zero_optimization"]["offload_param"] == wanted
+
+
 def test_no_clipping_is_zero() -> None:
     assert settings("distributed=zero2", "train.max_grad_norm=null")["gradient_clipping"] == 0.0
 
 
 @pytest.mark.parametrize(
-    ("offload", "implementation"), [("none", "fused"), ("optimizer_cpu", "deepspeed_cpu")]
+    ("offload", "implementation"),
+    [("none", "fused"), ("optimizer_cpu", "deepspeed_cpu"), ("nvme", "deepspeed_cpu")],
 )
 def test_offload_names_the_optimizer_that_runs_on_the_host(offload, implementation) -> None:
-    plan = plan_config(config_of(*BASE, "distributed=zero2", f"offload={offload}"))
+    path = ("offload.path=/disk",) if offload == "nvme" else ()
+    plan = plan_config(config_of(*BASE, "distributed=zero3", f"offload={offload}", *path))
     assert plan.compute.optimizer_implementation == implementation
     reasons = {d.key: d for d in plan.decisions}
     assert reasons["optimizer implementation"].value == implementation

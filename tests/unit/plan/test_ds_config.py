@@ -70,7 +70,7 @@ CONTRADICTIONS = {
     "stage": ({"zero_optimization": {"stage": 3}}, "distributed=zero3"),
     "stage 0": ({"zero_optimization": {"stage": 0}}, "distributed=ddp"),
     "fp16": ({"fp16": {"enabled": True}}, "precision=fp16"),
-    "bf16": ({"bf16": {"enabled": True}}, "precision=bf16"),
+    "bf16": ({"bf16": {"enabled": True}}, "precision=bf16_pure"),
     "offload": (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "offload=optimizer_cpu",
     ),
@@ -90,6 +90,52 @@ def test_a_contradiction_is_refused_with_what_would_agree(content, fix, plan_wit
     (problem,) = caught.value.problems
     assert problem.fix.startswith(fix)
     assert problem.path == "distributed.deepspeed_config"
+
+
+INFINITY = {
+    "zero_optimization": {
+        "stage": 3,
+        "sub_group_size": 1e9,
+        "offload_optimizer": {
+            "device": "nvme",
+            "nvme_path": "/local_nvme",
+            "pin_memory": True,
+            "buffer_count": 4,
+            "fast_init": False,
+        },
+    },
+    "aio": {"block_size": 262144, "queue_depth": 32, "single_submit": False},
+}
+"""The shape of DeepSpeed's and Hugging Face's examples for ZeRO-Infinity."""
+
+SAME = ("distributed=zero3", "offload=nvme", "offload.path=/local_nvme",
+        "offload.piece_numbers=1000000000", "offload.block_bytes=262144",
+        "offload.queue_depth=32")  # fmt: skip
+
+
+def test_an_example_for_nvme_is_taken_where_the_configuration_says_the_same(plan_with) -> None:
+    found = plan_with(INFINITY, *SAME).deepspeed
+    assert found["zero_optimization"]["offload_optimizer"]["fast_init"] is False
+    assert found["aio"]["intra_op_parallelism"] == 1
+
+
+@pytest.mark.parametrize("key", [key.split("=")[0] for key in SAME[2:]])
+def test_an_example_for_nvme_is_refused_with_what_would_agree(key, plan_with) -> None:
+    said = next(one for one in SAME if one.startswith(key))
+    changed = f"{key}=/elsewhere" if key == "offload.path" else f"{key}=1000000"
+    if key == "offload.queue_depth":
+        changed = f"{key}=2"
+    with pytest.raises(ConfigError) as caught:
+        plan_with(INFINITY, *(changed if one == said else one for one in SAME))
+    (problem,) = caught.value.problems
+    assert problem.fix.startswith(said)
+
+
+def test_settings_for_a_disk_do_not_matter_without_one(plan_with) -> None:
+    """Hugging Face's example for ZeRO-3 has a sub_group_size."""
+    theirs = {"zero_optimization": {"stage": 3, "sub_group_size": 1e9}}
+    found = plan_with(theirs, "distributed=zero3").deepspeed
+    assert found["zero_optimization"]["sub_group_size"] == 1e9
 
 
 def test_all_contradictions_at_once(plan_with) -> None:

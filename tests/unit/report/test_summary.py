@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 from unit.record.samples import bare_record, failed, full_record
 
-from eke.record import Loss, MeasuredMemory, MemoryRecord, Spread, Throughput, Timing
+from eke.record import (
+    Loss,
+    MeasuredMemory,
+    MemoryRecord,
+    PredictedMemory,
+    Spread,
+    Throughput,
+    Timing,
+)
 from eke.report import render_summary
 
 FOLDER = "runs/0123456789abcdef"
@@ -181,3 +189,30 @@ def test_durations_use_their_own_scale() -> None:
     shown = lines(dataclasses.replace(full_record(), timing=timing))
     assert shown["time"] == "2 h 05 m"
     assert shown["step"] == "0.5 ms  (0.4 ms to 2 ms, n=10)"
+
+
+# --- predicted memory ----------------------------------------------------------------------------
+
+
+def test_what_was_predicted_stands_beside_what_was_measured() -> None:
+    predicted = PredictedMemory(1, 2, 3, {}, "closed_form", "tensors", 3 * 2**30)
+    measured = MeasuredMemory(basis="b", peak_allocated_bytes=4 * 2**30)
+    text = render_summary(full_record(memory=MemoryRecord(predicted, measured)), FOLDER)
+    assert "predicted" in text
+    assert "-25.0% of the measured peak, by formulas" in text
+
+
+def test_without_a_comparable_number_nothing_is_compared() -> None:
+    predicted = PredictedMemory(1, 2, 3)
+    measured = MeasuredMemory(basis="b", peak_allocated_bytes=4 * 2**30)
+    memory = MemoryRecord(predicted, measured)
+    assert "predicted" not in render_summary(full_record(memory=memory), FOLDER)
+
+
+def test_after_an_out_of_memory_the_summary_says_what_to_type() -> None:
+    predicted = PredictedMemory(2**30, 2**31, 2**32)
+    memory = MemoryRecord(predicted, None, ["batch.per_device=4 batch.accumulation=2"])
+    text = render_summary(full_record(outcome="oom", memory=memory), FOLDER)
+    assert "would need less" in text
+    assert "batch.per_device=4 batch.accumulation=2" in text
+    assert "1.00 GiB to 4.00 GiB" in text

@@ -60,7 +60,7 @@ def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypa
         model.set_attn_implementation("eager")
         return model, report
 
-    monkeypatch.setattr("eke.run.job.build_model_and_report", build_eager)
+    monkeypatch.setattr("eke.build.trainable.build_model_and_report", build_eager)
     job = trained("attention=sdpa")
     assert job.effective["attention_kernels"] == ["eager"]
     assert about(job, "attention=sdpa had no effect: the model runs eager")
@@ -75,7 +75,7 @@ def test_a_fused_loss_is_read_from_the_step(trained) -> None:
 def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.build.loss import from_logits
 
-    monkeypatch.setattr("eke.run.job.fuse_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.build.trainable.fuse_loss", lambda plan, model: None)
     monkeypatch.setattr("eke.run.start.build_loss", lambda plan: from_logits)
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]

@@ -94,7 +94,7 @@ def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
         checkpointing._enable(model, {}, "full")
         find_layers(model)[0].gradient_checkpointing = False
 
-    monkeypatch.setattr(job_module, "apply_checkpointing", one_off)
+    monkeypatch.setattr("eke.build.trainable.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
     assert job.warnings == ["memory.checkpointing repeated 1 layers instead of 2"]
 

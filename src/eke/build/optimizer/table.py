@@ -16,7 +16,7 @@ def build_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     """The planned optimizer over the trainable parameters of `model`, which is not wrapped yet."""
     groups = parameter_groups(model, plan.config.optimizer.weight_decay)
     build = BUILDERS[plan.config.optimizer.option]
-    if plan.compute.master:
+    if plan.compute.master and plan.deepspeed is None:  # which has copies of its own
         return build_with_master(groups, partial(build, plan))
     return build(plan, groups)
 

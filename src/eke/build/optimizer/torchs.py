@@ -2,7 +2,7 @@
 
 import torch
 
-from eke.build.operators import compiling
+from eke.build.operators import load_adam
 from eke.build.optimizer.composite import Composite
 from eke.build.optimizer.groups import Groups, split
 from eke.build.optimizer.rate import RATIO
@@ -32,14 +32,14 @@ def deepspeed_cpu_adam(config: AdamW, groups: Groups) -> torch.optim.Optimizer:
     """AdamW in vector instructions of the host; compiled at its first use on a machine."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    with compiling("DeepSpeed's Adam"):
-        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            groups,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            adamw_mode=True,
-        )
+    load_adam()
+    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        adamw_mode=True,
+    )
     return optimizer
 
 

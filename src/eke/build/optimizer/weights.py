@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eke.build.sharding import cut_like
+
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
@@ -37,10 +39,10 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> None:
-    """Put back what `evaluation_weights` yielded."""
+    """Put back what `evaluation_weights` yielded; whole tensors where parameters are cut, too."""
     if kept:
         for parameter, value in zip(_parameters(optimizer), kept, strict=True):
-            parameter.copy_(value)
+            parameter.copy_(cut_like(value, parameter))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

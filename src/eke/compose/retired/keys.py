@@ -1,6 +1,6 @@
 """Keys that exist only to be refused: other tools' names of them."""
 
-from eke.compose.retired.phrases import HF, LATER, MODES, NO_NVME, PARALLEL, Row
+from eke.compose.retired.phrases import HF, LATER, MODES, PARALLEL, Row
 
 # fmt: off
 KEYS: tuple[Row, ...] = (
@@ -160,7 +160,8 @@ KEYS: tuple[Row, ...] = (
     ("offload_param",
      "is called offload here", "distributed=zero3 offload=params_cpu",
      {"none": "offload=none", "false": "offload=none"}),
-    ("nvme_path offload.path", NO_NVME, "distributed=zero3 offload=params_cpu"),
+    ("nvme_path offload.nvme_path", "is called offload.path here",
+     "distributed=zero3 offload=nvme offload.path={value}"),
     # processes and devices
     ("deepspeed",
      f"{HF}; eke's is distributed.deepspeed_config",
@@ -179,8 +180,8 @@ KEYS: tuple[Row, ...] = (
     ("num_gpus gpus n_gpu ngpus devices nproc_per_node world_size",
      "is counted in processes, one per device; eke's is distributed.num_processes",
      "distributed.num_processes={value}"),
-    ("nnodes num_nodes distributed.num_nodes",
-     f"(several machines) {LATER}", "distributed.num_processes=1"),
+    ("nnodes num_nodes num_machines",
+     "is a part of distributed here", "distributed.num_nodes={value}"),
     ("use_cpu no_cuda cpu",
      f"{HF}; eke's is hardware", "hardware=cpu", {"false": "hardware=auto"}),
     ("device accelerator",

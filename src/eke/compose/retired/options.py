@@ -5,7 +5,6 @@ from eke.compose.retired.phrases import (
     INFERENCE,
     LATER,
     MODES,
-    NO_NVME,
     OTHER_TRACKER,
     PARALLEL,
     Row,
@@ -113,7 +112,8 @@ OPTIONS: tuple[Row, ...] = (
     ("peft=rslora", "is lora with another scale", "peft=lora peft.use_rslora=true"),
     # processes, trackers, engines, schedules, data, models
     ("distributed=deepspeed", "does not say which stage of ZeRO", "distributed=zero2"),
-    ("offload=nvme", NO_NVME, "distributed=zero3 offload=params_cpu"),
+    ("offload=disk offload=ssd offload=zero_infinity", "is called nvme here",
+     "distributed=zero3 offload=nvme offload.path=FOLDER"),
     ("offload=cpu offload=optimizer", "does not say what moves", "offload=optimizer_cpu"),
     ("offload=params offload=param_cpu", "is called params_cpu here", "offload=params_cpu"),
     ("distributed=fsdp2 distributed=full_shard distributed=hybrid_shard",

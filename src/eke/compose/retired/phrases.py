@@ -9,6 +9,5 @@ LATER = "is not available in eke yet"
 MODES = ("reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs")
 INFERENCE = "is a backend for inference; it cannot train"
 PARALLEL = f"(a layer's work, or the layers, spread out) {LATER}; fsdp spreads the state"
-NO_NVME = f"(state on a disk) {LATER}; host memory is the next best place"
 OTHER_TRACKER = f"{LATER}; metrics.jsonl is written in any case, and wandb offline needs no server"
 FP8 = "is not a format that weights are trained in; fp8 multiplies in the narrowest there is"

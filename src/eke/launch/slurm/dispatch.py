@@ -18,10 +18,11 @@ from eke.launch.slurm.request import Request
 from eke.launch.slurm.run import ClusterRun, stamp_of
 from eke.launch.slurm.scheduler import Element, SubmissionRefused
 from eke.launch.slurm.states import HELD, Phase, phase_of
-from eke.launch.slurm.submission import jobs_of
+from eke.launch.slurm.submission import jobs_of, read_ticket
 from eke.launch.slurm.submit import arrays, freeze, settle_intents, submit_array, submitting
 from eke.paths import RunPaths, SweepPaths
 from eke.record import Outcome, read_record
+from eke.units import format_number
 
 TICK_S = 0.2
 """Between two looks at the screen."""
@@ -114,7 +115,7 @@ class Cluster:
         self.most = min(2 * self.most, sys.maxsize)
         for number, job in enumerate(group):
             self.elements[job.number], job.waiting_for = submission.element(number), ""
-        say(f"submitted {len(group)} runs as job {submission.job_id}")
+        say(f"submitted {format_number(len(group), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
         """Write a run's plan down; False when it is done, or somebody works on it right now."""
@@ -229,7 +230,7 @@ class Cluster:
         else:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)
-            self.books.settle(job, record, stopping=final)
+            self.books.settle(job, record, stopping=final or is_spent(job))
         del self.elements[job.number]
         self.stamps.pop(job.number, None)
         if was_seen:
@@ -277,6 +278,12 @@ class Cluster:
 def paths_of(job: Job) -> RunPaths:
     """Its run's files."""
     return RunPaths(Path(job.folder))
+
+
+def is_spent(job: Job) -> bool:
+    """Whether its job has been put back so often, without a step more, that it gave up."""
+    ticket = read_ticket(paths_of(job))
+    return ticket is not None and ticket.stalled > job.plan.config.slurm.max_restarts
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from eke.launch.slurm.script import script_text
 from eke.launch.slurm.submission import new_submission, submission_file
 from eke.launch.slurm.submit import arrays, describe_request
 from eke.paths import SweepPaths
+from eke.units import format_number
 
 
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
@@ -25,5 +26,5 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
         text = script_text(request, profile, intent.name, path, len(group))
         parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
         hours += request.gpu_hours * len(group)
-    jobs_text = f"{len(jobs)} runs in {len(found)} arrays"
+    jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
     return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])

@@ -21,7 +21,8 @@ _OWN = {
     "cpus-per-task": "resources.cpus",
     **{name: "resources.gpus" for name in ("gpus", "gpus-per-node", "gres")},
     "signal": "slurm.grace_s",
-    **{name: "distributed.num_processes" for name in ("nodes", "ntasks", "ntasks-per-node")},
+    **{name: "distributed.num_processes" for name in ("ntasks", "ntasks-per-node")},
+    "nodes": "distributed.num_nodes",
     **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
     **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
 }
@@ -36,11 +37,12 @@ class Request:
     minutes: int
     """Time limit."""
     gpus: int
-    """On the node."""
+    """On each node."""
     cpus: int
-    """On the node."""
+    """On each node."""
+    nodes: int = 1
     memory: str = ""
-    """Of the node, in sbatch's form; empty for the cluster's default, as are the others."""
+    """Of each node, in sbatch's form; empty for the cluster's default, as are the others."""
     partition: str = ""
     account: str = ""
     qos: str = ""
@@ -49,7 +51,7 @@ class Request:
     @property
     def gpu_hours(self) -> float:
         """At most, for one run."""
-        return self.gpus * self.minutes / 60
+        return self.nodes * self.gpus * self.minutes / 60
 
 
 def make_request(plan: Plan) -> Request:
@@ -58,7 +60,7 @@ def make_request(plan: Plan) -> Request:
     Raises:
         ConfigError: a value that sbatch would not read.
     """
-    config, processes = plan.config, plan.batch.world_size * plan.batch.devices
+    config, processes = plan.config, plan.processes_per_node * plan.batch.devices
     wanted, profile = config.resources, config.slurm
     problems = _problems(config)
     if problems:
@@ -68,6 +70,7 @@ def make_request(plan: Plan) -> Request:
         minutes=read_minutes(wanted.time) or 0,
         gpus=each * processes,
         cpus=wanted.cpus * processes,
+        nodes=config.distributed.num_nodes,
         memory=wanted.memory or "",
         partition=wanted.partition or profile.partition or "",
         account=wanted.account or profile.account or "",

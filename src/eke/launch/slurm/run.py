@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from eke.errors import EkeError, RunError
 from eke.files import read_json
+from eke.forecast import note_forecast
 from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
@@ -108,6 +109,7 @@ class ClusterRun:
             told = state or "and SLURM remembers no reason"
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
+            note_forecast(record, self.plan)
             try:
                 write_record(paths, record)
             except OSError as error:

@@ -75,7 +75,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
     return {
         "job_name": name,
         "time": request.minutes,
-        "nodes": 1,
+        "nodes": request.nodes,
         "ntasks_per_node": 1,
         "cpus_per_task": request.cpus,
         "signal_delay_s": profile.grace_s,

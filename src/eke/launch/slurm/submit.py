@@ -25,6 +25,7 @@ from eke.launch.slurm.submission import (
 )
 from eke.paths import RunPaths
 from eke.schema import Slurm
+from eke.units import format_number
 
 GIVEN_UP_S = 30.0
 """After this time an intent that SLURM knows nothing of will not turn up any more: whoever called
@@ -137,10 +138,12 @@ def freeze(job: Job) -> None:
 
 def describe_request(request: Request, num_runs: int, profile: Slurm) -> str:
     """What one array asks for, in a line."""
-    parts = [f"{num_runs} runs", f"at most {request.minutes} min each"]
-    parts += [f"{request.gpus} GPUs"] if request.gpus else []
-    parts += [f"{request.cpus} cores"]
-    parts += [f"{request.memory} of memory"] if request.memory else []
+    each = " per node" if request.nodes > 1 else ""
+    parts = [format_number(num_runs, "run"), f"at most {request.minutes} min each"]
+    parts += [f"{request.nodes} nodes"] if each else []
+    parts += [format_number(request.gpus, "GPU") + each] if request.gpus else []
+    parts += [format_number(request.cpus, "core") + each]
+    parts += [f"{request.memory} of memory{each}"] if request.memory else []
     parts += [f"partition {request.partition}"] if request.partition else []
     if num_runs > profile.max_parallel:
         parts += [f"{profile.max_parallel} at once"]

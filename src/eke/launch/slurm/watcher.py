@@ -1,7 +1,8 @@
 """`python -m eke.launch.slurm.watcher SUBMISSION`: what a job of a cluster runs; no torch.
 
 It finds its run by its place in the array, starts the same worker as everywhere, hands on what
-SLURM wants, and says by its exit code what is to become of the job.
+SLURM wants, and says by its exit code what is to become of the job. Of a run on several machines
+the first one does so; the others start processes when they are told to.
 """
 
 import os
@@ -9,13 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
 from eke.launch.folder import Place, claim
-from eke.launch.live import LiveRun
+from eke.launch.nodes import Head, Task, follow, start_run, this_task
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
@@ -29,6 +31,7 @@ from eke.launch.slurm.submission import (
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record, read_plan
 from eke.record import (
+    EXIT_OK,
     EXIT_RESUMABLE,
     EXIT_USER,
     Failure,
@@ -75,7 +78,12 @@ def main(arguments: list[str]) -> int:
             return complain(f"{file}: has no element {task}", EXIT_USER)
         number = int(task)
         paths = RunPaths(Path(submission.runs[number]))
-        return watch_run(paths, submission, Ticket(str(file), number), heard)
+        mine = this_task()
+        if mine.node:
+            return help_out(paths, mine)
+        with ExitStack() as held:
+            head = held.enter_context(Head(paths.invitation, mine)) if mine.count > 1 else None
+            return watch_run(paths, submission, Ticket(str(file), number), heard, head)
     except BusyError as error:
         return complain(f"{error}; this job leaves it alone", EXIT_RESUMABLE)
     except EkeError as error:
@@ -84,8 +92,39 @@ def main(arguments: list[str]) -> int:
         return complain(f"{error.filename}: {error.strerror}", EXIT_RESUMABLE)
 
 
-def watch_run(paths: RunPaths, submission: Submission, ticket: Ticket, heard: list[int]) -> int:
-    """Do one run, again after a crash; returns the job's exit code."""
+def help_out(paths: RunPaths, task: Task) -> int:
+    """Be another machine than the first of a run; what becomes of the job is said there.
+
+    What SLURM wants reaches every machine: the first one asks, and all processes agree.
+
+    Raises:
+        EkeError: the first one is not to be found, or the plan cannot be read.
+    """
+    plan, problem = read_plan(paths), ""
+    try:
+        for_this_node(plan)
+    except EkeError as error:
+        problem = str(error)
+    follow(paths.invitation, task, plan.config.distributed.timeout_s, problem)
+    return EXIT_OK
+
+
+def watch_run(
+    paths: RunPaths,
+    submission: Submission,
+    ticket: Ticket,
+    heard: list[int],
+    head: Head | None = None,
+) -> int:
+    """Do one run, again after a crash; returns the job's exit code.
+
+    Args:
+        paths: its folder.
+        submission: whose element it is.
+        ticket: which element.
+        heard: signals so far.
+        head: knows the other machines of a run that has several.
+    """
     known = read_ticket(paths)
     if known and (known.submission, known.element) == (ticket.submission, ticket.element):
         ticket = known
@@ -95,14 +134,14 @@ def watch_run(paths: RunPaths, submission: Submission, ticket: Ticket, heard: li
         if before is not None and Outcome[before.outcome].is_final:
             say(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
-        record = one_attempt(paths, heard)
+        record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
         say(f"{paths.folder}: {record.outcome} after {record.steps_done} steps")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
             misplaced = record.failure is not None and record.failure.phase == MISPLACED
-            if crashes < MAX_CRASHES and not misplaced:
+            if crashes < MAX_CRASHES and not misplaced and not (head and head.has_lost_one()):
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
@@ -113,7 +152,7 @@ def watch_run(paths: RunPaths, submission: Submission, ticket: Ticket, heard: li
         return REQUEUE_CODE
 
 
-def one_attempt(paths: RunPaths, heard: list[int]) -> Record:
+def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
     """Start the worker and wait for it; what SLURM wants goes on to it once, with its reason.
 
     Raises:
@@ -123,9 +162,11 @@ def one_attempt(paths: RunPaths, heard: list[int]) -> Record:
     plan = read_plan(paths)
     try:
         plan = for_this_node(plan)
+        if head is not None:
+            head.gather(plan.config.distributed.timeout_s)
     except EkeError as error:
         return note_misplaced(paths, plan, str(error))
-    live = LiveRun(plan, Place(paths, None, ""), plan.batch.world_size)
+    live = start_run(plan, Place(paths, None, ""), head)
     why: Outcome | None = None
     try:
         while not live.is_over():
@@ -195,7 +236,7 @@ def for_this_node(plan: Plan) -> Plan:
             "choose nodes with resources.constraint or slurm.gpu_type, or plan for what they have "
             f"with hardware={option or 'NAME'}"
         )
-    needed = plan.batch.world_size * plan.batch.devices
+    needed = plan.processes_per_node * plan.batch.devices
     if device.kind == "cuda" and device.count < needed:
         raise EkeError(f"{needed} GPUs are needed, and this job sees {device.count}")
     return replace(plan, device=device, machine=machine_fingerprint(device))

@@ -6,7 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from eke.build.adapter_files import is_adapted
+from eke.build.deepspeed import stepped_weights
 from eke.build.four_bits import quant_states, quant_tensors
+from eke.build.sharding import part
+from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
 
 
@@ -22,7 +25,8 @@ def note_adapters(job: Job) -> None:
             f"peft={wanted} did not take effect: the model has "
             f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
         )
-    still = [name for name, p in _trained(job.bare_model) if id(p) not in _held(job)]
+    held = _held(job)
+    still = [name for name, p in _trained(job.bare_model) if id(p) not in held]
     if still:
         job.warn(f"peft={wanted}: the optimizer knows nothing of {len(still)} adapters: {still[0]}")
 
@@ -35,10 +39,10 @@ def adapters(model: nn.Module) -> dict[str, Any]:
 
     layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
     states = quant_states(model)
-    trained = sum(p.numel() for _, p in _trained(model))
+    trained = sum(_numbers(p) for _, p in _trained(model))
     frozen = [p for p in model.parameters() if not p.requires_grad]
     # 4-bit weights lie in bytes; their states know how many numbers they are.
-    numbers = trained + sum(p.numel() for p in frozen if p.is_floating_point())
+    numbers = trained + sum(_numbers(p) for p in frozen if p.is_floating_point())
     numbers += sum(state.shape.numel() for state in states)
     mine: Any = model
     return {
@@ -65,8 +69,15 @@ def _method(found: dict[str, Any]) -> str:
     return str(found["type"])
 
 
+def _numbers(weight: nn.Parameter) -> int:
+    """All of them, wherever they are: DeepSpeed's ZeRO-3 leaves empty weights behind."""
+    return int(getattr(weight, "ds_numel", weight.numel()))
+
+
 def _bytes(tensors: list[Tensor]) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    """Of what this process holds."""
+    held = [part(getattr(tensor, "ds_tensor", tensor)) for tensor in tensors]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     return sum(storages.values())
 
 
@@ -75,4 +86,6 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _held(job: Job) -> set[int]:
+    if isinstance(job.update, DeepSpeedUpdate):  # whose optimizer has flat pieces of them
+        return {id(p) for p in stepped_weights(job.update.engine)}
     return {id(p) for group in job.optimizer.param_groups for p in group["params"]}

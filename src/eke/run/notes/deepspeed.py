@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eke.build.deepspeed import Engine, flat_pieces
+from eke.build.deepspeed import Engine, flat_pieces, piece_numbers
+from eke.build.swapping import in_files, swap_buffers
+from eke.plan import swap_files, swap_folder
 from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
 
@@ -17,6 +19,8 @@ def note_deepspeed(job: Job) -> None:
     assert job.plan.deepspeed is not None, "an engine without a plan for it"
     found = look_at(job.update.engine)
     job.effective["deepspeed"] = found
+    if (swap := swap_folder(job.plan, job.paths)) is not None:
+        found["file_bytes"] = swap_files(swap, job.ranks.rank)
     zero = job.plan.deepspeed["zero_optimization"]
     if found["stage"] != zero["stage"]:
         job.warn(
@@ -30,7 +34,8 @@ def note_deepspeed(job: Job) -> None:
     wanted = {"offload_optimizer": "optimizer_device", "offload_param": "weights_device"}
     for key, where in wanted.items():
         planned = zero.get(key, {}).get("device")
-        if planned is not None and found[where] != planned:
+        # What is too small for a file stays in memory beside the files.
+        if planned is not None and planned not in found[where].split("+"):
             job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
 
 
@@ -40,30 +45,40 @@ def look_at(engine: Engine) -> dict[str, Any]:
     weights = list(engine.module.parameters())
     cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
+    loaded = [store for store in stores if not _is_file(store)]
     states = [
         value
         for state in engine.basic_optimizer.state.values()
         for value in state.values()
         if isinstance(value, Tensor) and value.dim() > 0
     ]
+    filed = [in_files(engine, number) for number in range(len(pieces))]
+    state_buffers, weight_buffers = swap_buffers(engine)
     return {
         "engine": type(engine).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
         "optimizer": type(engine.basic_optimizer).__name__,
         "stage": int(engine.zero_optimization_stage()),
         "processes": int(engine.dp_world_size),
-        "piece_numbers": sum(piece.numel() for piece in pieces),
+        "piece_numbers": sum(piece_numbers(engine)),
         "cut_weights": len(cut),
         "whole_weights": len(weights) - len(cut),
-        "weights_bytes": _bytes(stores),
-        "optimizer_device": _device(states or pieces),
-        "weights_device": _device(stores),
-        "optimizer_bytes": _bytes(pieces) + _bytes(states),
+        "weights_bytes": _bytes([*loaded, *weight_buffers]),
+        "optimizer_device": _places([t for t in states or pieces if t.numel()], any(filed)),
+        "weights_device": _places(loaded, len(loaded) < len(stores)),
+        "optimizer_bytes": _bytes([*pieces, *states, *state_buffers]),
     }
 
 
-def _device(tensors: list[Tensor]) -> str:
-    return "+".join(sorted({tensor.device.type for tensor in tensors}))
+def _is_file(weight: Tensor) -> bool:
+    """Whether DeepSpeed reads this weight from a file when its layer runs."""
+    return getattr(weight, "final_location", None) == "nvme"
+
+
+def _places(tensors: list[Tensor], files: bool) -> str:
+    """Kinds of devices that hold them, and DeepSpeed's word for files."""
+    kinds = {tensor.device.type for tensor in tensors}
+    return "+".join(sorted(kinds | {"nvme"} if files else kinds))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

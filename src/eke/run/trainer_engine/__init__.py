@@ -8,13 +8,13 @@ evaluation, checkpoints, records. A comparison of the two engines compares loops
 
 from contextlib import ExitStack
 
+from eke.build.update import PlainUpdate
 from eke.errors import RunError
 from eke.run.job import Job
 from eke.run.random_state import capture_random_state, restore_random_state
 from eke.run.trainer_engine.arguments import build_arguments
 from eke.run.trainer_engine.steps import Steps
 from eke.run.trainer_engine.trainer import PlanTrainer
-from eke.run.update import PlainUpdate
 
 __all__ = ["train_with_trainer"]
 

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from eke.build.batches import MicroBatch
 from eke.build.optimizer import set_learning_rate
+from eke.build.update import PlainUpdate
 from eke.run.job import Job
 from eke.run.look import closer_look
 from eke.run.loop import BetweenSteps, next_step
 from eke.run.ranks import StepTotals
 from eke.run.stop import Stopped
-from eke.run.update import PlainUpdate
 
 Inputs = dict[str, Any]
 """A micro-batch as Trainer passes it around: the model's tensors, `labels`, and the counts."""

@@ -1,10 +1,13 @@
 """Following a sweep through a cluster: what the queue says, what jobs leave, what is done then."""
 
+import dataclasses
+
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
 from eke.launch.books import Books
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
+from eke.launch.slurm.submission import read_ticket, write_ticket
 from eke.paths import SweepPaths
 from eke.record import Outcome, read_record
 
@@ -171,6 +174,21 @@ def test_an_interrupted_run_is_continued_but_for_who_cancelled_it(
     look(made, MISSED)
     assert len(cluster.submitted) == again
     assert made.books.jobs[0].outcome is (None if again == 2 else Outcome[outcome])
+
+
+@pytest.mark.parametrize("stalled", [2, 3])
+def test_a_job_that_gave_up_is_not_submitted_again(stalled, submitted, cluster) -> None:
+    """Five restarts that came to nothing would come to nothing five times more."""
+    made = submitted()
+    (job,) = made.books.jobs
+    job.plan.config.slurm.max_restarts = 2
+    leave(job, "timeout", 5)
+    ticket = read_ticket(paths_of(job))
+    write_ticket(paths_of(job), dataclasses.replace(ticket, stalled=stalled))
+    cluster.end("100_0", "FAILED")
+    look(made, MISSED)
+    assert job.outcome is (Outcome.timeout if stalled > 2 else None)
+    assert cluster.submitted == ([1] if stalled > 2 else [1, 1])
 
 
 @pytest.mark.parametrize("before", ["preempted", "cancelled", "crashed"])

@@ -26,6 +26,13 @@ CASES = {
         "slurm.account": "project 7",
         "slurm.max_parallel": 2,
     },
+    "two_nodes": {
+        "distributed.option": "ddp",
+        "distributed.num_processes": 8,
+        "distributed.num_nodes": 2,
+        "resources.gpus": 1,
+        "resources.cpus": 6,
+    },
     "profile": {
         "resources.gpus": 1,
         "slurm.setup": ["set -euo pipefail", "module load cuda/12.8", "ulimit -n 65536"],
@@ -45,7 +52,7 @@ def text_of(plan_with, tmp_path, monkeypatch):
     monkeypatch.setattr(script_module, "source_folder", lambda: "/opt/eke/src")
 
     def make(values=None, folder=None, num_runs=3):
-        plan = plan_with(values)
+        plan = plan_with(values, processes=(values or {}).get("distributed.num_processes", 1))
         path = (folder or tmp_path) / "eke-0123456789ab-00000000.json"
         request = make_request(plan)
         return script_text(request, plan.config.slurm, path.stem, path, num_runs)

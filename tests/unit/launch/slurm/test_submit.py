@@ -201,7 +201,7 @@ def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, swee
     text = describe_arrays(jobs, sweep, "0123456789ab")
     assert text.count("#!/bin/bash") == 2
     assert text.endswith("3 runs in 2 arrays, at most 4.0 GPU-hours; nothing was submitted")
-    assert "array of 2 runs, at most 60 min each, 1 GPUs, 1 cores" in text
+    assert "array of 2 runs, at most 60 min each, 1 GPU, 1 core" in text
     assert cluster.asked == []
     assert not sweep.folder.exists()
 

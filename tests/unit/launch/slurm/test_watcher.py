@@ -26,7 +26,7 @@ TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SI
 
 
 class Attempts:
-    """In place of LiveRun: attempts that end as their script says."""
+    """In place of start_run: attempts that end as their script says."""
 
     def __init__(self, paths, heard) -> None:
         self.paths, self.heard = paths, heard
@@ -36,7 +36,7 @@ class Attempts:
         self.asked: list[int] = []
         self.started = 0
 
-    def __call__(self, plan, place, num_processes):
+    def __call__(self, plan, place, head):
         """Start the next one."""
         self.number = self.started
         self.started += 1
@@ -73,7 +73,7 @@ def heard():
 def attempts(paths, heard, plan, monkeypatch) -> Attempts:
     made = Attempts(paths, heard)
     write_plan(paths, plan)
-    monkeypatch.setattr(watcher, "LiveRun", made)
+    monkeypatch.setattr(watcher, "start_run", made)
     monkeypatch.setattr(watcher, "POLL_S", 0)
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
     monkeypatch.setattr(watcher, "reason_of", lambda number, _: watcher_reason(number))

@@ -4,14 +4,23 @@ What shares or offloads the training state brings an `Update` of its own; the lo
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from eke.build.sharding import WholeState
 from eke.plan import Plan
+
+
+class Backward(Protocol):
+    """What of Accelerate's `Accelerator` an update needs."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of `loss`, added to those that are there."""
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Context in which ranks do not exchange gradients."""
 
 
 class Update(Protocol):
@@ -52,7 +61,7 @@ class PlainUpdate:
     def __init__(
         self,
         plan: Plan,
-        accelerator: Accelerator,
+        accelerator: Backward,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None,

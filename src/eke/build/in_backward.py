@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
+
+from eke.build.update import Backward
 
 
 class InBackwardUpdate:
@@ -22,7 +23,7 @@ class InBackwardUpdate:
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        accelerator: Backward,
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
     ) -> None:

@@ -7,9 +7,9 @@ import torch
 from support import TINY, last_wins
 
 import eke.run.loop as loop
+from eke.build.in_backward import InBackwardUpdate
 from eke.paths import RunPaths
 from eke.run.checkpoint import load_checkpoint, save_checkpoint
-from eke.run.in_backward import InBackwardUpdate
 from eke.run.job import Job, build_job
 from eke.run.meter import HostClock, Meter
 from eke.run.stop import StopFlag

@@ -1,0 +1,33 @@
+"""The model as it is trained, before ranks share it and it has an optimizer."""
+
+import torch
+from torch import nn
+
+from eke.build.checkpointing import apply_checkpointing
+from eke.build.kernels import apply_kernels
+from eke.build.loss import fuse_loss
+from eke.build.masks import spare_mask_checks
+from eke.build.model import build_model_and_report
+from eke.build.peft import apply_peft
+from eke.build.pretrained import LoadReport
+from eke.build.sources import is_packed
+from eke.plan import Plan
+
+
+def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+    """Model, adapters, kernels, loss and checkpointing of the plan, in the order that they need.
+
+    Args:
+        plan: the run.
+        device: where weights are made.
+
+    Raises:
+        RunError: a checkpoint, or a technique, does not go with the model.
+    """
+    model, report = build_model_and_report(plan, device)
+    model = apply_peft(plan, model)
+    spare_mask_checks(model, packed=is_packed(plan.config))
+    apply_kernels(plan, model)
+    fuse_loss(plan, model)
+    apply_checkpointing(plan, model)
+    return model, report

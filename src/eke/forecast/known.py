@@ -1,0 +1,48 @@
+"""The best that can be said of a plan's memory: formulas, or a trace that is kept or made now."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from eke.forecast import ask, cache
+from eke.forecast.predict import forecast
+from eke.forecast.values import Forecast, Method
+from eke.plan import Plan
+
+
+def known_forecast(plan: Plan) -> Forecast:
+    """By a trace that is kept, else by formulas; nothing is started."""
+    return forecast(plan, cache.find(cache.key_of(plan)))
+
+
+def traced_forecast(plan: Plan) -> Forecast:
+    """By a trace, made now unless it is kept; by formulas, with the reason, where there is none."""
+    return _with(plan, ask.traced(plan))
+
+
+def traced_forecasts(
+    plans: Sequence[Plan], progress: Callable[[int, int], Any], processes: int
+) -> list[Forecast]:
+    """The same for many plans at once, each trace made once.
+
+    Args:
+        plans: of a sweep.
+        progress: told how many of how many have theirs; called from any thread.
+        processes: that trace at the same time.
+    """
+    answers = ask.trace_all(plans, progress, processes)
+    return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
+
+
+def is_open(found: Forecast) -> bool:
+    """Whether formulas cannot tell if there is room, so that a trace is worth its seconds."""
+    if found.method is not Method.closed_form or found.capacity is None:
+        return False
+    return found.peak.low <= found.capacity < found.peak.high
+
+
+def _with(plan: Plan, answer: ask.Answer) -> Forecast:
+    found = forecast(plan, answer.traced)
+    if answer.traced is None:
+        found = replace(found, notes=(*found.notes, f"not traced: {answer.reason}"))
+    return found

@@ -1,0 +1,98 @@
+"""What a trace knows better than formulas, put in their place."""
+
+from collections import Counter
+
+from eke.forecast.moments import Moment
+from eke.forecast.ranges import exact, spread, total
+from eke.forecast.shape import is_fsdp
+from eke.forecast.values import Method, Range, Traced
+from eke.plan import Plan
+from eke.sizes import STAGE
+from eke.units import MIB
+
+ERROR = {"cpu": 0.02, "cuda": 0.06}
+"""How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
+0.085 % was the most (results/memory_truth_cpu.json), with as many threads as the run; on GPUs it is
+the goal that is still to be measured (docs/forecast.md)."""
+
+NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
+"""A trace's components that the closed form calls otherwise."""
+
+STATES = ("weights", "gradients", "optimizer", "master")
+
+
+def is_shared(plan: Plan) -> bool:
+    """Whether no process holds what a trace of the whole model has."""
+    return is_fsdp(plan.config) or plan.config.distributed.option in STAGE
+
+
+def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
+    """The moments of the closed form with a trace's numbers.
+
+    Where the model is shared out, its states and buffers stay those of the closed form, and only
+    what lies beside them is the trace's.
+    """
+    if is_shared(plan):
+        return [_with_traced_activations(moment, traced) for moment in found]
+    closed = _one_of_each(found)
+    traces = [_traced(closed[phase], traced, plan) for phase in traced.allocated if phase in closed]
+    return traces or found
+
+
+def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
+    """Of each phase the highest moment."""
+    best: dict[str, Moment] = {}
+    for moment in found:
+        known = best.get(moment.phase)
+        if known is None or moment.total.expected > known.total.expected:
+            best[moment.phase] = moment
+    return best
+
+
+def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
+    """One phase as traced: what is alive and, at the highest, what the allocator holds beside.
+
+    Where a trace says that it is of something else (longer rows, another kernel), the ends of the
+    closed form hold.
+    """
+    allocated = traced.allocated[closed.phase]
+    is_top = allocated == max(traced.allocated.values())
+    known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
+    sizes: Counter[str] = Counter()
+    for name, size in known.items():
+        sizes[NAMES.get(name, name)] += size
+    parts = {name: exact(size) for name, size in sizes.items()}
+    others = allocated - sum(known.values())
+    doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
+    parts["others"] = spread(0, others, others + doubt)
+    if "buffers" in closed.parts:  # of several processes: a trace has one
+        parts["buffers"] = closed.parts["buffers"]
+    is_exact = traced.method is Method.trace and not traced.notes
+    if not is_exact:
+        missing = closed.total.high - total(parts.values()).high
+        parts["others"] = spread(0, others, others + doubt + max(0, missing))
+    parts = _lowered(parts, max(0, allocated - doubt) if is_exact else closed.total.low)
+    if plan.device.kind != "cpu":
+        reserve = max(traced.reserved.values()) - allocated if is_top else 0
+        parts["reserve"] = spread(0, reserve, reserve * 3 // 2)
+    return Moment(closed.phase, parts)
+
+
+def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
+    """The same with low ends that add up to `low`, taken from the components in order."""
+    lowered = {}
+    for name, part in parts.items():
+        share = min(low, part.expected)
+        lowered[name] = spread(share, part.expected, part.high)
+        low -= share
+    return lowered
+
+
+def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
+    """States and buffers of the closed form; what else is alive is the trace's."""
+    if moment.phase not in traced.allocated:
+        return moment
+    states = sum(traced.components.get(name, 0) for name in STATES)
+    beside = max(0, traced.allocated[moment.phase] - states)
+    kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
+    return Moment(moment.phase, kept | {"activations": spread(beside // 2, beside, 2 * beside)})

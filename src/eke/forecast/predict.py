@@ -1,0 +1,136 @@
+"""The forecast of a plan: phases, components, what the device adds, and whether there is room."""
+
+from collections.abc import Iterable
+
+from eke.forecast.moments import COMPONENTS, Moment, Parts, moments
+from eke.forecast.narrow import narrowed
+from eke.forecast.notes import notes_of
+from eke.forecast.ranges import spread
+from eke.forecast.shape import WORKSPACE_BYTES
+from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
+from eke.plan import Plan
+from eke.units import MIB
+
+CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
+"""The driver's own share of a GPU, kernels included. 1343 MB were seen on a V100 of 2022 (the
+guides, huggingface.co/docs/transformers/perf_train_gpu_one), 300 to 500 MB are typical since
+kernels are loaded when first used; no lower bound is known."""
+
+RESERVE_SHARE = (0.03, 0.25)
+"""Of allocated memory that the caching allocator holds beside it: 1 to 2 % were simulated for BERT,
+24 % for a 1-billion-parameter Llama with checkpointing."""
+
+SEGMENT_BYTES = 20 * MIB
+"""Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
+
+TRAINED = ("forward", "backward", "optimizer")
+"""Phases of a step, which a record's measured peak is of on a CPU."""
+
+HOPPER = (9, 0)
+
+
+def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
+    """Memory of one plan on its device: in closed form, narrowed by a trace where there is one.
+
+    Args:
+        plan: of the run; for several processes the first one's device is looked at.
+        traced: what a trace of the same plan found.
+    """
+    found = moments(plan)
+    method, notes = Method.closed_form, notes_of(plan)
+    if traced is not None:
+        found = narrowed(plan, found, traced)
+        method, notes = traced.method, (*traced.notes, *_of_buffers(plan, notes))
+    on_cpu = plan.device.kind == "cpu"
+    measured = [m for m in found if m.phase in TRAINED or not on_cpu]
+    allocated = highest(moment.tensors for moment in measured)
+    whole = found if on_cpu else [_on_gpu(plan, moment) for moment in found]
+    peak = highest(moment.total for moment in whole)
+    top = max(whole, key=lambda moment: moment.total.expected)
+    capacity = room(plan)
+    return Forecast(
+        method=method,
+        basis=_basis(plan),
+        peak=peak,
+        allocated=allocated,
+        phases={phase: _phase(found, phase) for phase in PHASES},
+        components=_components(top.parts),
+        capacity=capacity,
+        verdict=verdict(peak, capacity),
+        notes=notes,
+    )
+
+
+def highest(moments: Iterable[Range]) -> Range:
+    """The most of any moment: of the low ends, of the expected values and of the high ends."""
+    ranges = list(moments)
+    return Range(
+        max(each.low for each in ranges),
+        max(each.expected for each in ranges),
+        max(each.high for each in ranges),
+    )
+
+
+def verdict(peak: Range, capacity: int | None) -> Verdict:
+    """Whether a peak has room in so many bytes."""
+    if capacity is None:
+        return Verdict.unknown
+    if peak.expected > capacity:
+        return Verdict.does_not_fit
+    return Verdict.fits if peak.high <= capacity else Verdict.tight
+
+
+def room(plan: Plan) -> int | None:
+    """Bytes of the device for one process: a CPU's memory is shared by all of them."""
+    memory = plan.device.memory_bytes
+    if memory is None or plan.device.kind != "cpu":
+        return memory
+    return memory // max(1, plan.processes_per_node)
+
+
+def highest_phase(found: Forecast) -> str:
+    """The phase of the expected peak."""
+    return max(found.phases, key=lambda phase: found.phases[phase])
+
+
+def _on_gpu(plan: Plan, moment: Moment) -> Moment:
+    """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
+    hopper = (plan.device.capability or (0, 0)) >= HOPPER
+    space = WORKSPACE_BYTES["hopper" if hopper else "other"]
+    if moment.phase == "load":
+        space = 0
+    allocated = moment.total
+    reserve = spread(
+        0,
+        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES,
+        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES,
+    )
+    parts = {"workspace": spread(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
+    # What a trace's replay has found as segments has its reserve already.
+    return Moment(
+        moment.phase, moment.parts | {k: moment.parts.get(k, v) for k, v in parts.items()}
+    )
+
+
+def _phase(found: Iterable[Moment], phase: str) -> int:
+    return max((m.tensors.expected for m in found if m.phase == phase), default=0)
+
+
+def _components(parts: Parts) -> dict[str, int]:
+    """Those that there are, in their order."""
+    order = {name: number for number, name in enumerate(COMPONENTS)}
+    names = sorted(parts, key=lambda name: order.get(name, len(order)))
+    return {name: parts[name].expected for name in names if parts[name].expected}
+
+
+def _of_buffers(plan: Plan, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the closed form's notes, those that a trace does not answer."""
+    return tuple(note for note in notes if "shared" in note or "context" in note)
+
+
+def _basis(plan: Plan) -> str:
+    if plan.device.kind == "cpu":
+        many = plan.processes_per_node
+        each = f", of each of {many} processes" if many > 1 else ""
+        return f"tensors in host memory{each}, without Python and libraries"
+    return "reserved by PyTorch on the GPU, and the driver's context"

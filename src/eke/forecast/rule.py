@@ -1,0 +1,72 @@
+"""The rule `does_not_fit`: what cannot have room by any bound is refused before it starts."""
+
+from typing import Any
+
+from eke.errors import ConfigError, Problem
+from eke.forecast.advice import first_advice
+from eke.forecast.stored import as_text
+from eke.forecast.values import Forecast, Method, Verdict
+from eke.plan import Plan
+from eke.units import format_bytes
+
+DOES_NOT_FIT = "does_not_fit"
+"""The rule's id. Its condition needs a plan, so it is not among `eke.check.RULES`."""
+
+ANYWAY = "ignore_forecast=true"
+
+_fixes: dict[Any, str] = {}
+"""Forecast and options -> the fix: cells of a sweep that differ in nothing that takes memory have
+one."""
+
+
+def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
+    """Refuse a plan whose lowest forecast is above its device's memory.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+
+    Returns:
+        A warning where the expected peak has no room, or the high one has not; else nothing.
+
+    Raises:
+        ConfigError: it cannot fit, with the override that makes room.
+    """
+    if found.capacity is None or found.verdict is Verdict.fits:
+        return ""
+    if found.peak.low > found.capacity and not plan.config.ignore_forecast:
+        raise ConfigError(_problem(plan, found))
+    if found.verdict is Verdict.tight and found.method is Method.closed_form:
+        # Formulas are wide: only what is more likely than not is worth a word.
+        return ""
+    return (
+        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
+        f"({_fix(plan, found)})"
+    )
+
+
+def _problem(plan: Plan, found: Forecast) -> Problem:
+    why = (
+        f"needs at least {format_bytes(found.peak.low)} of memory, "
+        f"{format_bytes(found.peak.expected)} expected; {_has(plan, found)}"
+    )
+    fix = f"{_fix(plan, found)}   ({ANYWAY} starts it all the same)"
+    return Problem("batch.per_device", str(plan.batch.per_device), why, fix, DOES_NOT_FIT)
+
+
+def _has(plan: Plan, found: Forecast) -> str:
+    """What there is, in words."""
+    capacity = format_bytes(found.capacity or 0)
+    if plan.device.kind != "cpu":
+        return f"{plan.device.name} has {capacity}"
+    many = plan.processes_per_node
+    return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
+
+
+def _fix(plan: Plan, found: Forecast) -> str:
+    choices = tuple(sorted(plan.choices.items()))
+    key = (found.peak, found.capacity, plan.batch, choices)
+    if key not in _fixes:
+        advice = first_advice(plan)
+        _fixes[key] = as_text(advice) if advice else "eke plan --why says what needs how much"
+    return _fixes[key]

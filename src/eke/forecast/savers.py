@@ -1,0 +1,196 @@
+"""What makes a run need less memory: overrides, what they do to a configuration, what they cost."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+from eke.plan import Plan
+from eke.schema import (
+    FSDP,
+    Adafactor,
+    AdamW,
+    AdamW8bit,
+    Backend,
+    Checkpointing,
+    Compute,
+    Config,
+    Distributed,
+    Lora,
+    Optimizer,
+    Switch,
+    Weights,
+)
+from eke.sizes import STAGE
+
+GUIDE = "https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to need less."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    """With the overrides."""
+    slowdown: float | None
+    """Time of a step over what it is now; None where it depends on the machine alone."""
+    reason: str
+    """Where the slowdown is known from, in one clause."""
+    keeps: bool = True
+    """The training computes the same, but for rounding."""
+
+
+def smaller_batches(plan: Plan) -> Iterator[Change]:
+    """The same samples per step in smaller pieces, the largest first."""
+    config, size = plan.config, plan.batch.per_device
+    for part in range(size - 1, 0, -1):
+        if size % part:
+            continue
+        typed = [f"batch.per_device={part}"]
+        batch = replace(config.batch, per_device=part)
+        if config.batch.target is None:
+            count = plan.batch.accumulation * (size // part)
+            typed.append(f"batch.accumulation={count}")
+            batch = replace(batch, accumulation=count)
+        slowdown = (8.86 / 7.75) ** (math.log2(size / part) / 2)
+        reason = f"4 times smaller: 8.86 to 7.75 samples/s on a V100, {GUIDE}"
+        yield Change(tuple(typed), replace(config, batch=batch), slowdown, reason)
+
+
+def checkpointing(plan: Plan) -> Iterator[Change]:
+    """Recompute what is cheap, then all."""
+    config = plan.config
+    order = {
+        Checkpointing.selective: ("checkpointing_selective", 1.07, "arXiv:2205.05198, table 4"),
+        Checkpointing.full: ("checkpointing", 4 / 3, "the forward pass again, a third of a step's "
+                             "FLOPs: arXiv:1604.06174"),
+    }  # fmt: skip
+    for kind, (option, slowdown, reason) in order.items():
+        now = config.memory.checkpointing
+        if now is kind or now is Checkpointing.full:
+            continue
+        memory = replace(config.memory, option=option, checkpointing=kind)
+        yield Change((f"memory={option}",), replace(config, memory=memory), slowdown, reason)
+
+
+def narrower(plan: Plan) -> Iterator[Change]:
+    """16-bit operands, then 16-bit weights, too."""
+    config, on_cpu = plan.config, plan.device.kind == "cpu"
+    if config.precision.weights is not Weights.float32 or config.precision.float8.value != "off":
+        return
+    slowdown = None if on_cpu else 1 / 2.1
+    reason = "on tensor cores: 8.86 to 18.64 samples/s on a V100, " + GUIDE
+    if on_cpu:
+        reason = "depends on the processor's units for 16 bits"
+    if config.precision.compute is Compute.float32:
+        half = replace(config.precision, option="bf16", compute=Compute.bfloat16, tf32=Switch.auto)
+        yield Change(("precision=bf16",), replace(config, precision=half), slowdown, reason)
+    pure = replace(
+        config.precision,
+        option="bf16_pure",
+        compute=Compute.bfloat16,
+        weights=Weights.bfloat16,
+        tf32=Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
+    )
+    already = config.precision.compute is not Compute.float32
+    speed = (1.0, "as fast, and updates are rounded") if already else (slowdown, reason)
+    yield Change(("precision=bf16_pure",), replace(config, precision=pure), *speed, keeps=False)
+
+
+def smaller_states(plan: Plan) -> Iterator[Change]:
+    """Moments in 8 bits, or factors of them."""
+    config = plan.config
+    if type(config.optimizer) is not AdamW:
+        return
+    if config.memory.optimizer_in_backward or config.optimizer.option == "adamw_bf16_sr":
+        return
+    smaller: tuple[tuple[Optimizer, float], ...] = (
+        (AdamW8bit(option="adamw_8bit"), 9.15),
+        (Adafactor(option="adafactor"), 7.96),
+    )
+    for optimizer, speed in smaller:
+        changed = replace(config, optimizer=optimizer)
+        reason = f"8.86 to {speed} samples/s on a V100, {GUIDE}"
+        overrides = (f"optimizer={optimizer.option}",)
+        yield Change(overrides, changed, 8.86 / speed, reason, keeps=False)
+
+
+def fused_loss(plan: Plan) -> Iterator[Change]:
+    """Never all logits at once."""
+    config, size = plan.config, plan.size
+    if config.kernels.fused_linear_cross_entropy or config.kernels.option != "none":
+        return
+    again = config.model.vocab_size * config.model.hidden_size
+    narrow = plan.compute.matmul != "float32"
+    slowdown = 1 + narrow * again / max(1, 3 * size.num_matmul_parameters)
+    kernels = replace(
+        config.kernels, option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
+    )
+    reason = "in 16 bits the vocabulary's projection once more; else nothing"
+    overrides = ("kernels=fused_linear_cross_entropy",)
+    yield Change(overrides, replace(config, kernels=kernels), slowdown, reason)
+
+
+def fused_attention(plan: Plan) -> Iterator[Change]:
+    """Never all scores at once."""
+    config = plan.config
+    if config.attention.option != "eager":
+        return
+    attention = replace(config.attention, option="sdpa", backend=Backend.auto)
+    reason = "never slower: arXiv:2205.14135, section 4"
+    yield Change(("attention=sdpa",), replace(config, attention=attention), 1.0, reason)
+
+
+def adapters(plan: Plan) -> Iterator[Change]:
+    """Train added matrices alone."""
+    config = plan.config
+    if config.peft.option != "none":
+        return
+    reason = "a quarter faster: arXiv:2106.09685, section 4.2"
+    changed = replace(config, peft=Lora(option="lora"))
+    yield Change(("peft=lora",), changed, 0.8, reason, keeps=False)
+
+
+def sharing(plan: Plan) -> Iterator[Change]:
+    """Share the state out between the processes that there are."""
+    config, count = plan.config, plan.config.distributed.num_processes
+    if config.distributed.option not in ("ddp", "zero1", "zero2") or count < 2:
+        return
+    reason = "depends on the links between devices: arXiv:1910.02054, section 7"
+    processes = f"distributed.num_processes={count}"
+    for option in ("zero2", "zero3"):
+        if STAGE.get(config.distributed.option, 0) >= STAGE[option]:
+            continue
+        shared = replace(config, distributed=replace(config.distributed, option=option))
+        yield Change((f"distributed={option}", processes), shared, None, reason)
+    kept = {f.name: getattr(config.distributed, f.name) for f in fields(Distributed)}
+    fsdp = FSDP(**(kept | {"option": "fsdp", "deepspeed_config": None}))
+    yield Change(("distributed=fsdp", processes), replace(config, distributed=fsdp), None, reason)
+
+
+def offloading(plan: Plan) -> Iterator[Change]:
+    """Optimizer states in host memory."""
+    config = plan.config
+    if config.distributed.option not in ("zero2", "zero3") or config.offload.option != "none":
+        return
+    if plan.device.kind == "cpu":
+        return
+    offload = replace(config.offload, option="optimizer_cpu")
+    reason = "depends on the host and on the way to it: arXiv:2101.06840, section 6"
+    yield Change(("offload=optimizer_cpu",), replace(config, offload=offload), None, reason)
+
+
+Saver = Callable[[Plan], Iterator[Change]]
+
+SAVERS: tuple[Saver, ...] = (
+    fused_attention,
+    fused_loss,
+    smaller_batches,
+    checkpointing,
+    narrower,
+    smaller_states,
+    sharing,
+    offloading,
+    adapters,
+)
+"""Milder changes first; of each saver at most one change is proposed."""

@@ -1,0 +1,80 @@
+"""What a forecast says of a plan's memory: values only, bytes of one device; no torch."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
+"""Parts of a step in which memory can be at its highest, in their order; `load` is before them."""
+
+
+class Method(Enum):
+    """How a forecast was made, the exact one first."""
+
+    trace = "trace"
+    """The run's own builders, two steps on tensors without data, replayed through an allocator."""
+    upper_bound = "upper_bound"
+    """A trace of something that needs no less: the eager model in place of the compiled one."""
+    closed_form = "closed_form"
+    """Formulas over shapes: exact for what stays between steps, wide for activations."""
+
+
+class Verdict(Enum):
+    """Whether a plan has room on its device."""
+
+    fits = "fits"
+    tight = "tight"
+    """The expected peak has room, the high one has not."""
+    does_not_fit = "does not fit"
+    """Even the expected peak has no room."""
+    unknown = "unknown"
+    """The device's memory is not known."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes: what is likely, and what it lies between."""
+
+    low: int
+    expected: int
+    high: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.low <= self.expected <= self.high, self
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace found: peaks in bytes, of the first process's device."""
+
+    allocated: dict[str, int]
+    """Highest sum of tensors in each phase."""
+    reserved: dict[str, int]
+    """Highest sum of the allocator's segments up to the end of each phase; on a CPU, where there
+    are none, the same as allocated."""
+    components: dict[str, int]
+    """What was alive at the highest sum of tensors: weights, gradients, optimizer, ..."""
+    method: Method = Method.trace
+    notes: tuple[str, ...] = ()
+    """What the trace could not see, each in one clause."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted memory of one plan on one device."""
+
+    method: Method
+    basis: str
+    """What `peak` is comparable with: `reserved by PyTorch on the GPU, and the context`."""
+    peak: Range
+    """What the device must have room for."""
+    allocated: Range
+    """Highest sum of tensors: comparable with a record's `peak_allocated_bytes`."""
+    phases: dict[str, int]
+    """Expected highest sum of tensors in each phase."""
+    components: dict[str, int]
+    """Expected bytes of each component at the peak; they add up to `peak.expected`."""
+    capacity: int | None
+    """Bytes of the device that this run can have; None where that is unknown."""
+    verdict: Verdict
+    notes: tuple[str, ...] = field(default=())
+    """Why the range is as wide as it is, each in one clause."""

@@ -1,0 +1,121 @@
+"""How the machines of a run find each other: a file in a folder that all of them see.
+
+The first one listens and writes down where; the others connect and name the secret of that file,
+which only its owner can read. Messages are lines of JSON; a lost connection is a lost machine.
+"""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eke.files import read_json
+
+MAX_LINE = 65536
+"""Bytes; whoever sends more is none of ours."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a step of SLURM's."""
+
+    node: int
+    """Its number: 0 leads."""
+    count: int
+    """Tasks of the step, one for each machine."""
+    step: str
+    """Unlike that of any other step, restarts of the same job included: `123.0.1`."""
+
+
+def this_task(environment: Mapping[str, str] = os.environ) -> Task:
+    """Which task of its step this process is; the only one where SLURM has not started it."""
+    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    rank, count, job, step = (environment.get(name, "") for name in names)
+    if not (rank.isdecimal() and count.isdecimal()):
+        return Task(0, 1, "")
+    return Task(int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}")
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Where the first machine listens."""
+
+    step: str
+    """Of whom it waits for."""
+    host: str
+    port: int
+    secret: str
+
+
+def write_invitation(file: Path, invitation: Invitation) -> None:
+    """Write it whole, for the user's own eyes.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, json.dumps(asdict(invitation)).encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, file)
+
+
+def read_invitation(file: Path, step: str) -> Invitation | None:
+    """The invitation to this step; None while there is none."""
+    try:
+        os.listdir(file.parent)  # makes a network file system look again
+        found = Invitation(**read_json(file))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.step == step else None
+
+
+def host_name() -> str:
+    """This machine as the others know it; MASTER_ADDR, as for torchrun, where they do not."""
+    return os.environ.get("MASTER_ADDR") or socket.gethostname()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on at the moment."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Line:
+    """A connection on which both sides send lines of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send a message; False when nobody is there any more."""
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for a message; None when there will be no more."""
+        try:
+            found = json.loads(self._lines.readline(MAX_LINE) or b"null")
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def close(self) -> None:
+        """Leave; the other side, and a thread of ours that waits for it, sees so."""
+        with contextlib.suppress(OSError):  # the other side has left already
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
+        self._connection.close()

@@ -1,0 +1,78 @@
+"""From a plan to what its memory will be."""
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from eke.build.optimizer import build_optimizer
+from eke.build.trainable import build_trainable
+from eke.forecast.values import Traced
+from eke.memory import sdpa
+from eke.memory.adapt import Untraceable, adapt
+from eke.memory.allocator import Allocator, CachingAllocator, PlainSum
+from eke.memory.batches import is_padded, largest_batch
+from eke.memory.device import fake_gpu
+from eke.memory.fakes import fake_surroundings, to_fake
+from eke.memory.history import History, replay
+from eke.memory.questions import Questions
+from eke.memory.step import prepare
+from eke.memory.trace import StorageTrace, watched_attention
+from eke.memory.workspaces import Workspaces
+from eke.plan import Plan
+
+ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
+    "cuda": CachingAllocator,
+    "cpu": PlainSum,
+}
+"""`Device.kind` -> the model of its allocator."""
+
+
+def trace(plan: Plan) -> Traced:
+    """Predicted peaks of a plan's first process.
+
+    Raises:
+        Untraceable: this plan's step does not run on fake tensors.
+    """
+    adapted = adapt(plan)
+    try:
+        history = trace_history(adapted.plan)
+    except Exception as error:  # private parts of torch are in this; any of them may change
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise Untraceable(f"{type(error).__name__}: {line[:300]}") from error
+    allocator: Allocator = ALLOCATORS[plan.device.kind]()
+    peaks = replay(history, allocator)
+    return Traced(
+        allocated=peaks.allocated,
+        reserved=peaks.reserved,
+        components=peaks.components,
+        method=adapted.method,
+        notes=adapted.notes,
+    )
+
+
+def trace_history(plan: Plan) -> History:
+    """Births and deaths of storages from loading the model to the second evaluation."""
+    device = fake_gpu() if plan.device.kind == "cuda" else torch.device("cpu")
+    sdpa.capability = plan.device.capability or sdpa.FLASH_CAPABILITY
+    with torch.device("meta"):
+        model, _ = build_trainable(plan, torch.device("meta"))
+    batch = plan.batch
+    train = largest_batch(plan, batch.per_device)
+    evaluation = largest_batch(plan, batch.eval_per_device)
+    mode = FakeTensorMode()
+
+    def make_empty(
+        shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        with mode:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+    questions = Questions(is_padded(plan), make_empty)
+    watch = StorageTrace(
+        mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
+    )
+    with fake_surroundings():
+        model = to_fake(model, mode, device)
+        with watched_attention(watch), watch:
+            training = prepare(plan, model, lambda: build_optimizer(plan, model), watch, device)
+            training.run(train, evaluation)
+    return watch.history

@@ -1,0 +1,66 @@
+"""`python -m eke.memory.worker`: plans on stdin, one a line, answers on stdout in the same order.
+
+The fake device is registered for a whole process, so this one does nothing else. An answer is
+`{"traced": ...}` or `{"reason": ...}`; it ends with its input. Whatever a library aborts, only this
+process dies of, and who asked sees its end.
+"""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from eke.plan import Plan
+from eke.schema.codec import make_converter
+
+QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+"""Notes of native code and libraries; sizes of models come from their configuration alone."""
+
+
+def main() -> int:
+    """Answer until there is nothing more to read."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints, prints elsewhere
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    serve(iter(sys.stdin.readline, ""), answers)
+    return 0
+
+
+def serve(lines: Iterable[str], answers: TextIO) -> None:
+    """Answer each line."""
+    for answer in map(answer_line, lines):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def answer_line(line: str) -> dict[str, Any]:
+    """The answer to one plan, as JSON values."""
+    converter = make_converter()
+    try:
+        plan = converter.structure(json.loads(line), Plan)
+    except Exception as error:  # cattrs raises groups of whatever went wrong
+        return {"reason": f"not a readable plan ({type(error).__name__})"}
+    # Imports torch and transformers: only once there is something to trace.
+    from eke.memory.adapt import Untraceable
+    from eke.memory.predict import trace
+
+    try:
+        return {"traced": converter.unstructure(trace(plan))}
+    except Untraceable as error:
+        return {"reason": str(error)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Runs on two nodes of a real SLURM: the same numbers as on one, whatever happens to either."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live import SHORT, attempts, curve, record_of, run_folders
+from slurm_support import CLUSTER, Cluster, pids_of, wait_until
+from support import PATIENCE_S, REPO, environment, last_wins
+
+pytestmark = pytest.mark.slow  # a real SLURM
+
+RANKS = last_wins(
+    *SHORT,
+    "train.steps=240",
+    "train.log_every=5",
+    "train.checkpoint_every=50",
+    "model.dropout=0.1",
+    "distributed=ddp",
+    "distributed.num_processes=2",
+)
+
+NODES = (*RANKS, "distributed.num_nodes=2")
+
+
+@pytest.fixture(scope="module")
+def on_one_machine(tmp_path_factory) -> list[tuple[float, float]]:
+    """The curve of two processes on this machine, never interrupted."""
+    tmp = tmp_path_factory.mktemp("one")
+    subprocess.run(
+        [sys.executable, str(REPO / "train.py"), *RANKS, "hardware=cpu"],
+        cwd=tmp, env=environment(tmp), check=True, capture_output=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    (folder,) = run_folders(tmp)
+    return curve(folder)
+
+
+def run_of(tmp_path: Path) -> Path:
+    (folder,) = (f for f in run_folders(tmp_path) if not f.name.startswith("sweep"))
+    return folder
+
+
+def test_a_process_killed_on_the_second_node_is_named_and_tried_again(
+    cluster: Cluster, start, tmp_path: Path, on_one_machine
+) -> None:
+    live = start(*CLUSTER, *NODES)
+    live.wait_for_step(100)
+    agents = pids_of("eke.run.agent", str(tmp_path), " 1 2 ")
+    (other,) = agents
+    (worker,) = Path(f"/proc/{other}/task/{other}/children").read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert out.count("submitted 1 run as") == 1, "in the same job"
+    folder = run_of(tmp_path)
+    assert curve(folder) == on_one_machine
+    assert len(attempts(folder)) == 2
+    assert record_of(folder)["plan"]["batch"]["world_size"] == 2
+    assert not (folder / "nodes.json").exists()
+    (log,) = tmp_path.glob("runs/sweep-*/slurm/*.log")
+    assert "crashed after" in log.read_text()
+
+
+def test_preempted_on_both_nodes_and_a_lost_node(
+    cluster: Cluster, start, tmp_path: Path, on_one_machine
+) -> None:
+    """SLURM wants the nodes back; later what runs on the second one is killed."""
+    live = start(*CLUSTER, *NODES, "resources.partition=spot", "resources.gpus=2")
+    live.wait_for_step(50)
+    blocker = cluster.sbatch("-N2", "--gres=gpu:2", "--time=5", script="sleep 3")
+    cluster.wait_for(blocker, "RUNNING", "COMPLETED", timeout=PATIENCE_S)
+    folder = run_of(tmp_path)
+    wait_until(lambda: len(attempts(folder)) == 2, "the second attempt", PATIENCE_S)
+    live.wait_for_step(200)
+    watchers = pids_of("eke.launch.slurm.watcher", str(tmp_path))
+    (other,) = [pid for pid in watchers if variable(pid, "SLURM_PROCID") == "1"]
+    os.kill(other, signal.SIGKILL)
+    out = live.finish()
+    assert live.process.returncode == 0, out
+    assert out.count("submitted 1 run as") == 2, "the job has failed, and the run goes on"
+    assert curve(folder) == on_one_machine
+    log = "".join(f.read_text() for f in tmp_path.glob("runs/sweep-*/slurm/*.log"))
+    assert "preempted after" in log
+
+
+def variable(pid: int, name: str) -> str:
+    """A variable of a process's environment."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    found = [w.decode().partition("=")[2] for w in words if w.startswith(f"{name}=".encode())]
+    return found[0] if found else ""
+
+
+def test_the_hand_run_script_on_two_nodes(
+    cluster: Cluster, tmp_path: Path, monkeypatch, on_one_machine
+) -> None:
+    (tmp_path / "train.py").symlink_to(REPO / "train.py")
+    for name, value in {**environment(tmp_path), "PYTHON": sys.executable}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    script = str(REPO / "slurm" / "train.sbatch")
+    job = cluster.sbatch(
+        "--nodes=2", "--time=30", "--output=job.out", script, *NODES, "hardware=cpu"
+    )
+    wait_until(lambda: list(tmp_path.glob("runs/*/metrics.jsonl")), "a step", PATIENCE_S)
+    folder = run_of(tmp_path)
+    wait_until(lambda: len(curve(folder)) >= 50, "step 50", PATIENCE_S)
+    cluster.ask("scancel", "--signal=USR2", job)  # as `--signal` does before the limit
+    wait_until(lambda: cluster.job(job)["Restarts"] == "1", "the requeue", PATIENCE_S)
+    assert record_of(folder)["outcome"] == "timeout"
+    cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=PATIENCE_S)
+    assert cluster.state(job) == "COMPLETED", (tmp_path / "job.out").read_text()
+    assert run_folders(tmp_path) == [folder]
+    assert curve(folder) == on_one_machine
+    assert not list(tmp_path.glob("runs/.nodes*"))
+    out = (tmp_path / "job.out").read_text()
+    assert out.count("samples per step") == 2, "one of the two tasks speaks, before and after"
+
+
+def test_srun_with_a_task_too_many_is_refused_once(cluster: Cluster, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["srun", "--ntasks=2", sys.executable, str(REPO / "train.py"), *RANKS, "hardware=cpu"],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 2, done
+    assert done.stderr.count("srun has started 2 tasks, and a run takes one on each") == 1
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,171 @@
+"""Proposals that make room: real overrides, accepted by the rules, with room by the forecast."""
+
+from dataclasses import replace
+
+import pytest
+from unit.plan.cases import CPU, GPU, config_of, plan_of
+
+from eke.check import Facts, check
+from eke.errors import ConfigError
+from eke.forecast import (
+    DOES_NOT_FIT,
+    Verdict,
+    advise,
+    first_advice,
+    forecast,
+    refuse_what_cannot_fit,
+    render_advice,
+)
+from eke.forecast.savers import SAVERS
+from eke.forecast.stored import advice_for
+from eke.plan import Plan
+from eke.units import MIB
+
+WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
+
+CASES = (
+    ("attention=eager", "data.seq_len=256"),
+    ("model.vocab_size=20000",),
+    ("batch.target=24", "batch.per_device=12"),
+    ("optimizer=adamw", "batch.per_device=1"),
+    ("memory=checkpointing_selective",),
+    ("precision=bf16",),
+    ("distributed=ddp", "distributed.num_processes=2"),
+    ("distributed=zero2", "distributed.num_processes=2"),
+    ("model=tiny_bert", "task=masked_lm"),
+    ("model=tiny_t5", "task=seq2seq_lm"),
+)
+
+
+def weigh(plan: Plan) -> str:
+    """What is said of a plan before it runs."""
+    return refuse_what_cannot_fit(plan, forecast(plan))
+
+
+def kept(overrides, more) -> list[str]:
+    keys = {text.partition("=")[0] for text in more}
+    return [text for text in overrides if text.partition("=")[0] not in keys]
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_overrides_mean_what_was_forecast(case, device) -> None:
+    """The configuration that a saver makes is the one that its overrides compose."""
+    typed = (*WORK, *case)
+    plan = plan_of(*typed, device=device)
+    changes = [change for saver in SAVERS for change in saver(plan)]
+    assert changes
+    for change in changes:
+        composed = config_of(*kept(typed, change.overrides), *change.overrides)
+        if "optimizer" not in change.overrides[0]:
+            assert composed == change.config, change.overrides
+        else:
+            assert type(composed.optimizer) is type(change.config.optimizer)
+
+
+def cramped(*overrides: str, share: float = 0.9, device=CPU):
+    """A plan on a device that has a share of what is expected."""
+    plan = plan_of(*WORK, *overrides, device=device)
+    memory = int(share * forecast(plan).peak.expected)
+    return replace(plan, device=replace(device, memory_bytes=memory))
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
+def test_advice_has_room_and_passes_the_rules(share) -> None:
+    plan = cramped(share=share)
+    found = advise(plan)
+    assert found
+    ranks = [each.rank for each in found]
+    assert ranks == sorted(ranks)
+    for each in found:
+        config = config_of(*kept(WORK, each.overrides), *each.overrides)
+        refused, _ = check(Facts(config, plan.device, planning=True))
+        assert not refused, each.overrides
+        again = forecast(plan_of(*kept(WORK, each.overrides), *each.overrides, device=plan.device))
+        assert again.verdict in (Verdict.fits, Verdict.tight)
+        assert again.peak == each.forecast.peak
+
+
+def test_smaller_batches_keep_the_samples_of_a_step() -> None:
+    plan = cramped(share=0.5)
+    (first,) = [a for a in advise(plan, 20) if a.overrides[0].startswith("batch") and a.keeps][:1]
+    size, count = (int(text.partition("=")[2]) for text in first.overrides[:2])
+    assert size * count == plan.batch.samples_per_step
+
+
+def test_nothing_makes_room_in_nothing() -> None:
+    plan = cramped(share=0.001)
+    assert advise(plan) == []
+    assert first_advice(plan) is None
+    assert "hardware=all" in render_advice(plan, forecast(plan), [])
+
+
+def test_advice_is_text_of_80_columns() -> None:
+    plan = cramped(share=0.5)
+    text = render_advice(plan, forecast(plan), advise(plan))
+    assert "would make it fit" in text
+    assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
+
+
+def test_after_an_out_of_memory_proposals_save_something() -> None:
+    """The forecast said that it fits: what was wrong by a little is not proposed again."""
+    plan = plan_of(*WORK)
+    expected = forecast(plan).peak.expected
+    proposals = advice_for(plan)
+    assert proposals
+    for text in proposals:
+        typed = text.split()
+        less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
+        assert less <= 0.85 * expected
+
+
+# --- the rule ------------------------------------------------------------------------------------
+
+
+def sized(low: float):
+    """A plan on a device with so many times its lowest forecast."""
+    plan = plan_of(*WORK)
+    memory = int(low * forecast(plan).peak.low)
+    return replace(plan, device=replace(CPU, memory_bytes=memory))
+
+
+def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:
+    with pytest.raises(ConfigError) as caught:
+        weigh(sized(0.99))
+    (problem,) = caught.value.problems
+    assert problem.rule == DOES_NOT_FIT
+    assert "ignore_forecast=true" in problem.fix
+    typed = problem.fix.partition("   ")[0].split()
+    fixed = plan_of(*kept(WORK, typed), *typed, device=sized(0.99).device)
+    assert weigh(fixed) == ""
+
+
+def test_what_may_fit_is_warned_of_and_started() -> None:
+    assert "expected" in weigh(sized(1.01))
+
+
+def test_what_fits_is_not_spoken_of() -> None:
+    assert weigh(plan_of(*WORK)) == ""
+
+
+def test_who_knows_better_may_try() -> None:
+    plan = sized(0.5)
+    plan.config.ignore_forecast = True
+    assert "expected" in weigh(plan)
+
+
+def test_an_unknown_memory_refuses_nothing() -> None:
+    plan = plan_of(*WORK, device=replace(CPU, memory_bytes=None))
+    assert weigh(plan) == ""
+
+
+def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
+    """Measured by NVML in 2022, context and all; MiB as nvidia-smi prints them."""
+    from reference.published import ROWS
+
+    from eke.hardware import DEVICES
+
+    for row in ROWS:
+        overrides = ("experiment=guide_single_gpu", "attention=eager", *row.overrides.split())
+        found = forecast(plan_of(*overrides, device=DEVICES["v100_16"]))
+        assert found.peak.low <= row.memory_mb * MIB <= found.peak.high, row.technique

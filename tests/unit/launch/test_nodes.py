@@ -1,0 +1,363 @@
+"""Machines of one run: who meets whom, what is told, and what a lost one means."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from unit.launch.scripted import record_for
+from unit.plan.cases import SYNTHETIC, plan_of
+
+from eke.errors import ConfigError, EkeError
+from eke.launch import check_started_tasks, is_first, machines_at_hand
+from eke.launch.folder import Place
+from eke.launch.nodes import Head, Task, follow, follower, head, run, this_task
+from eke.launch.nodes.meeting import Line, read_invitation
+from eke.launch.supervise import Spot, worker_command
+from eke.paths import RunPaths
+from eke.plan import Plan
+from eke.record import Failure, Record
+
+PATIENCE_S = 60.0
+
+STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
+
+
+@pytest.fixture(autouse=True)
+def _this_host(monkeypatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(head, "COME_S", 0.0)
+
+
+@pytest.fixture
+def shell_worker(monkeypatch, tmp_path):
+    """Processes of a machine are a line of shell; returns the run folder."""
+
+    def command(paths: RunPaths, num_processes: int, spot: Spot) -> list[str]:
+        text = (paths.folder / "command").read_text()
+        return ["bash", "-c", f"echo {num_processes} {spot.node} {spot.endpoint} >$0; {text}",
+                str(paths.folder / f"said_{spot.node}")]  # fmt: skip
+
+    monkeypatch.setattr("eke.launch.supervise.worker_command", command)
+    return tmp_path
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def started(file, count: int, problem: str = "") -> list[threading.Thread]:
+    """The other machines of a run, each in a thread."""
+    threads = [
+        threading.Thread(target=follow, args=[file, Task(node, count, "s"), PATIENCE_S, problem])
+        for node in range(1, count)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_a_task_knows_its_step_and_its_restart() -> None:
+    assert this_task({}) == Task(0, 1, "")
+    assert this_task({**STEP, "SLURM_PROCID": "2"}) == Task(2, 3, "12.0.0")
+    again = {**STEP, "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"}
+    assert this_task(again) == Task(0, 3, "12.0.1"), "an old invitation is none"
+
+
+def test_the_agent_is_told_its_machine(tmp_path) -> None:
+    paths = RunPaths(tmp_path)
+    assert worker_command(paths, 1)[-2:] == ["eke.run.worker", str(tmp_path)]
+    assert worker_command(paths, 2)[-3:] == ["eke.run.agent", str(tmp_path), "2"]
+    one_each = worker_command(paths, 1, Spot(1, 2, "n1:29500"))
+    assert one_each[-5:] == [str(tmp_path), "1", "1", "2", "n1:29500"], "an agent all the same"
+
+
+def test_all_start_where_they_are_told_and_end_together(shell_worker) -> None:
+    file = shell_worker / "nodes.json"
+    (shell_worker / "command").write_text("sleep 0.1")
+    with Head(file, Task(0, 3, "s")) as first:
+        threads = started(file, 3)
+        first.gather(PATIENCE_S)
+        endpoint = first.begin(shell_worker, 4)
+        wait_until(lambda: (shell_worker / "said_2").exists())
+        first.end()
+        assert not first.trouble()
+    for node in (1, 2):
+        assert (shell_worker / f"said_{node}").read_text() == f"4 {node} {endpoint}\n"
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert not file.exists()
+
+
+def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
+    file = shell_worker / "nodes.json"
+    (shell_worker / "command").write_text("kill -9 $$")
+    with Head(file, Task(0, 2, "s")) as first:
+        started(file, 2)
+        first.gather(PATIENCE_S)
+        first.begin(shell_worker, 1)
+        wait_until(first.trouble)
+        assert first.trouble().startswith("machine 1 of this run: killed by SIGKILL")
+        assert not first.has_lost_one(), "it can be told to start again"
+        (shell_worker / "command").write_text("true")
+        first.gather(PATIENCE_S)
+        first.begin(shell_worker, 1)
+        first.end()
+        assert not first.trouble(), "of the attempt before"
+
+
+def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
+    monkeypatch.setattr(follower, "END_S", 0.1)
+    file = shell_worker / "nodes.json"
+    (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
+    monkeypatch.chdir(shell_worker)
+    with Head(file, Task(0, 2, "s")) as first:
+        started(file, 2)
+        first.gather(PATIENCE_S)
+        first.begin(shell_worker, 1)
+        wait_until(lambda: (shell_worker / "pid").exists() and (shell_worker / "pid").read_text())
+        first.end()
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((shell_worker / "pid").read_text()), 0)
+
+
+def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypatch) -> None:
+    file = shell_worker / "nodes.json"
+    (shell_worker / "command").write_text("sleep 1; echo saved >saved")
+    monkeypatch.chdir(shell_worker)
+    first = Head(file, Task(0, 2, "s"))
+    (thread,) = started(file, 2)
+    first.gather(PATIENCE_S)
+    first.begin(shell_worker, 1)
+    for line in list(first._lines.values()):  # as the kernel does when a process is killed
+        line.close()
+    thread.join(PATIENCE_S)
+    assert (shell_worker / "saved").exists()
+    first.close()
+
+
+def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
+    file = tmp_path / "nodes.json"
+    with Head(file, Task(0, 2, "s")) as first:
+        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        first.gather(PATIENCE_S)
+        line.close()
+        wait_until(first.has_lost_one)
+        assert first.trouble() == "machine 1 of this run is gone"
+        with pytest.raises(EkeError, match="machine 1 of this run is gone"):
+            first.gather(PATIENCE_S)
+
+
+def test_a_machine_that_cannot_take_part_says_why(tmp_path) -> None:
+    file = tmp_path / "nodes.json"
+    with Head(file, Task(0, 2, "s")) as first:
+        started(file, 2, "planned for H200, and this node has T4")
+        with pytest.raises(EkeError, match="machine 1 of this run: planned for H200"):
+            first.gather(PATIENCE_S)
+
+
+def test_machines_that_do_not_come_are_named(tmp_path) -> None:
+    file = tmp_path / "nodes.json"
+    with (
+        Head(file, Task(0, 3, "s")) as first,
+        pytest.raises(EkeError, match=r"machines 1, 2 of 3 did not reach 127\.0\.0\.1"),
+    ):
+        first.gather(0.1)
+    with pytest.raises(EkeError, match="cannot reach the first one"):
+        follow(file, Task(1, 3, "s"), 0.1)
+
+
+def test_strangers_are_sent_away(tmp_path) -> None:
+    file = tmp_path / "nodes.json"
+    with Head(file, Task(0, 2, "s")) as first:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        found = read_invitation(file, "s")
+        assert found is not None
+        said = [
+            b"", b"nonsense\n", b"[]\n", b'{"node": 1, "secret": "guessed"}\n',
+            json.dumps({"node": 7, "secret": found.secret}).encode() + b"\n",
+            json.dumps({"node": "1", "secret": found.secret}).encode() + b"\n",
+        ]  # fmt: skip
+        silent = socket.create_connection((found.host, found.port))
+        for hello in said:
+            with socket.create_connection((found.host, found.port)) as stranger:
+                stranger.sendall(hello)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b"", "it is let go, and told nothing"
+        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        first.gather(PATIENCE_S)
+        twice = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        assert twice.receive() is None
+        assert not first.trouble()
+        twice.close()
+        silent.close()
+        line.close()
+
+
+def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None:
+    file = tmp_path / "nodes.json"
+    assert read_invitation(file, "s") is None
+    of_another = '{"step": "old", "host": "", "port": 1, "secret": ""}'
+    for content in ("", "{", "[]", '{"step": "s"}', of_another):
+        file.write_text(content)
+        assert read_invitation(file, "s") is None
+
+
+def test_a_line_that_breaks_off_is_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    line = Line(ours)
+    assert Line(theirs).send({"begin": "x"})
+    assert line.receive() == {"begin": "x"}
+    theirs.send(b'{"idle": tr')
+    theirs.close()
+    assert line.receive() is None
+    line.close()
+    assert not line.send({}), "nobody is there"
+
+
+def test_the_end_of_a_step_leaves_no_child(shell_worker) -> None:
+    """A follower whose own process is told to stop goes on: the processes decide together."""
+    file = shell_worker / "nodes.json"
+    (shell_worker / "command").write_text("sleep 0.3")
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        with Head(file, Task(0, 2, "s")) as first:
+            (thread,) = started(file, 2)
+            first.gather(PATIENCE_S)
+            first.begin(shell_worker, 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            first.end()
+            assert not first.trouble()
+        thread.join(PATIENCE_S)
+        assert heard
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- who is there ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "machines"),
+    [
+        ({}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, 2),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}, 2),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}, 1),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "none", "RANK": "0"}, 8),
+        ({"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "1"}, 1),
+    ],
+)
+def test_machines_at_hand(variables, machines, monkeypatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert machines_at_hand() == machines
+
+
+def test_tasks_and_machines_must_agree(monkeypatch) -> None:
+    check_started_tasks("a run", 2)  # the launcher's own business, where srun has started nothing
+    for name, value in {**STEP, "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    check_started_tasks("a run", 3)
+    with pytest.raises(ConfigError, match="srun has started 3 tasks, and a sweep takes one"):
+        check_started_tasks("a sweep", 1)
+    assert not is_first()
+
+
+# --- what the rules about machines prevent --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "world_size", "num_nodes"), [("none", 1, 2), ("ddp", 3, 2)], ids=["none", "uneven"]
+)
+def test_uneven_shares_start_other_processes_than_planned(option, world_size, num_nodes) -> None:
+    plan = with_processes(option, world_size, num_nodes)
+    assert plan.processes_per_node * num_nodes != plan.batch.world_size
+
+
+def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
+    started = []
+    monkeypatch.setattr(run, "LiveRun", lambda plan, place, count: started.append(count))
+    run.start_run(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
+    assert started == [4]
+
+
+def with_processes(option: str, world_size: int, num_nodes: int) -> Plan:
+    plan = plan_of(*SYNTHETIC)
+    sharing = replace(
+        plan.config.distributed, option=option, num_processes=world_size, num_nodes=num_nodes
+    )
+    return replace(
+        plan,
+        config=replace(plan.config, distributed=sharing),
+        batch=replace(plan.batch, world_size=world_size),
+    )
+
+
+class Attempt:
+    """In place of LiveRun: processes of this machine."""
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.killed = record, 0
+
+    def is_over(self) -> bool:
+        return bool(self.killed)
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def finish(self) -> Record:
+        return self.record
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (Failure("worker", "killed by SIGKILL: by hand"), "machine 1 of this run is gone"),
+        (Failure("backward", "gloo: closed", lost_contact=True), "machine 1 of this run is gone"),
+        (Failure("worker", "process 3 of this run: killed"), "process 3 of this run: killed"),
+    ],
+    ids=["nobody knows", "lost contact", "somebody knows"],
+)
+def test_processes_left_behind_are_ended_and_the_record_says_why(
+    failure, told, tmp_path, monkeypatch
+) -> None:
+    """Whoever waits for a lost machine through NCCL would wait for half an hour."""
+    monkeypatch.setattr(run, "LEFT_BEHIND_S", 0.0)
+    file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
+    record = record_for("a", "crashed", 7)
+    record.failure = failure
+    attempt = Attempt(record)
+    monkeypatch.setattr(run, "LiveRun", lambda *_, **__: attempt)
+    with Head(file, Task(0, 2, "s")) as first:
+        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        led = run.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+        assert not led.is_over()
+        line.close()
+        wait_until(led.is_over)
+        assert attempt.killed
+        assert led.finish().failure.message == told
+        assert led.finish().outcome == "crashed"
+
+
+def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None:
+    file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
+    record = record_for("a", "preempted", 7)
+    attempt = Attempt(record)
+    monkeypatch.setattr(run, "LiveRun", lambda *_, **__: attempt)
+    with Head(file, Task(0, 2, "s")) as first:
+        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        led = run.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+        line.close()
+        wait_until(first.trouble)
+        assert led.finish() == record_for("a", "preempted", 7)
