@@ -20,6 +20,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke logs DIR             the ends of the logs of what runs or failed (-f: as they grow)
   eke cancel DIR           asks runs to save and end; the same command continues them
   eke retry DIR            runs again what crashed, diverged or ran out of memory
+  eke report DIR...        which techniques pay, by how much, and how sure that is
+                           (eke report --help)
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version
@@ -62,6 +64,10 @@ def _do(arguments: list[str]) -> int:
         from eke.cli import folders  # only here: `eke --help` does without it
 
         return folders.main(command, rest)
+    if command == "report":
+        from eke.cli import report
+
+        return report.main(rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
     if command == "sync":

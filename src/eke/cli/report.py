@@ -1,0 +1,137 @@
+"""`eke report DIR...`: what pays, from the records of runs; no torch, no Hydra."""
+
+import argparse
+import json
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+
+from eke.errors import EkeError
+from eke.files import plain, write_atomic
+from eke.paths import user_path
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.report.compare import Comparison, compare
+
+DESCRIPTION = """\
+Compares runs: speed, memory and loss of every configuration beside the baseline's, with intervals
+over repeats, what did not end well and why, and what each technique does by itself.
+
+Prints a table and writes report.html (one file that opens offline), report.md, report.json and
+report.csv into the first DIR. Works on sweeps that are not finished, and on a single run.
+"""
+
+FORMATS = ("html", "md", "json", "csv")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse, compare, print, write; returns the exit code."""
+    options = _parse(arguments)
+    try:
+        found = compare([user_path(each) for each in options.folders], options.baseline, options.by)
+        if not options.quiet:
+            from eke.report.show.terminal import print_report
+
+            print_report(found, options.repeats)
+        return _write(found, options)
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BrokenPipeError:  # `eke report DIR | head`
+        sys.stderr.close()
+        return EXIT_OK
+    except OSError as error:  # the disk is full, or a folder cannot be written
+        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_RESUMABLE
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "eke report", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="sweeps, runs, or folders of runs"
+    )
+    parser.add_argument(
+        "--baseline",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="what the others are compared with, or the name of a row "
+        "(default: the row `baseline`, else the first that ended well)",
+    )
+    parser.add_argument(
+        "--by", default="", metavar="KEY", help="effects of this technique alone: --by precision"
+    )
+    parser.add_argument("--repeats", action="store_true", help="every run by itself, too")
+    parser.add_argument(
+        "--output", default="", metavar="FOLDER", help="where files go (default: the first DIR)"
+    )
+    parser.add_argument(
+        "--formats",
+        type=_formats,
+        default=FORMATS,
+        metavar="LIST",
+        help=f"files to write: any of {','.join(FORMATS)}; none writes nothing (default: all)",
+    )
+    parser.add_argument("--open", action="store_true", help="show report.html in a browser")
+    parser.add_argument("--quiet", action="store_true", help="write files, print no table")
+    return parser.parse_args(arguments)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    asked = tuple(part.strip() for part in text.split(",")) if text != "none" else ()
+    if unknown := [each for each in asked if each not in FORMATS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(FORMATS)}, none")
+    return asked
+
+
+def _write(found: Comparison, options: argparse.Namespace) -> int:
+    folder = user_path(options.output or options.folders[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [*options.formats]
+    if options.open and "html" not in asked:
+        asked.append("html")
+    for name in asked:
+        write_atomic(folder / f"report.{name}", RENDER[name](found, options.repeats))
+    if asked:
+        names = ", ".join(f"report.{name}" for name in asked)
+        sys.stdout.write(f"written to {folder}: {names}\n")
+    if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):
+        sys.stderr.write("no browser found; open report.html by hand\n")
+    return EXIT_OK
+
+
+# Each imports what it needs: a terminal's report does without the page.
+
+
+def _html(found: Comparison, repeats: bool) -> str:
+    from eke.report.show.page import render_page
+
+    return render_page(found, repeats)
+
+
+def _markdown(found: Comparison, repeats: bool) -> str:
+    from eke.report.show.markdown import render_markdown
+
+    return render_markdown(found, repeats)
+
+
+def _json(found: Comparison, _: bool) -> str:
+    from eke.report.show.export import as_plain
+
+    return json.dumps(plain(as_plain(found)), indent=1, allow_nan=False) + "\n"
+
+
+def _csv(found: Comparison, _: bool) -> str:
+    from eke.report.show.export import as_csv
+
+    return as_csv(found)
+
+
+RENDER: dict[str, Callable[[Comparison, bool], str]] = {
+    "html": _html,
+    "md": _markdown,
+    "json": _json,
+    "csv": _csv,
+}

@@ -1,0 +1,120 @@
+"""What each technique does: over pairs that differ in nothing else, alone, one upon another."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from eke.report.compare.factors import Factors
+from eke.report.compare.statistics import MIN_REPEATS, Ratio, of_logs, ratio
+from eke.report.compare.variants import Variant
+
+MAX_VARIANTS = 1000
+"""Above it nobody reads a ladder, and finding the longest one takes the square of it."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One value of one factor against the baseline's value, everything else equal."""
+
+    factor: str
+    value: str
+    reference: str
+    pairs: int
+    """Pairs of configurations that differ in nothing else."""
+    ratios: Mapping[str, Ratio]
+    """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
+    of the repeats of one pair, and absent for two."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of a ladder."""
+
+    variant: Variant
+    added: str
+    """What it has beyond the one before."""
+    ratios: Mapping[str, Ratio]
+    """Measure -> ratio to the baseline."""
+
+
+def main_effects(
+    base: Variant, variants: Sequence[Variant], keys: Sequence[str], measures: Sequence[str]
+) -> list[Effect]:
+    """Effects of every factor's values, for one machine's variants that ended well."""
+    effects = []
+    for key in keys:
+        others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
+        for each in variants:
+            rest = tuple((k, v) for k, v in each.factors.items() if k != key)
+            others.setdefault(rest, {})[each.factors.get(key, "")] = each
+        reference = base.factors.get(key, "")
+        values = dict.fromkeys(each.factors.get(key, "") for each in variants)
+        for value in values:
+            pairs = [
+                (g[reference], g[value]) for g in others.values() if {reference, value} <= set(g)
+            ]
+            if value != reference and pairs:
+                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, measures)))
+    return effects
+
+
+def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
+    """Variants that differ from the baseline in one factor, with that factor."""
+    found = [(each, changed(base.factors, each.factors)) for each in variants]
+    return [(each, _tell(change)) for each, change in found if len(change) == 1]
+
+
+def ladder(base: Variant, variants: Sequence[Variant], measures: Sequence[str]) -> list[Rung]:
+    """The longest chain from the baseline in which each variant keeps what the one before changed.
+
+    Empty when it would have fewer than two rungs, which `alone` shows already.
+    """
+    if len(variants) > MAX_VARIANTS:
+        return []
+    changes = [(each, changed(base.factors, each.factors)) for each in variants]
+    changes = sorted((c for c in changes if c[1]), key=lambda c: len(c[1]))
+    best: list[list[int]] = []
+    for number, (_, change) in enumerate(changes):
+        below = [
+            best[n] for n in range(number)
+            if len(changes[n][1]) < len(change) and changes[n][1].items() <= change.items()
+        ]  # fmt: skip
+        best.append([*max(below, key=len, default=[]), number])
+    chain = max(best, key=len, default=[])
+    if len(chain) < 2:
+        return []
+    rungs, before = [], {}
+    for number in chain:
+        variant, change = changes[number]
+        added = {k: v for k, v in change.items() if k not in before}
+        rungs.append(Rung(variant, _tell(added), _between(base, variant, measures)))
+        before = change
+    return rungs
+
+
+def changed(base: Factors, other: Factors) -> dict[str, str]:
+    """Factors with another value than the baseline's."""
+    return {key: value for key, value in other.items() if value != base.get(key, "")}
+
+
+def _tell(change: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in change.items())
+
+
+def _between(base: Variant, other: Variant, measures: Sequence[str]) -> dict[str, Ratio]:
+    found = {key: ratio(base.sample(key), other.sample(key)) for key in measures}
+    return {key: each for key, each in found.items() if each is not None}
+
+
+def _over(pairs: Sequence[tuple[Variant, Variant]], measures: Sequence[str]) -> dict[str, Ratio]:
+    each = [_between(first, second, measures) for first, second in pairs]
+    effects: dict[str, Ratio] = {}
+    for key in measures:
+        found = [ratios[key] for ratios in each if key in ratios]
+        if len(found) == 1:
+            effects[key] = found[0]
+        elif found:
+            # Of three pairs and more, the interval holds how much the effect varies between them.
+            effects[key] = of_logs([math.log(r.value) for r in found])
+            assert len(found) >= MIN_REPEATS or effects[key].low is None
+    return effects

@@ -1,0 +1,187 @@
+"""Every run and every cell under some folders, as found: nothing is dropped, nothing computed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eke.errors import ConfigError, Problem
+from eke.files import read_json
+from eke.paths import RunPaths, SweepPaths
+from eke.record import Outcome, Record, UnreadableRecord, read_record
+
+NOT_RUN = "not run"
+"""What stands for the outcome of a cell that has none yet."""
+
+UNREADABLE = "unreadable"
+"""What stands for the outcome of a run whose record cannot be read."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a sweep, or one run that belongs to none."""
+
+    overrides: tuple[str, ...]
+    outcome: str
+    """A member name of Outcome, or one of the words above."""
+    reason: str = ""
+    """Why it did not end well."""
+    row: str = ""
+    """Name of the sweep definition's row; empty where there is none."""
+    rule: str = ""
+    """Id of the rule that refused it."""
+    record: Record | None = None
+    folder: Path | None = None
+    """None for a cell that never had one."""
+    sweep: str = ""
+    """Folder name of its sweep."""
+
+    @property
+    def repeat(self) -> tuple[int, int]:
+        """Seed and number of the repeat: runs that differ in nothing else are repeats."""
+        if self.record is None:
+            typed = dict(text.lstrip("+").partition("=")[::2] for text in self.overrides)
+            return _integer(typed.get("seed")), _integer(typed.get("repeat"))
+        return _integer(self.record.config.get("seed")), _integer(self.record.config.get("repeat"))
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What lies in the folders."""
+
+    entries: tuple[Entry, ...]
+    sweeps: tuple[str, ...]
+    """Names of the sweep definitions, of those that have one (`guide_table`)."""
+    commands: tuple[tuple[str, ...], ...]
+    """What was typed for each sweep, behind `train.py`."""
+    notes: tuple[str, ...]
+    """What could not be read, and why."""
+
+
+def gather(folders: Sequence[Path]) -> Gathered:
+    """Read all records under some folders, each run once.
+
+    Args:
+        folders: runs, sweeps or folders of runs.
+
+    Raises:
+        ConfigError: there is no run in any of them.
+    """
+    entries: list[Entry] = []
+    names: list[str] = []
+    commands: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    seen: set[Path] = set()
+    # Sweeps first: a run that belongs to one has a name and an order there.
+    for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
+        content = _read_sweep(sweep, notes)
+        names += [content["name"]] if content.get("name") else []
+        commands += [tuple(content["command"])] if content.get("command") else []
+        entries += _cells(sweep, content["cells"], seen)
+    for run in _unique(found for folder in folders for found in _runs_of(folder)):
+        if run not in seen:
+            seen.add(run)
+            entries.append(_alone(run))
+    if not entries:
+        text = ", ".join(map(str, folders))
+        why = "holds no run and no sweep that can be read"
+        raise ConfigError(Problem("DIR", text, "; ".join([why, *notes]), "eke report runs"))
+    notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
+    return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
+
+
+def _sweeps_of(folder: Path) -> Iterator[Path]:
+    if SweepPaths(folder).sweep.exists():
+        yield folder.resolve()
+        return
+    for child in _children(folder):
+        if SweepPaths(child).sweep.exists():
+            yield child.resolve()
+
+
+def _runs_of(folder: Path) -> Iterator[Path]:
+    for each in (folder, *_children(folder)):
+        paths = RunPaths(each)
+        if paths.record.exists() or paths.plan.exists():
+            yield each.resolve()
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir())
+    except OSError:
+        return []
+
+
+def _read_sweep(folder: Path, notes: list[str]) -> dict[str, Any]:
+    path = SweepPaths(folder).sweep
+    try:
+        content = read_json(path)
+        if isinstance(content, dict) and isinstance(content.get("cells"), list):
+            return content
+        problem = "has no list of cells"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    notes.append(f"{path}: not a readable sweep ({problem}); its runs are shown by themselves")
+    return {"cells": []}
+
+
+def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
+    for cell in cells:
+        if not isinstance(cell, dict):
+            continue
+        name = Path(cell.get("folder") or cell.get("run_id") or "")
+        # Beside the sweep's folder, wherever both have been moved to.
+        run = (sweep.parent / name.name).resolve() if name.name else None
+        if run is not None and run in seen:
+            continue  # the very same run as an earlier cell, or one of another sweep
+        if run is not None:
+            seen.add(run)
+        yield _cell(sweep, cell, run)
+
+
+def _cell(sweep: Path, cell: dict[str, Any], run: Path | None) -> Entry:
+    overrides = tuple(map(str, cell.get("overrides") or ()))
+    row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
+    outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
+    if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
+        # The record is the truth; the sweep's file may be older.
+        outcome, reason, record = _read(run)
+    else:
+        record = None
+    return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name)
+
+
+def _alone(run: Path) -> Entry:
+    outcome, reason, record = _read(run)
+    overrides = tuple(record.overrides) if record else _typed(run)
+    return Entry(overrides, outcome, reason, record=record, folder=run)
+
+
+def _read(run: Path) -> tuple[str, str, Record | None]:
+    """Outcome, reason and record of a run's folder."""
+    try:
+        record = read_record(RunPaths(run))
+    except UnreadableRecord as error:
+        return UNREADABLE, str(error), None
+    if record is None:
+        return NOT_RUN, "", None
+    return record.outcome, record.failure.message if record.failure else "", record
+
+
+def _typed(run: Path) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, read_json(RunPaths(run).plan)["overrides"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _integer(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _unique(values: Any) -> list[Any]:
+    return list(dict.fromkeys(values))

@@ -1,0 +1,103 @@
+"""Does a configuration still learn the same? Its loss beside the baseline's, at equal samples."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean
+from typing import Any
+
+from eke.files import plain
+from eke.identity import canonical
+from eke.record import Record
+from eke.report.compare.measures import EVAL_LOSS, TRAIN_LOSS, samples_seen
+from eke.report.compare.statistics import Decision, ratio
+from eke.report.compare.variants import Variant
+
+MARGIN = 0.01
+"""How much higher a loss may be and still count as no worse: chosen, and said where it is used."""
+
+EQUAL = 1e-5
+"""Relative difference up to which two losses are those of the same mathematics: the bound of
+tests/equivalence for float32 over 20 steps."""
+
+
+class Parity(Enum):
+    """The loss beside the baseline's."""
+
+    baseline = "baseline"
+    equal = "equal"
+    within = "within 1 %"
+    better = "lower"
+    worse = "higher"
+    unresolved = "not resolved"
+    other = "not comparable"
+    unknown = ""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The verdict on a configuration's loss."""
+
+    parity: Parity
+    measure: str = ""
+    """Key of the loss that was compared."""
+    difference: float | None = None
+    """Relative to the baseline's; positive is higher."""
+    why: str = ""
+
+    @classmethod
+    def unknown(cls) -> "Quality":
+        """Nothing to compare, or nothing to compare with."""
+        return cls(Parity.unknown)
+
+
+def quality(base: Variant, other: Variant) -> Quality:
+    """Compare losses of one machine's variants."""
+    if other is base:
+        return Quality(Parity.baseline)
+    for measure in (EVAL_LOSS, TRAIN_LOSS):
+        before, after = base.sample(measure.key), other.sample(measure.key)
+        if not before or not after:
+            continue
+        if why := _differs(base.records, other.records):
+            return Quality(Parity.other, measure.key, why=why)
+        found = ratio(before, after)
+        assert found is not None
+        difference = found.value - 1
+        low = found.low if found.low is not None else found.value
+        high = found.high if found.high is not None else found.value
+        if max(abs(math.log(low)), abs(math.log(high))) <= EQUAL:
+            return Quality(Parity.equal, measure.key, difference)
+        if found.decision is Decision.single:
+            # One number each: what it says is said, and nothing of how sure it is.
+            parity = Parity.within if abs(difference) <= MARGIN else _direction(difference)
+        elif high <= 1 + MARGIN:
+            parity = Parity.better if high < 1 - MARGIN else Parity.within
+        else:
+            parity = Parity.worse if low > 1 + MARGIN else Parity.unresolved
+        return Quality(parity, measure.key, difference)
+    return Quality(Parity.unknown, why="no loss was measured")
+
+
+def _direction(difference: float) -> Parity:
+    return Parity.worse if difference > 0 else Parity.better
+
+
+def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
+    """Why two losses say nothing about each other; empty if they do."""
+    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
+    if before != after:
+        return "another model, task or data"
+    seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
+    if seen[0] != seen[1]:
+        return f"{seen[1]:.0f} samples seen, the baseline {seen[0]:.0f}"
+    return ""
+
+
+def _learns(record: Record) -> list[Any]:
+    """What a run learns, and from what."""
+    config = record.config
+    model, task, data = (config.get(group) for group in ("model", "task", "data"))
+    length = data.get("seq_len") if isinstance(data, dict) else None
+    return [model, task, length, record.plan.get("data_fingerprint")]

@@ -1,0 +1,183 @@
+"""Entries that are repeats of one configuration on one kind of machine, put together."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from eke.files import plain
+from eke.identity import canonical
+from eke.record import Outcome, Record
+from eke.report.compare.factors import (
+    Factors,
+    complete,
+    configuration,
+    differing,
+    settings,
+    typed_settings,
+    usual,
+)
+from eke.report.compare.gather import Entry
+from eke.report.compare.measures import measured
+from eke.report.compare.statistics import Sample
+
+NO_MACHINE = ""
+"""Of a cell that never ran."""
+
+LOOSE = ("eke_source",)
+"""Parts of a machine's fingerprint that do not part repeats; that they differ is said."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration on one kind of machine, with its repeats."""
+
+    entries: tuple[Entry, ...]
+    machine: str
+    """A letter; empty for cells that never ran."""
+    settings: Factors
+    """Everything it was asked for; only what was typed where there is no record."""
+    factors: Factors
+    """Of that only what sets it apart."""
+    label: str
+
+    @property
+    def row(self) -> str:
+        """Name of the sweep definition's row."""
+        return next((entry.row for entry in self.entries if entry.row), "")
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Outcome -> how many repeats ended so."""
+        return dict(Counter(entry.outcome for entry in self.entries))
+
+    @property
+    def records(self) -> list[Record]:
+        """Of the repeats that ended well."""
+        return [
+            entry.record
+            for entry in self.entries
+            if entry.record is not None and entry.outcome == Outcome.ok.name
+        ]
+
+    @cached_property
+    def _measured(self) -> dict[tuple[int, int, int], dict[str, float]]:
+        """Seed, repeat and how often before -> measures, of the repeats that ended well."""
+        values: dict[tuple[int, int, int], dict[str, float]] = {}
+        for entry in self.entries:
+            if entry.record is None or entry.outcome != Outcome.ok.name:
+                continue
+            again = 0
+            while (*entry.repeat, again) in values:
+                again += 1
+            values[*entry.repeat, again] = measured(entry.record)
+        return values
+
+    def sample(self, key: str) -> Sample:
+        """Repeat -> a measure's value, of the repeats that ended well and have it."""
+        return {repeat: v[key] for repeat, v in self._measured.items() if key in v}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What some records were measured on."""
+
+    letter: str
+    facts: dict[str, str]
+    """The fingerprint."""
+    hosts: tuple[str, ...]
+    sources: tuple[str, ...]
+    """Hashes of eke's source."""
+
+
+def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[str]]:
+    """Variants in the order of their first entries, machines, and the keys that differ."""
+    machines = find_machines(entries)
+    letters = {_machine_key(m.facts): m.letter for m in machines}
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    homes: dict[tuple[str, ...], tuple[str, str]] = {}
+    for entry in entries:
+        if entry.record is not None:
+            key = (letters[_machine_key(entry.record.machine)], _hash(entry.record))
+            groups.setdefault(key, []).append(entry)
+            homes.setdefault(_typed(entry), key)
+    order = {id(entry): number for number, entry in enumerate(entries)}
+    for entry in entries:
+        if entry.record is None:
+            # Beside the repeats that have a record, if there are any.
+            key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
+            groups.setdefault(key, []).append(entry)
+    for members in groups.values():
+        members.sort(key=lambda entry: order[id(entry)])
+    keys, variants = _describe(groups)
+    variants.sort(key=lambda variant: order[id(variant.entries[0])])
+    return variants, machines, keys
+
+
+def find_machines(entries: Sequence[Entry]) -> list[Machine]:
+    """Kinds of machines, in order of appearance: A, B, ..."""
+    records: dict[str, list[Record]] = {}
+    for entry in entries:
+        if entry.record is not None:
+            records.setdefault(_machine_key(entry.record.machine), []).append(entry.record)
+    machines = []
+    for number, found in enumerate(records.values()):
+        hosts = dict.fromkeys(str(r.environment.get("host", "")) for r in found)
+        sources = dict.fromkeys(r.machine.get("eke_source", "") for r in found)
+        letter = chr(ord("A") + number) if number < 26 else f"M{number + 1}"
+        machines.append(Machine(letter, found[0].machine, tuple(hosts), tuple(sources)))
+    return machines
+
+
+def _describe(
+    groups: dict[tuple[str, str], list[Entry]],
+) -> tuple[list[str], list[Variant]]:
+    recorded = {k: next((e for e in es if e.record), None) for k, es in groups.items()}
+    found = {k: settings(e.record) for k, e in recorded.items() if e and e.record}
+    typed = {k: e.overrides for k, e in recorded.items() if e}
+    lone = {k: typed_settings(es[0].overrides) for k, es in groups.items() if k not in found}
+    known, overrides = list(found.values()), list(typed.values())
+    keys = complete(differing(known), known, overrides, list(lone.values()))
+    keys = _as_typed(keys, [es[0].overrides for es in groups.values()])
+    defaults = {key: usual(key, known, overrides) for key in keys}
+    several = len({machine for machine, _ in groups if machine}) > 1
+    variants = []
+    for key, members in groups.items():
+        all_settings = found.get(key, lone.get(key, {}))
+        factors = {k: all_settings.get(k, defaults[k] if key in lone else "") for k in keys}
+        label = _label(members, factors, defaults)
+        if several and key[0]:
+            label += f" [{key[0]}]"
+        variants.append(Variant(tuple(members), key[0], all_settings, factors, label))
+    return keys, variants
+
+
+def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list[str]:
+    """Keys in the order in which they were typed; those that nobody typed last."""
+    typed = list(dict.fromkeys(key for each in overrides for key in typed_settings(each)))
+    return sorted(keys, key=lambda key: typed.index(key) if key in typed else len(typed))
+
+
+def _label(members: Sequence[Entry], factors: Factors, defaults: Factors) -> str:
+    row = next((entry.row for entry in members if entry.row), "")
+    if row:
+        return row
+    told = [f"{key}={value}" for key, value in factors.items() if value]
+    if told:
+        return " ".join(told)
+    return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
+
+
+def _typed(entry: Entry) -> tuple[str, ...]:
+    """What was typed, but for what only tells repeats apart."""
+    return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
+
+
+def _machine_key(facts: dict[str, str]) -> str:
+    return canonical({key: value for key, value in facts.items() if key not in LOOSE})
+
+
+def _hash(record: Record) -> str:
+    text = canonical(plain([configuration(record), record.plan.get("data_fingerprint", "")]))
+    return hashlib.sha256(text.encode()).hexdigest()

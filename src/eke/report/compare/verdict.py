@@ -1,0 +1,105 @@
+"""The answer in a sentence: what pays most, by how much, at what cost, and how sure that is."""
+
+from collections.abc import Sequence
+
+from eke.report.compare.comparison import Comparison, OneMachine, Row
+from eke.report.compare.measures import PEAK, SAMPLES
+from eke.report.compare.parity import Parity
+from eke.report.compare.statistics import MIN_REPEATS, Decision, Ratio, ratio
+from eke.report.compare.wording import in_words, loss_words, times
+from eke.units import format_number
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """One sentence for each kind of machine, and one for what needs least memory."""
+    lines: list[str] = []
+    for part in comparison.machines:
+        where = f"Machine {part.machine.letter}: " if len(comparison.machines) > 1 else ""
+        rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
+        lines += [where + line for line in _on(part, rows)]
+    return lines or ["Nothing has ended well yet: there is nothing to compare."]
+
+
+def _on(part: OneMachine, rows: Sequence[Row]) -> list[str]:
+    good = [row for row in rows if row.variant.records]
+    if not good:
+        return ["No run ended well: there is nothing to compare."]
+    if len(good) == 1:
+        return [f"One configuration ended well ({good[0].variant.label}): nothing to compare."]
+    if part.baseline is None:
+        return ["Without a baseline there is nothing to compare with; --baseline names one."]
+    others = [row for row in good if not row.is_baseline]
+    return [line for line in (_fastest(part, others), _smallest(part, others)) if line]
+
+
+def _fastest(part: OneMachine, others: Sequence[Row]) -> str:
+    speeds = [row for row in others if SAMPLES.key in row.ratios]
+    if not speeds or part.baseline is None:
+        return "No speed was measured that could be compared."
+    base = part.baseline.label
+    best = max(speeds, key=lambda row: row.ratios[SAMPLES.key].value)
+    if all(row.ratios[SAMPLES.key].decision is Decision.single for row in speeds):
+        found = best.ratios[SAMPLES.key]
+        what = (
+            f"highest: {best.variant.label} with {times(found)} the speed of {base}"
+            if found.value > 1
+            else f"none was faster than {base}"
+        )
+        return (
+            f"Too few repeats to tell differences from chance ({what}); "
+            f"sweep.repeats={MIN_REPEATS} and the same command measures what is missing."
+        )
+    faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
+    sound = [r for r in faster if r.quality.parity not in (Parity.worse, Parity.unresolved)]
+    if not faster:
+        largest = in_words(best.ratios[SAMPLES.key])
+        return (
+            f"Nothing is shown to be faster than {base}: "
+            f"the largest difference is that of {best.variant.label}, {largest}."
+        )
+    if not sound:
+        top = max(faster, key=lambda row: row.ratios[SAMPLES.key].value)
+        return (
+            f"Nothing is faster than {base} at no worse a loss: {top.variant.label} has "
+            f"{times(top.ratios[SAMPLES.key])} its speed, and {loss_words(top.quality)}."
+        )
+    return _praise(max(sound, key=lambda row: row.ratios[SAMPLES.key].value), sound, base)
+
+
+def _praise(top: Row, sound: Sequence[Row], base: str) -> str:
+    text = (
+        f"{top.variant.label} is fastest: {times(top.ratios[SAMPLES.key])} the samples/s of {base}"
+    )
+    if PEAK.key in top.ratios:
+        text += f" at {times(top.ratios[PEAK.key])} its peak memory"
+    text += f"; {loss_words(top.quality)}."
+    peers = [row.variant.label for row in sound if row is not top and not _beats(top, row)]
+    if peers:
+        more = f" and {len(peers) - 3} more" if len(peers) > 3 else ""
+        text += f" Not told apart from it: {', '.join(peers[:3])}{more}."
+    return text
+
+
+def _beats(top: Row, other: Row) -> bool:
+    found = ratio(other.variant.sample(SAMPLES.key), top.variant.sample(SAMPLES.key))
+    return found is not None and found.decision is Decision.higher
+
+
+def _smallest(part: OneMachine, others: Sequence[Row]) -> str:
+    known = [
+        row
+        for row in others
+        if PEAK.key in row.ratios and row.quality.parity not in (Parity.worse, Parity.unresolved)
+    ]
+    if not known or part.baseline is None:
+        return ""
+    least = min(known, key=lambda row: row.ratios[PEAK.key].value)
+    memory = least.ratios[PEAK.key]
+    if memory.value >= 1:
+        return f"Nothing takes less memory than {part.baseline.label}."
+    text = f"{least.variant.label} takes least memory: {times(memory)} the peak of the baseline"
+    speed: Ratio | None = least.ratios.get(SAMPLES.key)
+    if speed is not None:
+        text += f", at {times(speed)} its speed"
+    repeats = format_number(memory.n, "repeat")
+    return f"{text} ({repeats}; {loss_words(least.quality)})."

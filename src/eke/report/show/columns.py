@@ -1,0 +1,195 @@
+"""The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eke.record import Outcome
+from eke.report.compare import Comparison, Row
+from eke.report.compare.measures import (
+    DEVICE_HOURS,
+    EVAL_LOSS,
+    MFU,
+    PEAK,
+    RESERVED,
+    SAMPLES,
+    STEP,
+    TOKENS,
+    TRAIN_LOSS,
+    Measure,
+)
+from eke.report.compare.parity import Parity
+from eke.report.compare.statistics import Estimate
+from eke.report.compare.wording import mark, times
+from eke.units import format_bytes, format_count, format_seconds
+
+CHARS_FOR_NAMES = 60
+"""A label longer than this is cut in tables; the page's tooltips and the files have it whole."""
+
+
+FACTORS_IN_LABEL = 3
+"""With more, a label is cut, and columns say the rest."""
+
+MAX_LISTED = 6
+"""Configurations named for one reason; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity of every row, as text and as a number to sort by."""
+
+    key: str
+    title: str
+    text: Callable[[Row], str]
+    value: Callable[[Row], float | str | None]
+    is_number: bool = True
+    is_wide: bool = False
+    """Left out where there is little room: in a terminal, and in Markdown."""
+    help: str = ""
+
+
+def columns(comparison: Comparison, wide: bool = True) -> list[Column]:
+    """Those in which at least one row has something to say.
+
+    Args:
+        comparison: what is shown.
+        wide: there is room for all.
+    """
+    rows = comparison.rows
+    found = [*_names(comparison), *_numbers(comparison)]
+    kept = [c for c in found if wide or not c.is_wide]
+    return [c for c in kept if c.key in ("label", "outcome") or any(c.text(r) for r in rows)]
+
+
+def _names(comparison: Comparison) -> list[Column]:
+    has_rows = any(row.variant.row for row in comparison.rows)
+    several = len(comparison.machines) > 1
+    names = [Column("label", "configuration", _label, lambda r: r.variant.label, False)]
+    # A label that is made of the factors says them; a row's name does not.
+    if has_rows or len(comparison.factors) > FACTORS_IN_LABEL:
+        names += [
+            Column(f"factor {key}", key, _factor(key), _factor(key), False, is_wide=True)
+            for key in comparison.factors
+        ]
+    if several:
+        names.append(
+            Column("machine", "machine", lambda r: r.variant.machine, lambda r: None, False)
+        )
+    return names
+
+
+def _numbers(comparison: Comparison) -> list[Column]:
+    return [
+        Column("n", "n", lambda r: str(len(r.variant.records)), lambda r: len(r.variant.records),
+               help="repeats that ended well"),
+        Column("outcome", "outcome", outcome_text, outcome_text, False),
+        _measure(SAMPLES, lambda v: f"{v:.4g}", help="over steady steps"),
+        _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its 95 % interval"),
+        _measure(PEAK, format_bytes, help="highest sum of tensors"),
+        _ratio(PEAK, "x memory", "peak memory over the baseline's"),
+        _measure(RESERVED, format_bytes, wide=True, help="what PyTorch holds of the device"),
+        _measure(STEP, format_seconds, wide=True, help="median of an optimizer step after warm-up"),
+        _measure(TOKENS, format_count, wide=True, help="tokens that are not padding"),
+        _measure(MFU, lambda v: f"{v:.1%}", help="model FLOP/s over the device's datasheet peak"),
+        _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
+        *([] if _has(comparison, EVAL_LOSS) else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
+        Column("parity", "loss", _parity, lambda r: r.quality.difference, False,
+               help="beside the baseline's, at equal samples"),
+        Column("equal_time", "loss at equal time", _at_equal_time,
+               lambda r: r.loss_at_equal_time, is_wide=True,
+               help="training loss when the shortest run ended"),
+        Column("prediction", "predicted memory", _signed, lambda r: r.prediction_error,
+               is_wide=True, help="predicted over measured peak of tensors, less one"),
+        _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", wide=True, help="training steps only"),
+        Column("front", "front", lambda r: "*" if r.on_front else "", lambda r: float(r.on_front),
+               False, help="nothing else is both smaller and faster"),
+    ]  # fmt: skip
+
+
+def outcome_text(row: Row) -> str:
+    """How the repeats ended: `ok`, or `2 ok, 1 oom`."""
+    outcomes = row.variant.outcomes
+    if len(outcomes) == 1:
+        return next(iter(outcomes))
+    return ", ".join(f"{count} {name}" for name, count in outcomes.items())
+
+
+def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """Outcome, configurations and why, of all that did not end well; one line for each reason."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for row in rows:
+        for entry in row.variant.entries:
+            if entry.outcome != Outcome.ok.name:
+                found.setdefault((entry.outcome, entry.reason), {})[row.variant.label] = None
+    return [(outcome, _listed(list(labels)), why) for (outcome, why), labels in found.items()]
+
+
+def _listed(labels: Sequence[str]) -> str:
+    more = f"; and {len(labels) - MAX_LISTED} more" if len(labels) > MAX_LISTED else ""
+    return "; ".join(labels[:MAX_LISTED]) + more
+
+
+def interval(estimate: Estimate, text: Callable[[float], str]) -> str:
+    """`91.3 (90.1 to 92.6)`, or the value alone."""
+    if estimate.low is None or estimate.high is None:
+        return text(estimate.value)
+    return f"{text(estimate.value)} ({text(estimate.low)} to {text(estimate.high)})"
+
+
+def _label(row: Row) -> str:
+    text = row.variant.label
+    cut = text if len(text) <= CHARS_FOR_NAMES else text[: CHARS_FOR_NAMES - 1] + "…"
+    return f"{cut} (baseline)" if row.is_baseline else cut
+
+
+def _factor(key: str) -> Callable[[Row], str]:
+    return lambda row: row.variant.factors.get(key, "")
+
+
+def _measure(
+    measure: Measure, text: Callable[[float], str], wide: bool = False, help: str = ""
+) -> Column:
+    def show(row: Row) -> str:
+        found = row.estimates.get(measure.key)
+        return text(found.value) if found else ""
+
+    def value(row: Row) -> float | None:
+        found = row.estimates.get(measure.key)
+        return found.value if found else None
+
+    return Column(measure.key, measure.title, show, value, True, wide, help or measure.unit)
+
+
+def _ratio(measure: Measure, title: str, help: str) -> Column:
+    def show(row: Row) -> str:
+        found = row.ratios.get(measure.key)
+        if found is None:
+            return "1x" if row.is_baseline and measure.key in row.estimates else ""
+        return f"{times(found)} {mark(found)}".rstrip()
+
+    def value(row: Row) -> float | None:
+        found = row.ratios.get(measure.key)
+        return found.value if found else 1.0 if row.is_baseline else None
+
+    return Column(f"ratio {measure.key}", title, show, value, True, False, help)
+
+
+def _parity(row: Row) -> str:
+    quality = row.quality
+    if quality.parity in (Parity.unknown, Parity.baseline):
+        return ""
+    if quality.difference is None or quality.parity is Parity.equal:
+        return str(quality.parity.value)
+    return f"{quality.parity.value} ({100 * quality.difference:+.2g} %)"
+
+
+def _at_equal_time(row: Row) -> str:
+    return "" if row.loss_at_equal_time is None else f"{row.loss_at_equal_time:.4f}"
+
+
+def _signed(row: Row) -> str:
+    error = row.prediction_error
+    return "" if error is None else f"{100 * error:+.1f} %"
+
+
+def _has(comparison: Comparison, measure: Measure) -> bool:
+    return any(measure.key in row.estimates for row in comparison.rows)

@@ -1,0 +1,165 @@
+"""The smaller tables of a report, as plain text cells: one source for all formats."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eke.report.compare import Comparison, OneMachine
+from eke.report.compare.gather import NOT_RUN
+from eke.report.compare.measures import PEAK, SAMPLES, measured
+from eke.report.compare.statistics import Ratio
+from eke.report.compare.wording import mark, times
+from eke.report.show.columns import reasons
+from eke.units import format_bytes, format_number
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table of text."""
+
+    title: str
+    note: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+MAX_REASONS = 100
+"""Listed one by one; a report of thousands counts the rest."""
+
+
+WITHOUT_REASON = {NOT_RUN: "the same command runs what is missing"}
+
+
+def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
+    """All of them that have something to say."""
+    found = [_outcomes(comparison)]
+    for part in comparison.machines:
+        found += [_effects(comparison, part), _alone(comparison, part), _ladder(comparison, part)]
+    found += [_runs(comparison)] if repeats else []
+    return [section for section in found if section.rows]
+
+
+def provenance(comparison: Comparison) -> Section:
+    """Where the numbers come from."""
+    rows = [("command", f"python train.py {' '.join(c)}") for c in comparison.commands]
+    for part in comparison.machines:
+        facts = dict(part.machine.facts)
+        where = f"machine {part.machine.letter}"
+        device = f"{facts.pop('device_count', '1')} x {facts.pop('device', '?')}"
+        rows.append((where, f"{device}; {', '.join(part.machine.hosts)}"))
+        facts.pop("eke_source", None)
+        rows.append((f"{where}: software", ", ".join(f"{k} {v}" for k, v in facts.items())))
+        rows += [(f"{where}: {k}", v) for k, v in _environment(comparison, part).items()]
+    shared = " ".join(f"{key}={value}" for key, value in comparison.shared.items())
+    rows += [("all have", shared)] if shared else []
+    rows.append(("records", ", ".join(comparison.folders)))
+    return Section("Where this comes from", "", ("what", "which"), tuple(rows))
+
+
+def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
+    """Times, commits and drivers of a machine's runs."""
+    records = [
+        entry.record
+        for row in comparison.rows
+        if row.variant.machine == part.machine.letter
+        for entry in row.variant.entries
+        if entry.record
+    ]
+    times_run = sorted(str(r.environment.get("time", "")) for r in records)
+    facts = {"measured": f"{times_run[0]} to {times_run[-1]}" if times_run else ""}
+    commits = {str((r.environment.get("git") or {}).get("commit", ""))[:12] for r in records}
+    dirty = any((r.environment.get("git") or {}).get("dirty") for r in records)
+    facts["commit"] = ", ".join(sorted(filter(None, commits))) + (" (changed)" if dirty else "")
+    drivers = {str(r.environment.get("driver", "")) for r in records}
+    facts["driver"] = ", ".join(sorted(filter(None, drivers)))
+    return {key: value for key, value in facts.items() if value}
+
+
+def _outcomes(comparison: Comparison) -> Section:
+    found = reasons(comparison.rows)
+    rows = [(outcome, who, why or WITHOUT_REASON.get(outcome, "")) for outcome, who, why in found]
+    shown = rows[:MAX_REASONS]
+    if len(rows) > MAX_REASONS:
+        shown.append(("...", f"{len(rows) - MAX_REASONS} more reasons", "report.json has all"))
+    head = ("outcome", "configurations", "why")
+    return Section("What did not end well", "", head, tuple(shown))
+
+
+def _effects(comparison: Comparison, part: OneMachine) -> Section:
+    rows = [
+        (
+            f"{each.factor}={each.value}",
+            f"{each.factor}={each.reference}" if each.reference else "without",
+            str(each.pairs),
+            _told(each.ratios.get(SAMPLES.key)),
+            _told(each.ratios.get(PEAK.key)),
+        )
+        for each in part.effects
+    ]
+    note = (
+        "Geometric mean over all pairs that differ in nothing else. The interval of three pairs "
+        "and more holds how much the effect varies between them."
+    )
+    head = ("technique", "instead of", "pairs", "x speed", "x memory")
+    return Section(_title("What each technique does", comparison, part), note, head, tuple(rows))
+
+
+def _alone(comparison: Comparison, part: OneMachine) -> Section:
+    by_variant = {id(row.variant): row for row in comparison.rows}
+    rows: list[tuple[str, ...]] = []
+    for variant, change in part.alone:
+        ratios = by_variant[id(variant)].ratios
+        cells = (_told(ratios.get(SAMPLES.key)), _told(ratios.get(PEAK.key)))
+        rows.append((variant.row or change, change, *cells))
+    head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
+    if all(name == change for name, change, *_ in rows):
+        head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
+    title = _title("Each technique alone", comparison, part)
+    # Where only one factor differs, the main table says the same.
+    return Section(title, "", head, tuple(rows) if len(comparison.factors) > 1 else ())
+
+
+def _ladder(comparison: Comparison, part: OneMachine) -> Section:
+    rows = [
+        (rung.variant.label, f"+ {rung.added}", _told(rung.ratios.get(SAMPLES.key)),
+         _told(rung.ratios.get(PEAK.key)))
+        for rung in part.ladder
+    ]  # fmt: skip
+    head = ("cumulative", "adds", "x speed", "x memory")
+    return Section(_title("One upon another", comparison, part), "", head, tuple(rows))
+
+
+def _runs(comparison: Comparison) -> Section:
+    rows = []
+    for row in comparison.rows:
+        for entry in row.variant.entries:
+            values = measured(entry.record) if entry.record else {}
+            seed, repeat = entry.repeat
+            speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
+            rows.append(
+                (
+                    row.variant.label, str(seed), str(repeat), entry.outcome,
+                    f"{speed:.4g}" if speed else "", format_bytes(peak) if peak else "",
+                    entry.folder.name if entry.folder else "",
+                )
+            )  # fmt: skip
+    head = ("configuration", "seed", "repeat", "outcome", "samples/s", "peak memory", "run")
+    return Section("Every run", format_number(len(rows), "run"), head, tuple(rows))
+
+
+def _title(text: str, comparison: Comparison, part: OneMachine) -> str:
+    return f"{text} [{part.machine.letter}]" if len(comparison.machines) > 1 else text
+
+
+def _told(ratio: Ratio | None) -> str:
+    return f"{times(ratio)} {mark(ratio)}".rstrip() if ratio else ""
+
+
+def counts(comparison: Comparison) -> str:
+    """How many runs, of how many configurations, ended how."""
+    totals: dict[str, int] = {}
+    for row in comparison.rows:
+        for outcome, count in row.variant.outcomes.items():
+            totals[outcome] = totals.get(outcome, 0) + count
+    parts: Sequence[str] = [f"{count} {name}" for name, count in totals.items()]
+    runs = format_number(sum(totals.values()), "run")
+    return f"{runs} of {format_number(len(comparison.rows), 'configuration')}: {', '.join(parts)}"
