@@ -39,12 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _do(arguments: list[str]) -> int:
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command == "report":
+        from eke.cli import report  # and nothing that composes: a report needs records alone
+
+        return report.main(rest)
     # Here, and not above: Ctrl-C while it is imported is no traceback.
     from eke import app
     from eke.cli import completion, schema
     from eke.compose.shells import COMPLETION_FLAGS
 
-    command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command == "train":
         return app.main(rest)
     if command == "plan":
@@ -64,10 +68,6 @@ def _do(arguments: list[str]) -> int:
         from eke.cli import folders  # only here: `eke --help` does without it
 
         return folders.main(command, rest)
-    if command == "report":
-        from eke.cli import report
-
-        return report.main(rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
     if command == "sync":

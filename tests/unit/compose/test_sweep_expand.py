@@ -77,11 +77,13 @@ def test_a_typed_key_replaces_the_files_own(own) -> None:
     assert varied(expanded, "seed", "precision") == [("fp16", "1"), ("fp16", "2")]
 
 
-def test_repeats_go_in_rounds() -> None:
-    expanded = expand(["seed=1,2", "sweep.repeats=2"])
-    assert varied(expanded, "seed", "repeat") == [("1", "0"), ("2", "0"), ("1", "1"), ("2", "1")]
-    assert [cell.round for cell in expanded.cells] == [0, 0, 1, 1]
-    assert expanded.cells[-1].composed.config.repeat == 1
+def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
+    expanded = expand(["seed=1,2", "sweep.repeats=3"])
+    assert varied(expanded, "seed", "repeat") == [
+        ("1", "0"), ("2", "0"), ("2", "1"), ("1", "1"), ("1", "2"), ("2", "2"),
+    ]  # fmt: skip
+    assert [cell.round for cell in expanded.cells] == [0, 0, 1, 1, 2, 2]
+    assert expanded.cells[-1].composed.config.repeat == 2
 
 
 def test_excluded_by_composed_values() -> None:

@@ -61,7 +61,9 @@ def expand(
     """The cells of a sweep, each composed once.
 
     Rounds go outermost, then rows, then zip, then the product in the order typed, the last key
-    fastest. Cells that are equal stay: whether two runs are the same, their identity says.
+    fastest. Every other round is the other way round: on a machine that slows down steadily, what
+    always comes later would look slower (tests/unit/report/test_power.py simulates it). Cells that
+    are equal stay: whether two runs are the same, their identity says.
 
     Args:
         overrides: as typed behind -m.
@@ -114,12 +116,13 @@ def _points(definition: Definition) -> list[_Point]:
     if not number:
         raise ConfigError("the sweep has no cells: a range of its keys is empty")
     product = list(itertools.product(*definition.axes))
+    cells = [
+        ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
+    ]
     return [
-        _Point((*fixed, *row, *step, *([f"repeat={k}"] if repeats > 1 else [])), name, k)
+        _Point((*texts, *([f"repeat={k}"] if repeats > 1 else [])), name, k)
         for k in range(repeats)
-        for name, row in rows
-        for step in steps
-        for fixed in product
+        for texts, name in (reversed(cells) if k % 2 else cells)
     ]
 
 

@@ -196,7 +196,7 @@ def _factors_of(by: str, keys: Sequence[str]) -> Sequence[str]:
     if not by:
         return keys
     if by not in keys:
-        why = f"does not differ between these runs; {', '.join(keys) or 'nothing'} does"
+        why = f"does not tell these runs apart; what differs is {', '.join(keys) or 'nothing'}"
         fix = f"--by {keys[0]}" if keys else "leave --by out"
         raise ConfigError(Problem("--by", by, why, fix))
     return [by]

@@ -84,9 +84,8 @@ def scatter(rows: Sequence[Row]) -> Spec | None:
         layer=[
             {"transform": [front], "mark": {"type": "line", "color": "#2ca02c", "opacity": 0.5},
              "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
-            {"transform": [{"filter": "isValid(datum.low)"}], "mark": {"type": "rule"},
-             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
-                          "color": color}},
+            *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
+                                "color": color}),
             {"mark": {"type": "point", "filled": True, "size": 80},
              "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
         ],
@@ -211,14 +210,21 @@ def _dots(values: Sequence[Mapping[str, Any]]) -> Spec:
         layer=[
             {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
              "encoding": {"x": x}},
-            {"transform": [{"filter": "isValid(datum.low)"}], "mark": {"type": "rule"},
-             "encoding": {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
-                          "x2": {"field": "high"}, "color": color}},
+            *_whiskers(values, {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
+                                "x2": {"field": "high"}, "color": color}),
             {"mark": {"type": "point", "filled": True, "size": 70},
              "encoding": {"y": _names(), "yOffset": offset, "x": x, "color": color,
                           "tooltip": _tips("name", "what", "text")}},
         ],
     )  # fmt: skip
+
+
+def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]:
+    """A layer of intervals; none where no value has one."""
+    if not any(value["low"] is not None for value in values):
+        return []
+    filled = {"filter": "isValid(datum.low)"}
+    return [{"transform": [filled], "mark": {"type": "rule"}, "encoding": encoding}]
 
 
 def _dot(name: str, what: str, ratio: Ratio) -> dict[str, Any]:

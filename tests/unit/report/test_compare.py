@@ -1,0 +1,273 @@
+"""The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
+
+import pytest
+from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
+
+from eke.errors import ConfigError
+from eke.report.compare import compare
+from eke.report.compare.parity import Parity
+from eke.report.compare.statistics import Decision
+from eke.report.compare.verdict import verdict
+
+SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
+NOISE = (1.0, 1.01, 0.99)
+PRODUCT = [
+    ("fp32", "adamw", 100),
+    ("bf16", "adamw", 200),
+    ("fp32", "lion", 90),
+    ("bf16", "lion", 270),
+]
+
+
+def repeated(choices, speed=100.0, rounds=3, **other):
+    """Three repeats whose speeds differ by a per cent."""
+    return [Run(choices, repeat=n, speed=speed * NOISE[n % 3], **other) for n in range(rounds)]
+
+
+def compared(tmp_path, runs, rows=(), **options):
+    return compare([make_sweep(tmp_path, runs, rows)], **options)
+
+
+def by_label(comparison):
+    return {row.variant.label: row for row in comparison.rows}
+
+
+# --- baseline -------------------------------------------------------------------------------------
+
+
+def test_the_first_that_ended_well_is_the_baseline(tmp_path):
+    runs = [Run({"precision": "fp32"}, outcome="oom", speed=None), Run({"precision": "bf16"}),
+            Run({"precision": "fp16"})]  # fmt: skip
+    found = compared(tmp_path, runs)
+    assert found.machines[0].baseline.label == "precision=bf16"
+
+
+def test_a_row_called_baseline_is_it(tmp_path):
+    runs = [Run({"precision": "bf16"}), Run({"precision": "fp32"})]
+    assert compared(tmp_path, runs, ["half", "baseline"]).machines[0].baseline.label == "baseline"
+
+
+@pytest.mark.parametrize("asked", ["precision=bf16", "precision=bf16,optimizer=adamw", "half"])
+def test_another_can_be_asked_for(tmp_path, asked):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"})]
+    found = compared(tmp_path, runs, ["whole", "half"], baseline=asked)
+    assert found.machines[0].baseline.label == "half"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("precision=fp8", "no run has it; what differs is precision, optimizer"),
+        ("nobody", "no run has it"),
+        ("precision=bf16", "2 configurations have it"),
+        ("=", "no run has it"),
+    ],
+)
+def test_what_is_no_baseline_or_several_is_refused(tmp_path, asked, why):
+    runs = [
+        Run({"precision": p, "optimizer": o}) for p in ("fp32", "bf16") for o in ("adamw", "lion")
+    ]
+    with pytest.raises(ConfigError, match=why) as caught:
+        compared(tmp_path, runs, baseline=asked)
+    assert "--baseline precision=" in str(caught.value)
+
+
+def test_a_baseline_that_failed_is_said(tmp_path):
+    runs = [Run({"precision": "fp32"}, outcome="oom", speed=None, loss=None),
+            Run({"precision": "bf16"}), Run({"precision": "fp16"})]  # fmt: skip
+    found = compared(tmp_path, runs, ["baseline", "b", "c"])
+    assert found.machines[0].baseline.label == "b"
+    assert "the baseline did not end well" in found.notes[0]
+    asked = compare([tmp_path], baseline="baseline")
+    assert asked.machines[0].baseline is None
+    assert "--baseline" in verdict(asked)[0]
+
+
+def test_each_machine_has_its_own(tmp_path):
+    other = {**MACHINE, "device": "another"}
+    runs = [Run({"precision": p}, machine=m, speed=s, repeat=r)
+            for r in range(3)
+            for p, m, s in (("fp32", MACHINE, 10), ("bf16", MACHINE, 20), ("fp32", other, 100),
+                            ("bf16", other, 300))]  # fmt: skip
+    found = compared(tmp_path, runs)
+    ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
+    assert ratios["precision=bf16 [A]"].value == pytest.approx(2)
+    assert ratios["precision=bf16 [B]"].value == pytest.approx(3)
+    assert "never put together" in found.notes[0]
+    assert [line.split(":")[0] for line in verdict(found)] == ["Machine A"] * 2 + ["Machine B"] * 2
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "parity"),
+    [
+        (2.0, Parity.equal),
+        (2.000001, Parity.equal),
+        (2.01, Parity.within),
+        (1.99, Parity.within),
+        (2.2, Parity.worse),
+        (1.8, Parity.better),
+        (None, Parity.unknown),
+        (float("nan"), Parity.unknown),
+    ],
+)
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_loss_beside_the_baselines(tmp_path, loss, parity, rounds):
+    runs = [Run({"precision": p}, repeat=r, loss=value) for r in range(rounds)
+            for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
+    assert by_label(compared(tmp_path, runs))["precision=bf16"].quality.parity is parity
+
+
+def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
+    runs = [Run({"precision": p}, repeat=r, loss=2.0 * (1 + shift * (p == "bf16")))
+            for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    assert quality.parity is Parity.unresolved
+
+
+@pytest.mark.parametrize(
+    "other", [{"steps": 50}, {"keys": {"data.seq_len": 128}}, {"choices": {"model": "gpt2"}}]
+)
+def test_losses_of_other_trainings_are_not_compared(tmp_path, other):
+    choices = {"precision": "bf16", **other.pop("choices", {})}
+    runs = [Run({"precision": "fp32"}), Run(choices, **other)]
+    rows = compared(tmp_path, runs).rows
+    assert rows[1].quality.parity is Parity.other
+    assert rows[1].quality.why
+
+
+def test_losses_at_equal_time_are_those_when_the_shortest_ended(tmp_path):
+    make_run(tmp_path / "a", Run({"precision": "fp32"}), [4.0 - 0.1 * n for n in range(20)])
+    make_run(tmp_path / "b", Run({"precision": "bf16"}), [4.0 - 0.2 * n for n in range(10)])
+    found = compare([tmp_path])
+    assert found.machines[0].equal_time_s == pytest.approx(5.0)
+    slow, fast = (row.loss_at_equal_time for row in found.rows)
+    assert slow == pytest.approx(3.1)
+    assert fast == pytest.approx(2.2)
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+PRODUCT = [
+    ("fp32", "adamw", 100),
+    ("bf16", "adamw", 200),
+    ("fp32", "lion", 90),
+    ("bf16", "lion", 270),
+]
+
+
+def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
+    runs = [Run({"precision": p, "optimizer": o}, speed=s, repeat=r)
+            for r in range(3) for p, o, s in PRODUCT]  # fmt: skip
+    part = compared(tmp_path, runs).machines[0]
+    effects = {effect.factor: effect for effect in part.effects}
+    assert effects["precision"].pairs == 2
+    assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
+    assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
+    assert effects["optimizer"].ratios[SPEED].decision is Decision.single, "two pairs"
+
+
+def test_one_technique_can_be_asked_for(tmp_path):
+    runs = [Run({"precision": p, "optimizer": o}, speed=s) for p, o, s in PRODUCT]
+    found = compared(tmp_path, runs, by="optimizer")
+    assert {effect.factor for effect in found.machines[0].effects} == {"optimizer"}
+    with pytest.raises(ConfigError, match="what differs is precision, optimizer"):
+        compare([tmp_path], by="attention")
+
+
+def test_alone_and_one_upon_another(tmp_path):
+    rows = {
+        "baseline": {},
+        "accumulation": {"batch": "guide_accumulation"},
+        "both": {"batch": "guide_accumulation", "memory": "checkpointing"},
+        "all": {"batch": "guide_accumulation", "memory": "checkpointing", "precision": "fp16"},
+        "fp16": {"precision": "fp16"},
+    }
+    found = compared(tmp_path, [Run(choices) for choices in rows.values()], list(rows))
+    part = found.machines[0]
+    assert [variant.row for variant, _ in part.alone] == ["accumulation", "fp16"]
+    assert [(rung.variant.row, rung.added) for rung in part.ladder] == [
+        ("accumulation", "batch=guide_accumulation"),
+        ("both", "memory=checkpointing"),
+        ("all", "precision=fp16"),
+    ]
+
+
+def test_a_ladder_of_one_rung_is_none(tmp_path):
+    runs = [Run({"precision": p}) for p in ("fp32", "bf16", "fp16")]
+    assert compared(tmp_path, runs).machines[0].ladder == ()
+
+
+def test_the_front_is_what_nothing_beats_in_both(tmp_path):
+    points = {"small": (50, 10), "middle": (80, 20), "beaten": (90, 15), "large": (100, 30),
+              "same": (100, 30)}  # fmt: skip
+    runs = [Run({"precision": "fp32"}, peak=peak * MIB, speed=speed, keys={"optimizer.lr": n / 100})
+            for n, (peak, speed) in enumerate(points.values(), 1)]  # fmt: skip
+    rows = compared(tmp_path, runs, list(points)).rows
+    assert [row.variant.row for row in rows if row.on_front] == ["small", "middle", "large"]
+
+
+def test_prediction_beside_measurement(tmp_path):
+    assert compared(tmp_path, [Run()]).rows[0].prediction_error == pytest.approx(0.0)
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def said(tmp_path, *variants, **options):
+    return verdict(compared(tmp_path, [run for v in variants for run in v], **options))
+
+
+def test_what_pays_is_said_with_its_interval_its_memory_and_its_loss(tmp_path):
+    first, second = said(
+        tmp_path, repeated({"precision": "fp32"}),
+        repeated({"precision": "bf16"}, 230.0, peak=50 * MIB),
+    )  # fmt: skip
+    assert first == (
+        "precision=bf16 is fastest: 2.30x the samples/s of precision=fp32 at 0.50x its peak "
+        "memory; eval loss equal."
+    )
+    assert second.startswith("precision=bf16 takes least memory: 0.50x the peak of the baseline")
+
+
+def test_without_repeats_nothing_is_claimed(tmp_path):
+    first = said(tmp_path, [Run({"precision": "fp32"})], [Run({"precision": "bf16"}, speed=300.0)])
+    assert first[0].startswith("Too few repeats to tell differences from chance")
+    assert "sweep.repeats=3" in first[0]
+
+
+def test_noise_is_not_resolved(tmp_path):
+    noisy = [Run({"precision": "bf16"}, repeat=n, speed=s) for n, s in enumerate((90, 120, 105))]
+    first = said(tmp_path, repeated({"precision": "fp32"}), noisy)[0]
+    assert first.startswith("Nothing is shown to be faster than precision=fp32")
+    assert "not resolved: +" in first
+
+
+def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
+    first = said(tmp_path, repeated({"precision": "fp32"}),
+                 repeated({"precision": "bf16"}, 230.0, loss=2.5))[0]  # fmt: skip
+    assert first.startswith("Nothing is faster than precision=fp32 at no worse a loss")
+    assert "eval loss higher (+25 %)" in first
+
+
+def test_those_that_cannot_be_told_apart_are_named(tmp_path):
+    close = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((228, 235, 226))]
+    first = said(tmp_path, repeated({"precision": "fp32"}),
+                 repeated({"precision": "bf16"}, 230.0), close)[0]  # fmt: skip
+    assert "Not told apart from it: precision=fp16." in first
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ([Run(outcome="refused", reason="no")], "Nothing has ended well yet"),
+        ([Run(outcome="not run")], "Nothing has ended well yet"),
+        ([Run(outcome="oom", speed=None, peak=None, loss=None)], "No run ended well"),
+        ([Run()], "One configuration ended well"),
+        ([Run({"precision": p}, speed=None) for p in ("fp32", "bf16")], "No speed was measured"),
+    ],
+)
+def test_with_little_there_is_little_to_say(tmp_path, runs, text):
+    assert verdict(compared(tmp_path, runs))[0].startswith(text)

@@ -1,0 +1,190 @@
+"""The same comparison as a terminal's table, Markdown, JSON, CSV and the data of a page."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from unit.report.made import MIB, Run, make_run, make_sweep
+
+from eke.files import plain
+from eke.report.compare import compare
+from eke.report.show.bundle import vega_script
+from eke.report.show.charts import charts
+from eke.report.show.export import as_csv, as_plain
+from eke.report.show.markdown import escape, render_markdown
+from eke.report.show.page import as_script_data, render_page, table
+from eke.report.show.terminal import MAX_ROWS, render_terminal
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> | `a` *b* \x1b[31m"
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    runs = [
+        Run({"precision": p, "optimizer": o}, repeat=r, speed=s * (1 + r / 100), peak=m * MIB)
+        for r in range(3)
+        for p, o, s, m in (
+            ("fp32", "adamw", 100, 100),
+            ("bf16", "adamw", 200, 70),
+            ("fp32", "lion", 101, 80),
+            ("bf16", "lion", 205, 50),
+        )
+    ]
+    refused = Run({"precision": "fp16"}, outcome="refused", reason="needs a GPU -> precision=bf16")
+    return compare([make_sweep(tmp_path, [*runs, refused])])
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    runs = [
+        Run({"precision": "fp32"}, overrides=(HOSTILE,)),
+        Run({"precision": "bf16"}, outcome="crashed", reason=HOSTILE, speed=None),
+        Run({"precision": "fp16"}, keys={"optimizer.lr": "\U0001f600" * 300}),
+        Run({"precision": "fp8"}, keys={"optimizer.lr": "=HYPERLINK(1)"}, loss=float("nan")),
+    ]
+    return compare([make_sweep(tmp_path, runs, rows=["", "", "", "=1+1" + HOSTILE])])
+
+
+def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
+    text = render_terminal(ladder, width=150)
+    assert text.splitlines()[0].startswith("precision=bf16 optimizer=lion is fastest: 2.05x")
+    assert re.search(r"precision=bf16 optimizer=adamw +3 +ok +202 +2\.00x \+", text)
+    assert "refused" in text
+    assert "needs a GPU -> precision=bf16" in text
+    assert "What each technique does" in text
+    assert "13 runs of 5 configurations: 12 ok, 1 refused" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_has_colours_and_a_narrow_one_loses_nothing(ladder):
+    assert "\x1b[" in render_terminal(ladder, terminal=True, width=100)
+    narrow = render_terminal(ladder, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "2.05x" in narrow
+
+
+def test_many_rows_are_cut_and_that_is_said(tmp_path):
+    runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
+            for n in range(1, MAX_ROWS + 11)]  # fmt: skip
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=150)
+    assert "... and 10 more: in the files" in text
+
+
+def test_every_repeat_by_itself(ladder):
+    assert "Every run" not in render_terminal(ladder, width=150)
+    assert "Every run" in render_terminal(ladder, repeats=True, width=150)
+    assert render_markdown(ladder, repeats=True).count("| precision=bf16 optimizer=lion |") >= 4
+
+
+def test_markdown_has_tables_of_even_width(ladder):
+    lines = render_markdown(ladder).splitlines()
+    assert lines[0].startswith("**precision=bf16 optimizer=lion is fastest")
+    at = next(n for n, line in enumerate(lines) if line.startswith("| configuration"))
+    width = lines[at].count("|")
+    assert [line.count("|") for line in lines[at : at + 7]] == [width] * 7
+
+
+def test_markdown_holds_no_markup_of_others(hostile):
+    text = render_markdown(hostile)
+    assert "<script" not in text
+    assert "<img" not in text
+    for block in re.split(r"\n\n", text):
+        bars = [len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()]
+        assert len(set(bars)) == 1, "every line of a table has as many cells"
+    assert escape("a|b\n`c`<d>") == "a\\|b \\`c\\`&lt;d&gt;"
+
+
+@pytest.mark.parametrize("kind", ["ladder", "hostile"])
+def test_json_is_strict(kind, request):
+    comparison = request.getfixturevalue(kind)
+    text = json.dumps(plain(as_plain(comparison)), allow_nan=False)
+    assert json.loads(text)["schema_version"] == 1
+
+
+def test_json_has_all(ladder):
+    found = as_plain(ladder)
+    assert found["verdict"][0].startswith("precision=bf16 optimizer=lion is fastest")
+    row = found["configurations"][3]
+    assert row["ratios"]["throughput.samples_per_s"]["decision"] == "higher"
+    assert [run["repeat"] for run in row["runs"]] == [0, 1, 2]
+    assert found["configurations"][4]["runs"][0]["reason"].startswith("needs a GPU")
+
+
+def test_csv_has_a_line_for_each_run(ladder):
+    rows = list(csv.DictReader(io.StringIO(as_csv(ladder))))
+    assert len(rows) == 13
+    assert rows[0]["throughput.samples_per_s"] == "100.0"
+    assert rows[-1]["outcome"] == "refused"
+    assert rows[-1]["throughput.samples_per_s"] == ""
+
+
+def test_csv_starts_no_formula(hostile):
+    rows = list(csv.reader(io.StringIO(as_csv(hostile))))
+    assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@", "\t")]
+
+
+def test_a_page_holds_everything_as_text(hostile):
+    page = render_page(hostile)
+    assert page.count("</script>") == 3
+    page = page.replace(vega_script(), "")
+    assert "<script>alert" not in page
+    assert "<img src" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page), "nothing is loaded"
+    data = page.split('id="data">')[1].split("</script>")[0]
+    assert json.loads(data)["table"]["rows"][0]["full"]
+
+
+def test_data_inside_of_a_script_cannot_end_it():
+    value = {"a": "</script><!--\u2028\u2029"}
+    text = as_script_data(value)
+    assert "<" not in text
+    assert json.loads(text) == value
+
+
+def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
+    found = table(ladder)
+    titles = [column["title"] for column in found["columns"]]
+    at = titles.index("samples/s")
+    assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
+    assert found["rows"][0]["texts"][titles.index("x speed")] == "1x"
+    assert [row["class"] for row in found["rows"]] == ["baseline", "", "", "front", "bad"]
+
+
+def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tmp_path):
+    import vl_convert
+
+    found = charts(ladder)
+    titles = [title for title, _, _ in found]
+    assert titles == [
+        "Speed and memory", "Against the baseline", "What each technique does",
+        "One upon another", "Where a step's time goes", "Predicted and measured memory",
+    ]  # fmt: skip
+    for _, _, spec in found:
+        drawn = vl_convert.vegalite_to_svg({**spec, "width": 400})
+        assert "<svg" in drawn
+        assert "NaN" not in drawn
+
+
+def test_losses_are_drawn_from_the_steps(tmp_path):
+    make_run(tmp_path / "a", Run({"precision": "fp32"}), [3.0, 2.0, 1.0])
+    make_run(tmp_path / "b", Run({"precision": "bf16"}), [3.0, 2.5, float("inf")])
+    found = {title: spec for title, _, spec in charts(compare([tmp_path]))}
+    points = found["Loss over time"]["data"]["values"]
+    assert [p["loss"] for p in points if p["name"] == "precision=fp32"] == [3.0, 2.0, 1.0]
+    assert [p["loss"] for p in points if p["name"] == "precision=bf16"] == [3.0, 2.5]
+
+
+def test_of_one_run_there_is_a_report_too(tmp_path):
+    make_run(tmp_path / "one", Run({"precision": "bf16"}))
+    found = compare([tmp_path / "one"])
+    assert "One configuration ended well" in render_terminal(found, width=120)
+    assert "samples/s" in render_page(found)
+
+
+def test_a_thousand_configurations_stay_small(tmp_path):
+    runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
+            for n in range(1, 1001)]  # fmt: skip
+    page = render_page(compare([make_sweep(tmp_path, runs)]))
+    assert len(page.encode()) < 2_000_000

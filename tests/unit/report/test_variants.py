@@ -1,0 +1,120 @@
+"""What is a repeat of what, and what sets configurations apart."""
+
+from unit.report.made import MACHINE, Run, make_sweep
+
+from eke.report.compare.gather import gather
+from eke.report.compare.variants import group
+
+
+def grouped(tmp_path, runs, rows=()):
+    return group(gather([make_sweep(tmp_path, runs, rows)]).entries)
+
+
+def test_seed_and_repeat_make_no_other_configuration(tmp_path):
+    runs = [Run({"precision": p}, repeat=r, seed=s) for r in (0, 1) for s in (0, 1)
+            for p in ("fp32", "bf16")]  # fmt: skip
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == ["precision"]
+    assert [(v.label, len(v.records)) for v in variants] == [
+        ("precision=fp32", 4),
+        ("precision=bf16", 4),
+    ]
+    assert len(variants[0].sample("throughput.samples_per_s")) == 4
+
+
+def test_a_groups_option_says_what_its_keys_say(tmp_path):
+    """batch=guide sets the micro-batch: one factor, not two."""
+    runs = [
+        Run({"batch": "fixed"}, keys={"batch.per_device": 8}),
+        Run({"batch": "guide"}, keys={"batch.per_device": 4}),
+    ]
+    assert grouped(tmp_path, runs)[2] == ["batch"]
+
+
+def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
+    runs = [
+        Run({"optimizer": o}, keys={"optimizer.lr": lr})
+        for o in ("adamw", "adafactor")
+        for lr in (1e-3, 1e-4)
+    ]
+    _, _, keys = grouped(tmp_path, runs)
+    assert keys == ["optimizer", "optimizer.lr"]
+
+
+def test_presentation_is_no_factor(tmp_path):
+    runs = [Run(keys={"tracker.project": name, "train.log_every": n}) for n, name in
+            enumerate(("a", "b"), 1)]  # fmt: skip
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == []
+    assert [len(v.entries) for v in variants] == [2]
+
+
+def test_two_kinds_of_machines_are_never_put_together(tmp_path):
+    other = {**MACHINE, "torch": "2.14.0"}
+    runs = [Run(repeat=0), Run(repeat=1, machine=other), Run(repeat=2)]
+    variants, machines, _ = grouped(tmp_path, runs)
+    assert [(v.machine, len(v.entries)) for v in variants] == [("A", 2), ("B", 1)]
+    assert [m.facts["torch"] for m in machines] == ["2.13.0", "2.14.0"]
+    assert variants[0].label.endswith("[A]")
+
+
+def test_another_source_of_eke_is_the_same_machine_and_is_known(tmp_path):
+    runs = [Run(repeat=0), Run(repeat=1, machine={**MACHINE, "eke_source": "b"})]
+    variants, machines, _ = grouped(tmp_path, runs)
+    assert len(variants) == 1
+    assert machines[0].sources == ("a", "b")
+
+
+def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
+    runs = [
+        Run({"precision": "fp32"}),
+        Run({"precision": "bf16"}),
+        Run({"precision": "fp8", "attention": "flash3"}, outcome="refused", reason="no"),
+    ]
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == ["precision", "attention"]
+    assert variants[2].label == "precision=fp8 attention=flash3"
+    assert variants[0].factors == {"precision": "fp32", "attention": "sdpa"}
+
+
+def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):
+    runs = [Run(repeat=0), Run(repeat=1, outcome="oom", reason="full", speed=None, loss=None),
+            Run(repeat=2, outcome="not run"), Run({"precision": "bf16"})]  # fmt: skip
+    variants, _, _ = grouped(tmp_path, runs)
+    assert variants[0].outcomes == {"ok": 1, "oom": 1, "not run": 1}
+    assert len(variants) == 2
+
+
+def test_rows_have_their_names(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"})]
+    variants, _, _ = grouped(tmp_path, runs, rows=["baseline", "half"])
+    assert [v.label for v in variants] == ["baseline", "half"]
+
+
+def test_a_run_that_was_measured_again_counts_twice(tmp_path):
+    runs = [Run(speed=100.0), Run(speed=102.0)]
+    variants, _, _ = grouped(tmp_path, runs)
+    assert sorted(variants[0].sample("throughput.samples_per_s").values()) == [100.0, 102.0]
+
+
+def test_a_speed_that_neighbours_took_part_in_is_none(tmp_path):
+    variants, _, _ = grouped(tmp_path, [Run(shared=True)])
+    assert not variants[0].sample("throughput.samples_per_s")
+    assert variants[0].sample("memory.measured.peak_allocated_bytes")
+
+
+def test_numbers_that_are_none_are_absent(tmp_path):
+    odd = [float("nan"), float("inf"), 0.0, -1.0]
+    runs = [Run(repeat=n, speed=50.0, loss=value) for n, value in enumerate(odd)]
+    variants, _, _ = grouped(tmp_path, runs)
+    assert not variants[0].sample("loss.eval_final")
+
+
+def test_order_is_that_in_which_it_was_typed(tmp_path):
+    runs = [
+        Run({}, overrides=("precision=bf16", "memory=none")),
+        Run({"memory": "checkpointing", "precision": "bf16"},
+            overrides=("precision=bf16", "memory=checkpointing")),
+        Run({"precision": "bf16", "memory": "none"}, overrides=("precision=bf16", "memory=none")),
+    ]  # fmt: skip
+    assert grouped(tmp_path, runs)[2] == ["precision", "memory"]
