@@ -85,7 +85,7 @@ def test_a_file_is_read_as_it_is(tmp_path) -> None:
 def test_a_mistake_in_a_file(change, said, tmp_path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({**GOOD, **change}))
-    with pytest.raises(EkeError, match="mine.yaml: ") as caught:
+    with pytest.raises(EkeError, match=r"mine\.yaml: ") as caught:
         read_published(file)
     assert said in str(caught.value)
 
