@@ -84,7 +84,7 @@ def bare(folder: Path, runs: int) -> None:
 def planned(folder: Path, runs: int) -> list:
     """Cells of a sweep and their plans."""
     cells = expand([f"seed=range({runs})", "hardware=cpu", f"paths.runs={folder}"]).cells
-    made, plans = plan_cells([c.composed for c in cells], "bench", lambda *_: None)
+    made, plans = plan_cells(cells, "bench", lambda *_: None)
     return [made, make_jobs([str(n) for n in range(runs)], plans, {})]
 
 

@@ -40,8 +40,8 @@ def timed(work: Callable[[], object]) -> tuple[object, dict[str, float]]:
 def measure(overrides: list[str]) -> dict[str, object]:
     """Expansion with composition, then rules and plans."""
     expanded, composing = timed(lambda: expand([*overrides, "hardware=cpu", "plan_only=true"]))
-    composed = [cell.composed for cell in expanded.cells]  # type: ignore[attr-defined]
-    (cells, _), planning = timed(lambda: plan_cells(composed, "sweep", lambda done, of: None))
+    points = expanded.cells  # type: ignore[attr-defined]
+    (cells, _), planning = timed(lambda: plan_cells(points, "sweep", lambda done, of: None))
     refused = sum(cell.outcome == "refused" for cell in cells)
     return {
         "cells": len(cells), "refused": refused, "composing": composing, "planning": planning,

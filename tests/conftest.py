@@ -14,6 +14,8 @@ from live import Live
 from rank_server import RankServer, modules_of
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
+from eke.plan import Plan
+
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
 settings.register_profile("eke", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "eke"))
@@ -50,12 +52,12 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_plan() -> Callable[..., object]:
+def make_plan() -> Callable[..., Plan]:
     """Overrides -> Plan, checked, for this machine's CPU."""
     from eke.app import plan_for
     from eke.compose import compose
 
-    def make(*overrides: str, planning: bool = False) -> object:
+    def make(*overrides: str, planning: bool = False) -> Plan:
         return plan_for(compose([*overrides, "hardware=cpu"]), planning)
 
     return make
@@ -89,10 +91,8 @@ def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer
 
 
 @pytest.fixture
-def train_ranks(
-    make_plan: Callable[..., object], rank_server: RankServer, tmp_path: Path
-) -> Callable[..., Path]:
-    """Overrides -> the folder of a run that processes of its own trained to its end.
+def train_plan(rank_server: RankServer, tmp_path: Path) -> Callable[..., Path]:
+    """Plan -> the folder of a run that processes of its own have trained, to the end expected.
 
     What `python train.py` does, but for its own process and the agent's: see rank_server.py.
     """
@@ -101,8 +101,7 @@ def train_ranks(
     from eke.plan import write_plan
     from eke.record import read_attempts
 
-    def run(*overrides: str) -> Path:
-        plan = make_plan(*last_wins(*overrides))
+    def run(plan: Plan, outcome: str = "ok") -> Path:
         place = find_place(tmp_path / "runs", plan, rerun=False)
         assert place.record is None, place.note
         paths = place.paths
@@ -118,10 +117,19 @@ def train_ranks(
             )
             record = settle(paths, plan, next(filter(None, codes), 0), before)
         logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
-        assert (codes, record.outcome) == ([0] * plan.batch.world_size, "ok"), logs[-4000:]
+        assert record.outcome == outcome, logs[-4000:]
+        assert outcome != "ok" or codes == [0] * plan.batch.world_size, logs[-4000:]
         return paths.folder
 
     return run
+
+
+@pytest.fixture
+def train_ranks(
+    make_plan: Callable[..., Plan], train_plan: Callable[..., Path]
+) -> Callable[..., Path]:
+    """Overrides -> the folder of a run that was trained so."""
+    return lambda *overrides: train_plan(make_plan(*last_wins(*overrides)))
 
 
 @pytest.fixture

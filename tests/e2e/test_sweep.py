@@ -26,6 +26,8 @@ def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
     assert len(cells) == 6
     assert [c["outcome"] for c in cells] == ["ok"] * 3 + ["refused"] * 3
     assert all("precision=fp32" in c["reason"] for c in cells[3:]), "the fix is named"
+    assert [c["rule"] for c in cells] == [""] * 3 + ["tf32_needs_ampere"] * 3
+    assert {(c["row"], c["round"]) for c in cells} == {("", 0)}
     runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
     # adamw resolves to the fused implementation but is another option: three runs
     assert len(runs) == 3

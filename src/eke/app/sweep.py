@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from eke.app.planning import plan_for, weighed, without_cluster, without_pool
 from eke.app.talk import say
-from eke.compose import Arguments, Composed, Expanded, expand, launcher_of
+from eke.compose import Arguments, Expanded, SweepCell, expand, launcher_of
 from eke.errors import ConfigError, Problem
 from eke.forecast import is_open, known_forecast, traced_forecasts
 from eke.hardware import usable_cores
@@ -45,17 +45,22 @@ class Planned:
     paths: SweepPaths
     command: tuple[str, ...]
     """What was typed behind `train.py`."""
+    name: str
+    """Of the file in `sweeps/`; empty for a sweep that was typed."""
     cells: list[Cell]
-    rows: list[str]
-    """Name of each cell's row."""
     jobs: list[Job]
 
     def show(self, with_folder: bool = True) -> int:
         """Print what has become of the cells; returns the sweep's exit code."""
         records = {number: job.record for job in self.jobs for number in job.cells}
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
-        say(f"\n{render_cells(shown, self.rows)}" + (f"\n\n  {self.paths.sweep}" * with_folder))
+        rows = [cell.row for cell in self.cells]
+        say(f"\n{render_cells(shown, rows)}" + (f"\n\n  {self.paths.sweep}" * with_folder))
         return sweep_exit_code(self.cells)
+
+    def file(self) -> SweepFile:
+        """Its file, kept up to date while it runs."""
+        return SweepFile(self.paths, self.command, self.cells, self.name)
 
 
 def sweep(arguments: Arguments) -> int:
@@ -72,7 +77,8 @@ def sweep(arguments: Arguments) -> int:
         line.close()
         raise ConfigError(DETACHED_HERE)
     identity = sweep_id([cell.overrides for cell in expanded.cells])
-    cells, plans = plan_cells(composed, f"sweep-{identity}", line.planned, launcher == "slurm")
+    group = f"sweep-{identity}"
+    cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
     weigh_open_cells(cells, plans, line.traced)
     line.close()
     duplicates = merge_duplicates(plans)
@@ -80,15 +86,14 @@ def sweep(arguments: Arguments) -> int:
     idle = without_pool if launcher == "slurm" else without_cluster
     for text in idle(arguments.overrides):
         say(f"  warning: {text}")
-    rows = [cell.row for cell in expanded.cells]
-    labels = label_cells([cell.overrides for cell in expanded.cells], rows)
+    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     first = composed[0].config
     planned = Planned(
         identity,
         sweep_paths(first.paths.runs, identity),
         as_typed(arguments),
+        named(composed[0].choices),
         cells,
-        rows,
         make_jobs(labels, plans, duplicates),
     )
     if first.plan_only:
@@ -109,6 +114,12 @@ def as_typed(arguments: Arguments) -> tuple[str, ...]:
     return ("-m", *folder, *arguments.overrides)
 
 
+def named(choices: Mapping[str, str]) -> str:
+    """The named sweep; empty where everything that varies was typed."""
+    chosen = choices.get("sweep", "none")
+    return "" if chosen == "none" else chosen
+
+
 def run_here(planned: Planned, num_cpu_slots: int, runs_per_device: int) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
     devices = {
@@ -116,16 +127,14 @@ def run_here(planned: Planned, num_cpu_slots: int, runs_per_device: int) -> int:
         for kind in {job.kind for job in planned.jobs}
     }
     with open_board(len(planned.cells)) as board:
-        file = SweepFile(planned.paths, planned.command, planned.cells)
-        Pool(Books(planned.jobs, board, file), devices).run()
+        Pool(Books(planned.jobs, board, planned.file()), devices).run()
     return planned.show()
 
 
 def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
-    file = SweepFile(planned.paths, planned.command, planned.cells)
     with open_board(len(planned.cells)) as board:
-        books = Books(planned.jobs, board, file, place_in_cluster)
+        books = Books(planned.jobs, board, planned.file(), place_in_cluster)
         cluster = Cluster(books, planned.paths, planned.identity)
         cluster.submit()
         try:
@@ -159,7 +168,7 @@ def make_jobs(
 
 
 def plan_cells(
-    composed: Sequence[Composed],
+    expanded: Sequence[SweepCell],
     group: str,
     progress: Callable[[int, int], None],
     in_cluster: bool = False,
@@ -167,9 +176,10 @@ def plan_cells(
     """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
     cells: list[Cell] = []
     plans: list[Plan | None] = []
-    for each in composed:
+    for point in expanded:
+        each = point.composed
         each.config.tracker.group = each.config.tracker.group or group
-        cell, plan = Cell(each.overrides), None
+        cell, plan = Cell(each.overrides, row=point.row, round=each.config.repeat), None
         try:
             plan = plan_for(each, each.config.plan_only, in_cluster, refuse=True, trace=False)
             if in_cluster:
@@ -177,10 +187,10 @@ def plan_cells(
             cell.run_id = plan.run_id
         except ConfigError as error:
             plan = None
-            cell.outcome, cell.reason = Outcome.refused.name, error.short()
+            cell.refuse(error)
         cells.append(cell)
         plans.append(plan)
-        progress(len(cells), len(composed))
+        progress(len(cells), len(expanded))
     return cells, plans
 
 
@@ -203,9 +213,7 @@ def weigh_open_cells(
             plans[number] = weighed(plan, found=forecast)
         except ConfigError as error:
             plans[number] = None
-            cells[number].run_id = ""
-            cells[number].outcome = Outcome.refused.name
-            cells[number].reason = error.short()
+            cells[number].refuse(error)
 
 
 def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:

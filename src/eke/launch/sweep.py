@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from eke.errors import ConfigError
 from eke.files import write_json
 from eke.launch.job import Job
 from eke.paths import SweepPaths, user_path
@@ -31,6 +32,18 @@ class Cell:
     """Why it was refused, or how it failed."""
     reused: bool = False
     """Answered from the record of an earlier run."""
+    row: str = ""
+    """Name of its row in the sweep's definition; empty where there are none."""
+    round: int = 0
+    """Which repetition of its configuration it is: the key `repeat`."""
+    rule: str = ""
+    """The rule that refused it; empty when none did, or something without an identifier."""
+
+    def refuse(self, error: ConfigError) -> None:
+        """Mark it as a run that cannot be, with the first rule that says so."""
+        self.run_id = ""
+        self.outcome, self.reason = Outcome.refused.name, error.short()
+        self.rule = next((problem.rule for problem in error.problems if problem.rule), "")
 
     def take(self, job: Job) -> None:
         """What has become of its run."""
@@ -56,17 +69,21 @@ def sweep_paths(runs: str, identity: str) -> SweepPaths:
     return SweepPaths(user_path(runs) / f"sweep-{identity}")
 
 
-def write_sweep(paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
+def write_sweep(
+    paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
+) -> None:
     """Write sweep.json atomically.
 
     Args:
         paths: the sweep's files.
         command: what was typed behind `train.py`, so that `eke retry` can type it again.
         cells: all of them.
+        name: the option of the group `sweep`; empty for a sweep that was typed.
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
     content = {
         "schema_version": 1,
+        "name": name,
         "directory": os.getcwd(),
         "command": list(command),
         "cells": [asdict(c) for c in cells],
@@ -81,8 +98,10 @@ class SweepFile:
     thousand cells answered at once need not be a thousand files.
     """
 
-    def __init__(self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell]) -> None:
-        self.paths, self.command, self.cells = paths, command, cells
+    def __init__(
+        self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
+    ) -> None:
+        self.paths, self.command, self.cells, self.name = paths, command, cells, name
         self._is_current, self._written = False, 0.0
 
     def note(self, job: Job) -> None:
@@ -96,7 +115,7 @@ class SweepFile:
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
             return
-        write_sweep(self.paths, self.command, self.cells)
+        write_sweep(self.paths, self.command, self.cells, self.name)
         self._is_current, self._written = True, now
 
 

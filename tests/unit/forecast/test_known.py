@@ -127,7 +127,7 @@ def test_open_cells_of_a_sweep_are_traced_together(plan, asked) -> None:
     assert plans == [fits, None, None]
     assert [cell.outcome for cell in cells] == ["", "refused", "refused"]
     assert "needs at least" in cells[1].reason
-    assert cells[1].run_id == ""
+    assert (cells[1].run_id, cells[1].rule) == ("", "does_not_fit")
     assert cells[2].reason == "why"
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from eke.errors import ConfigError, Problem
 from eke.launch.sweep import (
     Cell,
     merge_duplicates,
@@ -29,14 +30,28 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
     assert paths.sweep == tmp_path / "runs" / "sweep-abc" / "sweep.json"
     cells = [
         Cell(CELLS[0], run_id="1", folder="runs/1", outcome="ok", reused=True),
-        Cell(CELLS[1], outcome="refused", reason="bf16_needs_ampere"),
+        Cell(CELLS[1], outcome="refused", reason="needs Ampere", row="fast", round=2),
     ]
-    write_sweep(paths, ["python", "train.py", "-m"], cells)
+    write_sweep(paths, ["python", "train.py", "-m"], cells, "precision_ladder")
     content = json.loads(paths.sweep.read_text())
     assert content["command"] == ["python", "train.py", "-m"]
     assert [c["overrides"] for c in content["cells"]] == [list(cell) for cell in CELLS]
     assert [c["outcome"] for c in content["cells"]] == ["ok", "refused"]
-    assert content["cells"][1]["reason"] == "bf16_needs_ampere"
+    assert content["cells"][1]["reason"] == "needs Ampere"
+    assert [(c["row"], c["round"]) for c in content["cells"]] == [("", 0), ("fast", 2)]
+    assert content["name"] == "precision_ladder"
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [(["bf16_needs_ampere"], "bf16_needs_ampere"), (["", "second", "third"], "second"), ([""], "")],
+    ids=["one", "the first that has one", "none"],
+)
+def test_a_refused_cell_keeps_its_rule(rules, kept) -> None:
+    cell = Cell(CELLS[0], run_id="1")
+    cell.refuse(ConfigError([Problem("precision", "bf16", "why", "", rule) for rule in rules]))
+    assert (cell.outcome, cell.rule, cell.run_id) == ("refused", kept, "")
+    assert "precision = bf16 why" in cell.reason
 
 
 def test_cells_that_are_the_same_run_are_merged(plan) -> None:

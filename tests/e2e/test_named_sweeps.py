@@ -1,0 +1,48 @@
+"""Every named sweep, small, from its file to the records of its runs."""
+
+import json
+
+import pytest
+from live import record_of
+from named_sweeps import FILES, planned
+
+from eke.check import RULES
+
+FASTER = ("experiment=small", "train.steps=4", "data.seq_len=32", "tracker=none", "sweep.repeats=1")
+"""The same models; what a step does, four show."""
+
+ENDS = {("demo", "diverges"): "diverged"}
+"""Cells that end in another way than ok, on purpose."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_every_cell_runs_or_is_refused_by_a_rule(name, train_plan) -> None:
+    cells, plans = planned(f"sweep={name}", *FASTER)
+    ids = {rule.id for rule in RULES}
+    done = set()
+    for cell, plan in zip(cells, plans, strict=True):
+        if plan is None:
+            assert cell.rule in ids, cell.reason
+            continue
+        if plan.run_id in done:
+            continue
+        done.add(plan.run_id)
+        record = record_of(train_plan(plan, ENDS.get((name, cell.row), "ok")))
+        assert record["config"]["model"]["family"] == plan.config.model.family
+    assert done, "not one of them runs here"
+
+
+@pytest.mark.slow
+def test_a_named_sweep_as_it_is_typed(train_py, tmp_path) -> None:
+    done = train_py("-m", "sweep=nvlink", *FASTER)
+    assert done.code == 0, done.text
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    content = json.loads(file.read_text())
+    assert content["name"] == "nvlink"
+    found = {cell["row"]: (cell["outcome"], cell["rule"]) for cell in content["cells"]}
+    assert found == {
+        "dp": ("refused", "dp_needs_two_gpus"),
+        "ddp": ("ok", ""),
+        "ddp_without_nvlink": ("ok", ""),
+    }
