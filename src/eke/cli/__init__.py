@@ -16,7 +16,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke schema FOLDER        JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
-  eke status DIR           how far the runs of a sweep are, here or in a cluster (--json)
+  eke status DIR           how far the runs of a sweep are, here or in a cluster
+                           (--live: as they go on; --json)
   eke logs DIR             the ends of the logs of what runs or failed (-f: as they grow)
   eke cancel DIR           asks runs to save and end; the same command continues them
   eke retry DIR            runs again what crashed, diverged or ran out of memory

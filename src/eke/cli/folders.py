@@ -55,7 +55,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def _status_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for machines")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="for machines")
+    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
 
 
 _JSON = ("label", "state", "step", "total", "loss", "where", "note")
@@ -63,6 +65,10 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note")
 
 def status(options: argparse.Namespace) -> int:
     """Print how far every run is."""
+    if options.live:
+        from eke.cli.live import watch  # 30 ms of rich, which a table does without
+
+        return watch(user_path(options.folder))
     standings = find_standings(user_path(options.folder))
     if options.json:
         plain = [

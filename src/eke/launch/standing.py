@@ -42,6 +42,13 @@ class Standing:
     """Why it failed, or what it waits for."""
     job: str = ""
     """SLURM's name of its job, if that is in the queue."""
+    step_s: float | None = None
+    """Seconds that the newest step took, of a run that is running."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step, by the newest step's time."""
+        return None if self.step_s is None else self.step_s * max(0, self.total - self.step)
 
     @property
     def is_active(self) -> bool:
@@ -103,11 +110,12 @@ def stand(
     total = total or _planned_steps(paths)
     seen = queue.get(job)
     if is_locked(paths.lock):
-        step, loss = _progress(paths)
+        step, loss, step_s = _progress(paths)
         where = f"{seen.node}, job {job}" if seen else holder(paths)
         return Standing(
-            paths, label, RUNNING, step or done, total, loss, where, job=job if seen else ""
-        )
+            paths, label, RUNNING, step or done, total, loss, where, job=job if seen else "",
+            step_s=step_s,
+        )  # fmt: skip
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
@@ -184,16 +192,19 @@ def _planned_steps(paths: RunPaths) -> int:
         return 0
 
 
-def _progress(paths: RunPaths) -> tuple[int, float | None]:
-    """The newest step and its loss."""
+def _progress(paths: RunPaths) -> tuple[int, float | None, float | None]:
+    """The newest step, its loss and its seconds."""
     try:
         with open(paths.metrics, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
-        return 0, None
+        return 0, None, None
     row = newest_step(lines)
     if row is None:
-        return 0, None
-    loss = row[metrics.LOSS]
-    return int(row[metrics.STEP]), loss if isinstance(loss, int | float) else None
+        return 0, None, None
+    loss, seconds = (
+        value if isinstance(value, int | float) else None
+        for value in (row[metrics.LOSS], row.get(metrics.STEP_TIME))
+    )
+    return int(row[metrics.STEP]), loss, seconds

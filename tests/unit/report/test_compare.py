@@ -271,3 +271,37 @@ def test_those_that_cannot_be_told_apart_are_named(tmp_path):
 )
 def test_with_little_there_is_little_to_say(tmp_path, runs, text):
     assert verdict(compared(tmp_path, runs))[0].startswith(text)
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def test_published_rows_stand_beside_ones_own_as_effects(tmp_path):
+    rows = {"baseline": {}, "fp16": {"precision": "fp16"}, "adafactor": {"optimizer": "adafactor"}}
+    speeds = {"baseline": 100.0, "fp16": 150.0, "adafactor": 80.0}
+    runs = [Run(choices, speed=speeds[row], repeat=r) for r in range(3)
+            for row, choices in rows.items()]  # fmt: skip
+    found = compare([make_sweep(tmp_path, runs, [*rows] * 3, name="guide_table")])
+    (table,) = found.machines[0].beside
+    assert table.table.source.startswith("https://huggingface.co/docs/transformers")
+    by_row = {row.row: row for row in table.rows}
+    assert by_row["fp16"].speed.value == pytest.approx(1.5)
+    assert by_row["fp16"].published_speed == pytest.approx(18.64 / 8.86)
+    assert by_row["adafactor"].published_memory == pytest.approx(12295 / 14949)
+
+
+@pytest.mark.parametrize("name", ["", "precision_ladder"])
+def test_other_sweeps_have_nothing_beside_them(tmp_path, name):
+    runs = [Run({}), Run({"precision": "fp16"})]
+    found = compare([make_sweep(tmp_path, runs, ["baseline", "fp16"], name=name)])
+    assert found.machines[0].beside == ()
+
+
+def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
+    runs = [Run({}), Run({"precision": "fp16"}), Run({"precision": "fp16"})]
+    sweep = make_sweep(tmp_path, runs, ["baseline", "half", "again"])
+    text = (sweep / "sweep.json").read_text().replace(f"{2:016x}", f"{1:016x}")
+    (sweep / "sweep.json").write_text(text)
+    found = compare([sweep])
+    assert [row.variant.label for row in found.rows] == ["baseline", "half = again"]
+    assert compare([sweep], baseline="again").machines[0].baseline.label == "half = again"

@@ -57,7 +57,7 @@ def choose(
 
 def _is_meant(variant: Variant, asked: str) -> bool:
     if "=" not in asked:
-        return variant.row == asked
+        return asked in variant.rows
     pairs = [part.partition("=")[::2] for part in asked.split(",")]
     return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eke.errors import ConfigError, Problem
 from eke.report.compare.baseline import choose
+from eke.report.compare.beside import Beside, beside
 from eke.report.compare.curves import Curve, curve_of
 from eke.report.compare.effects import Effect, Rung, alone, ladder, main_effects
 from eke.report.compare.front import pareto
@@ -60,6 +61,8 @@ class OneMachine:
     alone: tuple[tuple[Variant, str], ...] = ()
     """Variants that differ from the baseline in one factor."""
     ladder: tuple[Rung, ...] = ()
+    beside: tuple[Beside, ...] = ()
+    """What others have published of the same rows."""
     equal_time_s: float | None = None
     """Steps' time of the shortest run with a curve: losses are compared there."""
 
@@ -95,7 +98,7 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
     variants, machines, keys = group(gathered.entries)
     chosen, notes = choose(variants, machines, baseline, keys)
     shown = _factors_of(by, keys)
-    parts = [_on(m, chosen.get(m.letter), variants, shown, keys) for m in machines]
+    parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
     rows = {id(row.variant): row for _, found in parts for row in found}
     bare = [row if (row := rows.get(id(v))) else _bare(v) for v in variants]
     return Comparison(
@@ -116,6 +119,7 @@ def _on(
     variants: Sequence[Variant],
     shown: Sequence[str],
     keys: Sequence[str],
+    sweeps: Sequence[str],
 ) -> tuple[OneMachine, list[Row]]:
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
@@ -134,6 +138,7 @@ def _on(
         tuple(e for e in effects if e.factor in shown),
         tuple(alone(baseline, others)),
         tuple(ladder(baseline, others, EFFECTS)),
+        tuple(beside(sweeps, good)),
         moment,
     )
     return part, rows

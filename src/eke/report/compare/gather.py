@@ -35,6 +35,8 @@ class Entry:
     """None for a cell that never had one."""
     sweep: str = ""
     """Folder name of its sweep."""
+    also: tuple[str, ...] = ()
+    """Names of other rows that are the very same run."""
 
     @property
     def repeat(self) -> tuple[int, int]:
@@ -127,20 +129,27 @@ def _read_sweep(folder: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
-    for cell in cells:
-        if not isinstance(cell, dict):
-            continue
-        name = Path(cell.get("folder") or cell.get("run_id") or "")
-        # Beside the sweep's folder, wherever both have been moved to.
-        run = (sweep.parent / name.name).resolve() if name.name else None
+    plain = [cell for cell in cells if isinstance(cell, dict)]
+    runs = [_run_of(sweep, cell) for cell in plain]
+    rows: dict[Path, list[str]] = {}
+    for run, cell in zip(runs, plain, strict=True):
+        if run is not None and cell.get("row"):
+            rows.setdefault(run, []).append(str(cell["row"]))
+    for run, cell in zip(runs, plain, strict=True):
         if run is not None and run in seen:
             continue  # the very same run as an earlier cell, or one of another sweep
         if run is not None:
             seen.add(run)
-        yield _cell(sweep, cell, run)
+        yield _cell(sweep, cell, run, tuple(rows.get(run, [])[1:]) if run else ())
 
 
-def _cell(sweep: Path, cell: dict[str, Any], run: Path | None) -> Entry:
+def _run_of(sweep: Path, cell: dict[str, Any]) -> Path | None:
+    """A cell's run: beside the sweep's folder, wherever both have been moved to."""
+    name = Path(cell.get("folder") or cell.get("run_id") or "").name
+    return (sweep.parent / name).resolve() if name else None
+
+
+def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, ...] = ()) -> Entry:
     overrides = tuple(map(str, cell.get("overrides") or ()))
     row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
     outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
@@ -149,7 +158,7 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None) -> Entry:
         outcome, reason, record = _read(run)
     else:
         record = None
-    return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name)
+    return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
 
 
 def _alone(run: Path) -> Entry:

@@ -44,8 +44,14 @@ class Variant:
 
     @property
     def row(self) -> str:
-        """Name of the sweep definition's row."""
-        return next((entry.row for entry in self.entries if entry.row), "")
+        """Name of the sweep definition's first row that is this configuration."""
+        return next(iter(self.rows), "")
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of all rows that are this configuration."""
+        named = [name for entry in self.entries for name in (entry.row, *entry.also) if name]
+        return tuple(dict.fromkeys(named))
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -160,9 +166,9 @@ def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list
 
 
 def _label(members: Sequence[Entry], factors: Factors, defaults: Factors) -> str:
-    row = next((entry.row for entry in members if entry.row), "")
-    if row:
-        return row
+    rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
+    if rows:
+        return " = ".join(rows)
     told = [f"{key}={value}" for key, value in factors.items() if value]
     if told:
         return " ".join(told)

@@ -7,9 +7,10 @@ from enum import Enum
 from typing import Any
 
 from eke.report.compare import Comparison, OneMachine, Row
+from eke.report.compare.beside import PublishedRow
 from eke.report.compare.effects import Effect
 from eke.report.compare.gather import Entry
-from eke.report.compare.measures import MEASURES, measured
+from eke.report.compare.measures import MEASURES, PEAK, SAMPLES, measured
 from eke.report.compare.statistics import Ratio
 from eke.report.compare.verdict import verdict
 
@@ -81,7 +82,18 @@ def _machine(part: OneMachine) -> dict[str, Any]:
             }
             for rung in part.ladder
         ],
-    }
+        "beside": [
+            {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
+             "baseline": b.table.baseline, "rows": [_beside(row) for row in b.rows]}
+            for b in part.beside
+        ],
+    }  # fmt: skip
+
+
+def _beside(row: PublishedRow) -> dict[str, Any]:
+    own = {SAMPLES.key: row.speed, PEAK.key: row.memory}
+    published = {SAMPLES.key: row.published_speed, PEAK.key: row.published_memory}
+    return {"row": row.row, "ratios": _ratios(own), "published_ratios": published}
 
 
 def _effect(effect: Effect) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eke.report.compare import Comparison, OneMachine
+from eke.report.compare.beside import Beside
 from eke.report.compare.gather import NOT_RUN
 from eke.report.compare.measures import PEAK, SAMPLES, measured
 from eke.report.compare.statistics import Ratio
@@ -34,6 +35,7 @@ def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
     found = [_outcomes(comparison)]
     for part in comparison.machines:
         found += [_effects(comparison, part), _alone(comparison, part), _ladder(comparison, part)]
+        found += [_beside(each, comparison, part) for each in part.beside]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
@@ -126,6 +128,29 @@ def _ladder(comparison: Comparison, part: OneMachine) -> Section:
     ]  # fmt: skip
     head = ("cumulative", "adds", "x speed", "x memory")
     return Section(_title("One upon another", comparison, part), "", head, tuple(rows))
+
+
+def _beside(each: Beside, comparison: Comparison, part: OneMachine) -> Section:
+    rows = [
+        (row.row, _told(row.speed), _times(row.published_speed), _told(row.memory),
+         _times(row.published_memory))
+        for row in each.rows
+    ]  # fmt: skip
+    table = each.table
+    title = _title(f"Beside what others measured: {table.title}", comparison, part)
+    note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
+    head = (
+        f"row, times {table.baseline}",
+        "x speed here",
+        "published",
+        "x memory here",
+        "published",
+    )
+    return Section(title, note, head, tuple(rows))
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
 
 
 def _runs(comparison: Comparison) -> Section:

@@ -1,0 +1,146 @@
+"""`eke status --live DIR`: a running sweep as it goes on, from its files; whoever started it."""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from eke.launch.standing import NOT_STARTED, QUEUED, RUNNING, Standing, find_standings
+from eke.record import EXIT_OK, Outcome
+from eke.units import format_number, format_seconds
+
+LOOK_S = 1.0
+"""Between two looks at the files."""
+
+PLAIN_S = 30.0
+"""Between two lines where there is no terminal."""
+
+SLOW_FACTOR = 10.0
+"""A look may take this part of the time at most: a thousand runs on a slow disk are read seldom."""
+
+STYLES = {
+    RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
+    Outcome.skipped.name: "dim", NOT_STARTED: "dim",
+}  # fmt: skip
+"""All others went wrong."""
+
+
+def watch(
+    folder: Path,
+    look: Callable[[Path], list[Standing]] = find_standings,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Show how far every run is until none is queued or running; Ctrl-C ends the looking alone.
+
+    Args:
+        folder: a run, a sweep, or the folder of all runs.
+        look: reads the standings.
+        sleep: waits so many seconds.
+    """
+    try:
+        return (
+            _on_terminal(folder, look, sleep)
+            if sys.stdout.isatty()
+            else _plain(folder, look, sleep)
+        )
+    except KeyboardInterrupt:
+        return EXIT_OK
+
+
+def _on_terminal(
+    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+) -> int:
+    console = Console(highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            began = time.monotonic()
+            standings = look(folder)
+            height = shutil.get_terminal_size().lines
+            live.update(render(standings, height), refresh=True)
+            if not any(each.is_active for each in standings):
+                return EXIT_OK
+            sleep(max(LOOK_S, SLOW_FACTOR * (time.monotonic() - began)))
+
+
+def _plain(
+    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+) -> int:
+    """A line now and then, and one for each run that has ended."""
+    known: dict[Path, str] = {}
+    while True:
+        standings = look(folder)
+        for each in standings:
+            before = known.get(each.paths.folder)
+            if before in (RUNNING, QUEUED) and each.state not in (RUNNING, QUEUED):
+                sys.stdout.write(f"{each.state}: {each.label}\n")
+            known[each.paths.folder] = each.state
+        sys.stdout.write(f"{summary(standings)}\n")
+        sys.stdout.flush()
+        if not any(each.is_active for each in standings):
+            return EXIT_OK
+        sleep(PLAIN_S)
+
+
+def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
+    """A bar of the whole, the runs that run, then others as far as there is room."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("state", "", "step", "loss", "a step", "left", "what was typed"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    shared = set.intersection(*(set(s.label.split()) for s in standings))
+    if len(standings) == 1:
+        shared = set()
+    ordered = sorted(standings, key=_importance)
+    room = max(3, height - 6)
+    for each in ordered[:room]:
+        table.add_row(*_cells(each, shared), style=STYLES.get(each.state, "red"))
+    parts: list[RenderableType] = [_whole(standings), Text(summary(standings)), Text(), table]
+    if len(ordered) > room:
+        parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
+    return Group(*parts)
+
+
+def summary(standings: Sequence[Standing]) -> str:
+    """How many are where, and how long what runs will take."""
+    counts = Counter(each.state for each in standings)
+    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
+    longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
+    return f"{format_number(len(standings), 'run')}: {total}{longest}"
+
+
+def _whole(standings: Sequence[Standing]) -> RenderableType:
+    """Runs that are over, and the parts of those that run."""
+    over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
+    parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
+    return ProgressBar(total=len(standings), completed=over + parts, width=60)
+
+
+def _importance(each: Standing) -> tuple[int, bool]:
+    """What runs first, then what went wrong, then what is over, then what waits."""
+    if each.state == RUNNING:
+        return 0, False
+    if each.state not in STYLES:
+        return 1, False
+    return (2, False) if each.state == Outcome.ok.name else (3, each.state != QUEUED)
+
+
+def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:
+    bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=16)
+    label = " ".join(word for word in each.label.split() if word not in shared)
+    return (
+        Text(each.state),
+        bar if each.total else Text(),
+        Text(f"{each.step}/{each.total}" if each.total else ""),
+        Text("" if each.loss is None else f"{each.loss:.4f}"),
+        Text("" if each.step_s is None else format_seconds(each.step_s)),
+        Text("" if each.left_s is None else format_seconds(each.left_s)),
+        Text(label),
+    )

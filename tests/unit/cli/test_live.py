@@ -1,0 +1,83 @@
+"""`eke status --live`: what is shown, and when it ends."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from eke.cli import main
+from eke.cli.live import render, summary, watch
+from eke.launch.standing import Standing
+from eke.paths import RunPaths
+
+
+def standing(name, state, step=0, **more):
+    label = f"-m precision=bf16 seed={name}"
+    return Standing(RunPaths(Path(name)), label, state, step, 100, **more)
+
+
+def shown(standings, height=24):
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(render(standings, height))
+    return stream.getvalue()
+
+
+RUNS = [
+    standing("1", "ok", 100),
+    standing("2", "running", 40, loss=2.5, step_s=0.5),
+    standing("3", "oom", 3),
+    standing("4", "not started"),
+    standing("5", "running", 90, loss=None, step_s=None),
+]
+
+
+def test_what_runs_comes_first_then_what_went_wrong():
+    lines = [line for line in shown(RUNS).splitlines() if "seed=" in line]
+    assert [line.split()[0] for line in lines] == ["running", "running", "oom", "ok", "not"]
+    assert "40/100" in lines[0]
+    assert "2.5000" in lines[0]
+    assert "500 ms" in lines[0]
+    assert "30 s" in lines[0]
+    assert "precision=bf16" not in lines[0], "what all have says nothing"
+
+
+def test_a_line_counts_them_and_says_how_long():
+    assert summary(RUNS) == (
+        "5 runs: 2 running, 1 ok, 1 oom, 1 not started; what runs has 30 s left"
+    )
+
+
+def test_a_small_window_shows_what_runs_and_counts_the_rest():
+    text = shown(RUNS, height=9)
+    assert "... and 2 more" in text
+    assert text.count("running") == 3
+
+
+def test_it_ends_when_nothing_is_active(capsys):
+    looks = [RUNS, RUNS, [standing("2", "ok", 100), standing("5", "crashed", 95)]]
+    waited = []
+    code = watch(Path("runs"), lambda _: looks[len(waited)], waited.append)
+    assert code == 0
+    assert len(waited) == 2
+    out = capsys.readouterr().out
+    assert "ok: -m precision=bf16 seed=2\n" in out
+    assert "crashed: -m precision=bf16 seed=5\n" in out
+    assert out.splitlines()[-1].startswith("2 runs: 1 ok, 1 crashed")
+
+
+def test_ctrl_c_ends_the_looking_alone(capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    assert watch(Path("runs"), lambda _: RUNS, interrupt) == 0
+
+
+def test_where_there_is_no_run_that_is_said(tmp_path, capsys):
+    assert main(["status", "--live", str(tmp_path)]) == 2
+    assert "holds no run and no sweep" in capsys.readouterr().err
+
+
+def test_json_and_live_exclude_each_other(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["status", "--live", "--json", str(tmp_path)])
