@@ -14,7 +14,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from statistics import fmean, variance
+from functools import cache
+from statistics import fmean
 
 LEVEL = 0.95
 """Share of intervals that hold the true value."""
@@ -121,6 +122,13 @@ def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
     return decided
 
 
+def variance(values: Sequence[float]) -> float:
+    """Unbiased; in plain floats, a tenth of the time of the standard library's exact one."""
+    mean = fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+@cache
 def quantile(freedom: float) -> float:
     """Standard errors to either side of a mean, for LEVEL."""
     from scipy.special import stdtrit  # here: 0.1 s that `eke --help` does without
