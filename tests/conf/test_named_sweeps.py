@@ -37,6 +37,7 @@ def test_small_is_small_and_the_same_otherwise(name) -> None:
         assert choices == {**other.composed.choices, "experiment": "small"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_rows_differ(name) -> None:
     cells = [cell for cell in expanded(*command_of(name)[2:]) if cell.round == 0]

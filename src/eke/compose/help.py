@@ -14,13 +14,12 @@ usage: python train.py [-m] [group=option ...] [key=value ...]     (-m: several 
 _TAIL = """
 keys:   group.key=value, e.g. train.steps=100 optimizer.lr=1e-4 seed=1;  --cfg job shows them all
 flags:  -m, --config-dir FOLDER (your own options), --version, --hydra-help
+runs:   one folder each under paths.runs (./runs), named by the configuration's identity
 
   python train.py precision=bf16 optimizer=adafactor
   python train.py -m precision=fp32,bf16,fp16 seed=0,1
   python train.py experiment=smoke hardware=cpu
-  python train.py recipe=low_memory model=llama_1b plan_only=true
-
-Results: one folder per run under paths.runs (./runs), named by the configuration's identity."""
+  python train.py recipe=low_memory model=llama_1b plan_only=true"""
 
 
 def help_text(config_dir: Path | None = None) -> str:
