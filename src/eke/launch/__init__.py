@@ -7,6 +7,7 @@ from eke.launch.job import Job
 from eke.launch.live import place_of
 from eke.launch.nodes import Head, follow, this_task
 from eke.launch.pool import Pool, find_devices
+from eke.launch.probe import Probed, probe
 from eke.launch.ranks import (
     become_worker,
     check_started_ranks,
@@ -36,6 +37,7 @@ __all__ = [
     "Job",
     "Place",
     "Pool",
+    "Probed",
     "SweepFile",
     "become_worker",
     "check_started_ranks",
@@ -51,6 +53,7 @@ __all__ = [
     "my_rank",
     "open_board",
     "place_of",
+    "probe",
     "ranks_are_started",
     "run_single",
     "sweep_exit_code",
