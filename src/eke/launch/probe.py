@@ -116,11 +116,13 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
     A process that SIGKILL ended ran out of it, too: nobody else knows of these processes, and the
     kernel ends them first when the machine's memory is short.
     """
-    reason = record.failure.message if record.failure else record.outcome
+    reason, phase = record.outcome, ""
+    if record.failure:
+        reason, phase = record.failure.message, f" in {record.failure.phase}"
     if record.outcome == Outcome.ok.name:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
-        return Probed(False, reason)
+        return Probed(False, f"out of memory{phase}")
     dead = read_dead_rank(paths, record.attempt)
     killed = -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
     return Probed(False if killed else None, reason)
