@@ -1,6 +1,7 @@
 """batch=auto: which micro-batches there are, which of them is taken, and what is said about it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from eke.app.talk import say
@@ -16,9 +17,9 @@ from eke.forecast import (
     refuse_what_ran_out,
     room_for_a_batch,
 )
-from eke.launch import is_first, probe, ranks_are_started
+from eke.launch import Probed, find_devices, is_first, probe, probe_in_pool, ranks_are_started
 from eke.plan import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
-from eke.schema import Config
+from eke.schema import DEFAULT_PER_DEVICE, Config
 from eke.units import format_bytes
 
 BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
@@ -35,8 +36,8 @@ class Means:
     """Tries a plan out."""
     not_probed: str = "nothing runs while planning"
     """Why there is no probe."""
-    share: int = 1
-    """Runs that use a device at the same time."""
+    in_pool: bool = False
+    """Other runs of a sweep may use the device, or a CPU's memory, at the same time."""
     keep: bool = False
     """The run is to start: its choice is the one for all commands like it."""
 
@@ -96,7 +97,48 @@ def means_of_a_run(config: Config) -> Means:
     return Means(trace=True, probe=probe_aloud, keep=True)
 
 
-def probe_aloud(plan: Plan) -> Trial:
+def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
+    """What a run of a sweep may spend on its choice, before the first one starts.
+
+    Args:
+        config: of the run.
+        in_cluster: it will run on a node of a cluster, not here.
+    """
+    if config.plan_only:
+        return Means(in_pool=not in_cluster)
+    if in_cluster:
+        return Means(trace=True, not_probed="the cluster's nodes are not this machine", keep=True)
+    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
+
+
+def sharing(plan: Plan) -> int:
+    """Runs of a sweep that use the same device, or a CPU's memory, at the same time."""
+    launcher = plan.config.launcher
+    if plan.device.kind != "cpu":
+        return launcher.runs_per_device
+    return max(1, launcher.cpu_slots // plan.batch.world_size)
+
+
+def memory_asked_for(plan: Plan) -> int | None:
+    """Bytes for tensors of the host memory that a cluster is asked for; None where that is open."""
+    asked = plan.config.resources.memory
+    if asked is None or plan.device.kind != "cpu" or plan.device.memory_bytes is not None:
+        return None
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", asked.upper())
+    if found is None:
+        return None  # told when it is asked for
+    per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
+    return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
+
+
+def probe_cell(plan: Plan) -> Trial:
+    """Try a run of a sweep out, if its devices are free."""
+    launcher = plan.config.launcher
+    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
+    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
+
+
+def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
     """Try a plan out, and say so."""
     size = plan.batch.per_device
     say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
@@ -125,10 +167,17 @@ def choose_batch(
     Raises:
         ConfigError: the device's memory is not known, or not even the smallest one fits.
     """
-    capacity = room_for_a_batch(plan, means.share)
+    share = sharing(plan) if means.in_pool else 1
+    if share > 1:
+        means = replace(means, probe=None, not_probed="runs of this sweep share its device")
+    capacity = room_for_a_batch(plan, share)
+    if capacity is None:
+        capacity = memory_asked_for(plan)
     if capacity is None:
         why = f"needs to know the memory of {plan.device.name}, which nobody has said"
-        fix = "batch=fixed batch.per_device=8"
+        fix = f"batch=fixed batch.per_device={DEFAULT_PER_DEVICE}"
+        if plan.device.kind == "cpu":
+            fix = f"resources.memory=64G   (or {fix})"
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
     search = Search(plans, capacity, means.trace, means.probe)

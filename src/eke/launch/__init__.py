@@ -6,7 +6,7 @@ from eke.launch.folder import Place, claim, find_place
 from eke.launch.job import Job
 from eke.launch.live import place_of
 from eke.launch.nodes import Head, follow, this_task
-from eke.launch.pool import Pool, find_devices
+from eke.launch.pool import Pool, find_devices, probe_in_pool
 from eke.launch.probe import Probed, probe
 from eke.launch.ranks import (
     become_worker,
@@ -54,6 +54,7 @@ __all__ = [
     "open_board",
     "place_of",
     "probe",
+    "probe_in_pool",
     "ranks_are_started",
     "run_single",
     "sweep_exit_code",

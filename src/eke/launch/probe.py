@@ -4,6 +4,7 @@ import dataclasses
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +36,20 @@ class Probed:
     """Why it did not fit, or what else went wrong, in one line."""
 
 
-def probe(plan: Plan) -> Probed:
+Start = Callable[[Plan, Place], LiveRun]
+
+
+def start_here(plan: Plan, place: Place) -> LiveRun:
+    """Start the processes of a plan on whatever devices they see."""
+    return LiveRun(plan, place, plan.batch.world_size)
+
+
+def probe(plan: Plan, start: Start = start_here) -> Probed:
     """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
 
     Args:
         plan: of the run, with the micro-batch in question.
+        start: starts its processes.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop; no process is left.
@@ -56,7 +66,7 @@ def probe(plan: Plan) -> Probed:
         forward_signals(kill, kill, "stopping the probe") as heard,
     ):
         paths = RunPaths(Path(folder) / "run")
-        live = LiveRun(trial_of(plan), Place(paths, None, ""), plan.batch.world_size)
+        live = start(trial_of(plan), Place(paths, None, ""))
         running.append(live)
         deadline = time.monotonic() + LIMIT_S
         while not (live.is_over() or heard or time.monotonic() > deadline):
