@@ -88,7 +88,7 @@ def render_devices(rows: Sequence[OnDevice], per_device: int | None, target: int
         lines.append("  ".join(["", *cells]).rstrip())
     what = "with which even the highest forecast has room"
     if per_device is None:
-        what = "the largest that keeps the samples per step and certainly has room"
+        what = "the largest with room that keeps the samples per step"
     lines += ["", f"  {last}: {what}"]
     for row in rows:
         if row.reason:
