@@ -1,4 +1,4 @@
-"""`batch=auto` for real: probes that fit, run out of memory and are interrupted; no process is left.
+"""`batch=auto` for real: probes that fit, run out of memory and are interrupted.
 
 The machine's memory is declared smaller than it is, so that the forecast is tight; what a
 process may really have is limited by the system, and runs out there.
@@ -38,7 +38,7 @@ WORK = last_wins(
     "train.steps=2",
     "train.save_final=false",
 )
-"""Possible micro-batches are 1, 2, 31 and 62; a trace says 67, 624 and 1220 MiB of the last three."""
+"""Possible micro-batches are 1, 2, 31 and 62; traces: 67, 624 and 1220 MiB of the last three."""
 
 TIGHT = HOST + 630 * MIB
 """Between what is expected of 31 and its high end, 636 MiB."""

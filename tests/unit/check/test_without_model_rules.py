@@ -63,7 +63,7 @@ def test_a_plan_of_a_batch_that_does_not_divide_is_of_another(typed, asked, got)
 
 
 def test_beside_auto_what_was_typed_of_the_batch_is_not_kept() -> None:
-    """A micro-batch leaves nothing to choose; an accumulation is replaced by what the target has."""
+    """A micro-batch leaves nothing to choose; an accumulation follows from the target."""
     typed = light_plan("batch=auto", "batch.per_device=2", "data.num_samples=64")
     assert typed.config.batch.per_device is not None
     times = light_plan("batch=auto", "batch.accumulation=3", "data.num_samples=64").batch

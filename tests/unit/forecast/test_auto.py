@@ -32,7 +32,8 @@ def told(monkeypatch):
     """Memory in the size of the micro-batch: formulas are off by a half, traces by a tenth."""
 
     class Told:
-        traced: list[int] = []
+        def __init__(self) -> None:
+            self.traced: list[int] = []
 
         def script(self, plan, share: float):
             size = plan.batch.per_device
@@ -47,7 +48,6 @@ def told(monkeypatch):
             return self.script(plan, 0.1)
 
     told = Told()
-    told.traced = []
     monkeypatch.setattr(auto_module, "known_forecast", told.known)
     monkeypatch.setattr(auto_module, "traced_forecast", told.trace)
     return told
