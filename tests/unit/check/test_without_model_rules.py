@@ -66,7 +66,8 @@ def test_beside_auto_what_was_typed_of_the_batch_is_not_kept() -> None:
     """A micro-batch leaves nothing to choose; an accumulation follows from the target."""
     typed = light_plan("batch=auto", "batch.per_device=2", "data.num_samples=64")
     assert typed.config.batch.per_device is not None
-    times = light_plan("batch=auto", "batch.accumulation=3", "data.num_samples=64").batch
+    open_batch = ("batch=auto", "batch.per_device=null", "data.num_samples=64")
+    times = light_plan(*open_batch, "batch.accumulation=3").batch
     assert times.accumulation != 3
 
 
