@@ -216,6 +216,7 @@ RARE_OPTIONS = {
     "flex": 0.02,
     "cudagraphs": 0.02,  # refused on a CPU
     "eager": 0.04,
+    "auto": 0.1,  # of the group batch: it chooses nearly always the whole target
     "tf32": 0.05,  # refused on a CPU
     "dp": 0.02,  # refused on a CPU
     "fsdp": 0.1,
@@ -259,7 +260,10 @@ def draw_command(rng: Random, text: str) -> tuple[str, ...]:
     if groups["task"] == "seq2seq_lm" and groups["data"] in ("jsonl", "csv", "parquet", "hub"):
         typed += ["data.prompt=text", "data.response=more"]
     family = _family(groups["model"])
-    keys = {**ALWAYS, **FAMILY_SIZES[family], **_length(rng)}
+    always = dict(ALWAYS)
+    if groups.get("batch") == "auto" and rng.random() >= 1 / SELDOM:
+        del always["batch.per_device"]  # what it would choose
+    keys = {**always, **FAMILY_SIZES[family], **_length(rng)}
     typed += [f"{key}={draw(rng)}" for key, draw in keys.items()]
     for key, draw in _other_keys().items():
         if key not in keys and has_key(groups, key) and rng.random() < CHANCE:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import eke
+from eke.app.batching import Means, means_of_a_run
 from eke.app.forecasting import asks_for_all_devices, compare_on_all_devices, plan_text
 from eke.app.planning import plan_for, without_cluster
 from eke.app.sweep import plan_cells, sweep
@@ -97,12 +98,13 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         command = f"python train.py -m {' '.join(composed.overrides)}"
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
-        plan = plan_for(composed, planning=True)
+        plan = plan_for(composed, planning=True, means=Means(trace=trace))
         return say(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
     task = this_task()
     check_started_tasks("a run", composed.config.distributed.num_nodes)
+    means = means_of_a_run(composed.config)
     if task.count == 1:
-        return run_planned(plan_for(composed, planning=False))
+        return run_planned(plan_for(composed, planning=False, means=means))
     invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
     if task.node:
         for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
@@ -110,7 +112,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
         follow(invitation, task, composed.config.distributed.timeout_s)
         return EXIT_OK
     with Head(invitation, task) as head:
-        return run_planned(plan_for(composed, planning=False), head)
+        return run_planned(plan_for(composed, planning=False, means=means), head)
 
 
 def run_planned(plan: Plan, head: Head | None = None) -> int:
@@ -146,8 +148,10 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
         KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
-    plan = plan_for(composed, planning=composed.config.plan_only)
-    if composed.config.plan_only:
+    planning = composed.config.plan_only
+    means = Means() if planning else means_of_a_run(composed.config)
+    plan = plan_for(composed, planning=planning, means=means)
+    if planning:
         say(render_plan(plan))
         return None
     place = place_of(plan)

@@ -19,7 +19,7 @@ from eke.forecast import (
     traced_forecast,
 )
 from eke.hardware import DEVICES
-from eke.plan import Plan, plan_to_plain, render_plan
+from eke.plan import Plan, plan_to_plain, render_plan, samples_to_keep
 from eke.schema import Hardware
 
 ALL = "hardware=all"
@@ -110,9 +110,11 @@ def compare_on_all_devices(arguments: Arguments, *, as_json_text: bool = False) 
                 "memory_bytes": row.memory_bytes,
                 "memory": as_json(row.forecast) if row.forecast else None,
                 "largest_micro_batch": row.batch,
+                "per_device": row.per_device or None,
                 "refused": row.reason,
             }
             for row in rows
         ]
         return json.dumps(content, indent=2)
-    return render_devices(rows, composed.config.batch.per_device)
+    config = composed.config
+    return render_devices(rows, config.batch.per_device, samples_to_keep(config))

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eke.check import Facts, check
+from eke.app.batching import Means, choose_batch, permitted
+from eke.check import Facts
 from eke.compose import Composed
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
@@ -19,8 +20,8 @@ from eke.plan import Plan, make_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.schema import Config
 
-BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
-"""Rules that say of a lower bound what a forecast says of the whole."""
+PLANNING = Means()
+"""Of batch=auto where nothing is to start."""
 
 
 def plan_for(
@@ -29,6 +30,7 @@ def plan_for(
     in_cluster: bool = False,
     refuse: bool | None = None,
     trace: bool = True,
+    means: Means = PLANNING,
 ) -> Plan:
     """Check and plan one configuration.
 
@@ -38,6 +40,7 @@ def plan_for(
         in_cluster: it will run on a node of a cluster, not here.
         refuse: refuse what cannot fit into memory; None is whatever is to run.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        means: what batch=auto may spend on its choice.
 
     Raises:
         ConfigError: every rule it breaks.
@@ -46,7 +49,7 @@ def plan_for(
     if in_cluster:
         device, reason = device_of_nodes(composed.config, device)
     num_nodes = composed.config.distributed.num_nodes if in_cluster else machines_at_hand()
-    return plan_on(composed, device, reason, planning, refuse, num_nodes, trace)
+    return plan_on(composed, device, reason, planning, refuse, num_nodes, trace, means)
 
 
 def plan_on(
@@ -57,6 +60,7 @@ def plan_on(
     refuse: bool | None = None,
     num_nodes: int = 1,
     trace: bool = True,
+    means: Means = PLANNING,
 ) -> Plan:
     """Check and plan one configuration for a device.
 
@@ -68,22 +72,24 @@ def plan_on(
         refuse: refuse what cannot fit into memory; None is whatever is to run.
         num_nodes: machines that it can use.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        means: what batch=auto may spend on its choice.
 
     Raises:
         ConfigError: every rule it breaks.
     """
     config = resolve_model(composed.config, composed.overrides, planning)
     config = resolve_tokenizer(config)
-    refused, warned = check(Facts(config, device, planning, num_nodes))
     refuse = not planning if refuse is None else refuse
-    if not refuse or config.ignore_forecast:
-        # The forecast shows it, in more detail; or the user knows.
-        refused = [problem for problem in refused if problem.rule not in BY_SIZE]
-    if refused:
-        raise ConfigError(refused)
-    warnings = [f"{p.path} = {p.value}: {p.why} ({p.fix})" for p in warned]
-    plan = make_plan(config, composed.choices, composed.overrides, device, reason, warnings)
-    return weighed(plan, trace) if refuse else plan
+    # The forecast shows it, in more detail; or the user knows.
+    lenient = not refuse or config.ignore_forecast
+    allowed = permitted(Facts(config, device, planning, num_nodes), lenient)
+    first, seen_to_fit = allowed[0], False
+    plan = make_plan(
+        first.config, composed.choices, composed.overrides, device, reason, first.warnings
+    )
+    if config.batch.per_device is None:
+        plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
+    return weighed(plan, trace) if refuse and not seen_to_fit else plan
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eke.app.batching import means_of_a_cell
 from eke.app.planning import plan_for, weighed, without_cluster, without_pool
 from eke.app.talk import say
 from eke.compose import Arguments, Expanded, SweepCell, expand, launcher_of
@@ -181,7 +182,10 @@ def plan_cells(
         each.config.tracker.group = each.config.tracker.group or group
         cell, plan = Cell(each.overrides, row=point.row, round=each.config.repeat), None
         try:
-            plan = plan_for(each, each.config.plan_only, in_cluster, refuse=True, trace=False)
+            means = means_of_a_cell(each.config, in_cluster)
+            plan = plan_for(
+                each, each.config.plan_only, in_cluster, refuse=True, trace=False, means=means
+            )
             if in_cluster:
                 make_request(plan)
             cell.run_id = plan.run_id

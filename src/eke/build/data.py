@@ -9,11 +9,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.build.batches import Collator, MicroBatch, Order, StepSampler
+from eke.build.longest import LongestCollator, LongestSamples
 from eke.build.sources import is_ragged, open_split
 from eke.build.tasks import PackedSamples, TaskSamples
 from eke.plan import Plan
 from eke.schema import Packing, Synthetic
 from eke.sizes import DECODERS
+
+Samples = TaskSamples | PackedSamples | LongestSamples
 
 
 @dataclass
@@ -45,9 +48,9 @@ class Loading:
 class Data:
     """Samples of one run and how to load them."""
 
-    train: TaskSamples | PackedSamples
-    evaluation: TaskSamples | PackedSamples
-    collate: Collator
+    train: Samples
+    evaluation: Samples
+    collate: Collator | LongestCollator
     plan: Plan
     bytes_are_tokens: bool
     """A loss per token is a loss per byte (document separators counted as one byte)."""
@@ -116,7 +119,7 @@ class Data:
         return loader
 
     def _loader(
-        self, samples: TaskSamples | PackedSamples, batches: Any, persistent: bool = False
+        self, samples: Samples, batches: Any, persistent: bool = False
     ) -> "DataLoader[Any]":
         config = self.plan.config.dataloader
         return DataLoader(
@@ -145,20 +148,28 @@ def build_data(plan: Plan) -> Data:
     bidirectional = config.model.family not in DECODERS
     multiple = config.data.pad_to_multiple_of or 1
     causal = config.task.option == "causal_lm"
+    collate = Collator(
+        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+        pad=plan.vocabulary.pad,
+        multiple=multiple,
+        padding_free=config.data.packing is Packing.padding_free,
+    )
     return Data(
-        train=open_split(plan, evaluation=False),
-        evaluation=open_split(plan, evaluation=True),
-        collate=Collator(
-            needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
-            pad=plan.vocabulary.pad,
-            multiple=multiple,
-            padding_free=config.data.packing is Packing.padding_free,
-        ),
+        train=_open(plan, evaluation=False),
+        evaluation=_open(plan, evaluation=True),
+        collate=LongestCollator(collate, plan) if plan.probe else collate,
         plan=plan,
         bytes_are_tokens=not isinstance(config.data, Synthetic)
         and plan.vocabulary.is_bytes
         and (causal or config.task.option == "seq2seq_lm"),
     )
+
+
+def _open(plan: Plan, *, evaluation: bool) -> Samples:
+    """The samples of one split; for a trial of the memory the longest that there can be."""
+    if plan.probe:
+        return LongestSamples(plan, evaluation)
+    return open_split(plan, evaluation=evaluation)
 
 
 def load_tokenizer(plan: Plan) -> Any:

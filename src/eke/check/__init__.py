@@ -5,6 +5,7 @@ import dataclasses
 from eke.check.limits import find_limit_problems, with_defaults_for
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_attention import RULES as ATTENTION_RULES
+from eke.check.rules_auto import RULES as AUTO_RULES
 from eke.check.rules_compile import RULES as COMPILE_RULES
 from eke.check.rules_data import RULES as DATA_RULES
 from eke.check.rules_deepspeed import RULES as DEEPSPEED_RULES
@@ -30,6 +31,7 @@ from eke.errors import Problem
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *WORK_RULES,
+    *AUTO_RULES,
     *DATA_RULES,
     *PRECISION_RULES,
     *FLOAT8_RULES,
@@ -51,6 +53,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 __all__ = [
+    "AUTO_RULES",
     "RULES",
     "Facts",
     "Rule",

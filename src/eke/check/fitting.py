@@ -70,7 +70,7 @@ def _adafactor(facts: Facts) -> Iterator[Change]:
 
 def _all_gpus(facts: Facts) -> Iterator[Change]:
     config, count = facts.config, facts.device.count
-    contradicts = config.batch.target and config.batch.target % (config.batch.per_device * count)
+    contradicts = config.batch.target and config.batch.target % (config.batch.micro_batch * count)
     several = facts.device.kind == "cuda" and count > 1
     if several and config.optimizer.option not in FAILS_ON_PARTS and not contradicts:
         shared = replace(config, distributed=FSDP("fsdp", count))

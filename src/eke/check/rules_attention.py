@@ -293,12 +293,12 @@ FLASH_RULES = (
             _flash_package(f)
             and f.config.data.packing is Packing.on
             and _is_ragged(f)
-            and max(f.config.batch.per_device, f.config.batch.eval_per_device or 0) > 1
+            and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
         ),
         value=lambda f: f.config.data.packing.value,
         why=lambda f: (
             "transformers finds packed samples for FlashAttention in a batch of one row only; in "
-            f"one of {f.config.batch.per_device} they would see each other"
+            f"one of {f.config.batch.micro_batch} they would see each other"
         ),
         fix=lambda f: "data.packing=padding_free",
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",

@@ -35,7 +35,7 @@ def _state_fix(facts: Facts) -> str:
 def _embedded(facts: Facts) -> int:
     """Bytes of the first layer's input in one forward pass: in the weights' format."""
     config = facts.config
-    tokens = config.batch.per_device * config.data.seq_len
+    tokens = config.batch.micro_batch * config.data.seq_len
     return tokens * config.model.hidden_size * weight_bytes(config)
 
 
@@ -43,7 +43,7 @@ def _batch_fix(facts: Facts) -> str:
     """The same samples in smaller pieces; where one sample is too long, a shorter one."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
-    samples = free * config.batch.per_device // _embedded(facts)
+    samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
         return f"batch.per_device={1 << (samples.bit_length() - 1)}"
     tokens = free // (config.model.hidden_size * weight_bytes(config))
@@ -101,7 +101,7 @@ RULES = (
             f.device.memory_bytes is not None
             and held_bytes(f) <= f.device.memory_bytes < held_bytes(f) + _embedded(f)
         ),
-        value=lambda f: f.config.batch.per_device,
+        value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
             f"samples of {f.config.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
             f"their embeddings alone, on top of {format_bytes(held_bytes(f))} for weights, "

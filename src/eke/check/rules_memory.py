@@ -35,7 +35,7 @@ def _whole_backward(facts: Facts) -> bool:
 
 def _accumulates(batch: Batch, num_processes: int) -> bool:
     if batch.target is not None:
-        return batch.target > batch.per_device * num_processes
+        return batch.target > batch.micro_batch * num_processes
     return (batch.accumulation or 1) > 1
 
 

@@ -73,14 +73,14 @@ def _why(facts: Facts) -> str:
 
 
 def _tokens(facts: Facts) -> int:
-    return facts.config.batch.per_device * facts.config.data.seq_len
+    return facts.config.batch.micro_batch * facts.config.data.seq_len
 
 
 def _batch_fix(facts: Facts) -> str:
     """The nearest smaller batch that is aligned, or the smallest one there is."""
     config = facts.config
     step = _divisor(facts) // math.gcd(_divisor(facts), config.data.seq_len)
-    good = max(step, config.batch.per_device // step * step)
+    good = max(step, config.batch.micro_batch // step * step)
     target, together = config.batch.target, good * config.distributed.num_processes
     if target is not None and target % together:
         return f"batch.per_device={good} batch.target={_up(target, together)}"
@@ -96,10 +96,10 @@ RULES = (
         verdict=Verdict.no_benefit,
         path="batch.per_device",
         when=lambda f: _tokens(f) % _divisor(f) != 0,
-        value=lambda f: f.config.batch.per_device,
+        value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (
             f"{_why(f)} a micro-batch has {format_value(_tokens(f))} tokens "
-            f"({f.config.batch.per_device} x data.seq_len {f.config.data.seq_len})"
+            f"({f.config.batch.micro_batch} x data.seq_len {f.config.data.seq_len})"
         ),
         fix=_batch_fix,
         source=NVIDIA,

@@ -12,13 +12,14 @@ from eke.schema import SGD, Text
 
 def _step_samples(facts: Facts) -> int:
     """Samples of one forward pass over all devices."""
-    return facts.config.batch.per_device * facts.config.distributed.num_processes
+    return facts.config.batch.micro_batch * facts.config.distributed.num_processes
 
 
 def _contradicts(facts: Facts) -> bool:
     batch = facts.config.batch
     return (
-        batch.target is not None
+        batch.per_device is not None
+        and batch.target is not None
         and batch.accumulation is not None
         and batch.target != batch.accumulation * _step_samples(facts)
     )
@@ -31,6 +32,17 @@ def _does_not_divide(facts: Facts) -> bool:
         and batch.accumulation is None
         and _step_samples(facts) > 0
         and batch.target % _step_samples(facts) != 0
+    )
+
+
+def _multiple_of(facts: Facts) -> str:
+    """What a target has to be a multiple of."""
+    batch, processes = facts.config.batch, facts.config.distributed.num_processes
+    if batch.per_device is None:
+        return f"cannot be kept by batch=auto: it is not a multiple of the {processes} processes"
+    return (
+        f"is not a multiple of batch.per_device x processes = {batch.per_device} x {processes} = "
+        f"{_step_samples(facts)}"
     )
 
 
@@ -110,7 +122,7 @@ RULES = (
         value=lambda f: f.config.batch.target,
         why=lambda f: (
             f"is not batch.per_device x batch.accumulation x processes = "
-            f"{f.config.batch.per_device} x {f.config.batch.accumulation} x "
+            f"{f.config.batch.micro_batch} x {f.config.batch.accumulation} x "
             f"{f.config.distributed.num_processes} = "
             f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
         ),
@@ -123,10 +135,7 @@ RULES = (
         path="batch.target",
         when=_does_not_divide,
         value=lambda f: f.config.batch.target,
-        why=lambda f: (
-            f"is not a multiple of batch.per_device x processes = {f.config.batch.per_device} x "
-            f"{f.config.distributed.num_processes} = {_step_samples(f)}"
-        ),
+        why=_multiple_of,
         fix=lambda f: f"batch.target={_nearest_target(f)}",
         source=BATCH,
     ),

@@ -1,10 +1,12 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
 from eke.forecast.advice import Advice, advise, first_advice
+from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
 from eke.forecast.predict import forecast, highest_phase, verdict
-from eke.forecast.rule import DOES_NOT_FIT, refuse_what_cannot_fit
+from eke.forecast.rule import DOES_NOT_FIT, refuse_what_cannot_fit, refuse_what_ran_out
+from eke.forecast.seen import note_choice
 from eke.forecast.show import forecast_line, render_advice, render_forecast
 from eke.forecast.stored import advice_for, as_json, as_record, note_forecast, predicted
 from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
@@ -13,10 +15,14 @@ __all__ = [
     "DOES_NOT_FIT",
     "PHASES",
     "Advice",
+    "Chosen",
     "Forecast",
     "Method",
+    "Probe",
     "Range",
+    "Search",
     "Traced",
+    "Trial",
     "Verdict",
     "advice_for",
     "advise",
@@ -30,12 +36,15 @@ __all__ = [
     "is_open",
     "known_forecast",
     "largest_batch",
+    "note_choice",
     "note_forecast",
     "predicted",
     "refuse_what_cannot_fit",
+    "refuse_what_ran_out",
     "render_advice",
     "render_devices",
     "render_forecast",
+    "room_for_a_batch",
     "traced_forecast",
     "traced_forecasts",
     "verdict",

@@ -62,13 +62,23 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
 
 def key_of(plan: Plan) -> str:
     """32 hex digits: the same for plans that one trace answers."""
+    return digest_of(what_counts(plan))
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """32 hex digits."""
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
+
+
+def what_counts(plan: Plan) -> dict[str, Any]:
+    """All of a plan that its memory depends on, as JSON values."""
     plain = plan_to_plain(plan)
     config = {
         group: _counting(value, NO_MEMORY.get(group, ()))
         for group, value in plain["config"].items()
         if NO_MEMORY.get(group, ()) is not None
     }
-    content = {
+    return {
         "format": FORMAT,
         "config": config,
         "engine": plan.config.engine.option,
@@ -78,7 +88,6 @@ def key_of(plan: Plan) -> str:
         "deepspeed": plain["deepspeed"] is not None,
         "software": _software(),
     }
-    return hashlib.sha256(canonical(content).encode()).hexdigest()[:32]
 
 
 def _counting(value: Any, left_out: tuple[str, ...] | None) -> Any:

@@ -27,6 +27,8 @@ class OnDevice:
     """Largest micro-batch whose high forecast has room; 0 where none has."""
     reason: str = ""
     """Why it is refused."""
+    per_device: int = 0
+    """Micro-batch of the forecast: what was typed, or what batch=auto has chosen."""
 
 
 def largest_batch(plan: Plan) -> int:
@@ -56,7 +58,7 @@ def compare_devices(
     """
     rows = [
         OnDevice(option, plan.device.name, plan.device.memory_bytes, forecast(plan),
-                 largest_batch(plan))
+                 largest_batch(plan), per_device=plan.batch.per_device)
         for option, plan in plans.items()
     ]  # fmt: skip
     rows += [
@@ -66,17 +68,28 @@ def compare_devices(
     return sorted(rows, key=lambda row: row.memory_bytes or 0)
 
 
-def render_devices(rows: Sequence[OnDevice], per_device: int) -> str:
-    """One line a device, at most 80 columns."""
-    head = ("hardware", "GiB", "verdict", "expected", "of it", "largest micro-batch")
-    table = [head, *(_cells(row) for row in rows)]
+def render_devices(rows: Sequence[OnDevice], per_device: int | None, target: int) -> str:
+    """One line a device, at most 80 columns.
+
+    Args:
+        rows: as compared.
+        per_device: the micro-batch typed; None where batch=auto has chosen one for each device.
+        target: samples per optimizer step that batch=auto has kept.
+    """
+    last = "largest micro-batch" if per_device else "batch.per_device"
+    head = ("hardware", "GiB", "verdict", "expected", "of it", last)
+    table = [head, *(_cells(row, per_device is None) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    lines = [f"one device each, batch.per_device={per_device}", ""]
+    typed = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
+    lines = [f"one device each, {typed}", ""]
     for line in table:
         cells = [f"{line[0]:<{widths[0]}}", f"{line[1]:>{widths[1]}}", f"{line[2]:<{widths[2]}}"]
         cells += [f"{line[n]:>{widths[n]}}" for n in (3, 4, 5)]
         lines.append("  ".join(["", *cells]).rstrip())
-    lines += ["", "  largest micro-batch: with which even the highest forecast has room"]
+    what = "with which even the highest forecast has room"
+    if per_device is None:
+        what = "the largest with room that keeps the samples per step"
+    lines += ["", f"  {last}: {what}"]
     for row in rows:
         if row.reason:
             text = f"{row.option}: {row.reason}"
@@ -84,11 +97,13 @@ def render_devices(rows: Sequence[OnDevice], per_device: int) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: OnDevice) -> tuple[str, ...]:
+def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
     memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
     if row.forecast is None:
         return row.option, memory, "refused", "", "", ""
     peak = row.forecast.peak.expected
     share = f"{peak / row.memory_bytes:.0%}" if row.memory_bytes else ""
     batch = str(row.batch) if row.batch else "none"
+    if chosen:
+        batch = str(row.per_device) if row.forecast.verdict is Verdict.fits else "none"
     return row.option, memory, row.forecast.verdict.value, f"{peak / GIB:.1f} GiB", share, batch

@@ -45,6 +45,27 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     )
 
 
+def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
+    """Refuse a plan that ran out of memory when it was tried out.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+
+    Raises:
+        ConfigError: always, unless the user starts it in any case.
+    """
+    if plan.config.ignore_forecast:
+        return
+    why = (
+        f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected, and "
+        f"{_has(plan, found)}"
+    )
+    fix = f"{_fix(plan, found)}   ({ANYWAY} starts it all the same)"
+    size = str(plan.batch.per_device)
+    raise ConfigError(Problem("batch.per_device", size, why, fix, DOES_NOT_FIT))
+
+
 def _problem(plan: Plan, found: Forecast) -> Problem:
     why = (
         f"needs at least {format_bytes(found.peak.low)} of memory, "

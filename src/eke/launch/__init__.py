@@ -6,7 +6,8 @@ from eke.launch.folder import Place, claim, find_place
 from eke.launch.job import Job
 from eke.launch.live import place_of
 from eke.launch.nodes import Head, follow, this_task
-from eke.launch.pool import Pool, find_devices
+from eke.launch.pool import Pool, find_devices, probe_in_pool
+from eke.launch.probe import Probed, probe
 from eke.launch.ranks import (
     become_worker,
     check_started_ranks,
@@ -36,6 +37,7 @@ __all__ = [
     "Job",
     "Place",
     "Pool",
+    "Probed",
     "SweepFile",
     "become_worker",
     "check_started_ranks",
@@ -51,6 +53,8 @@ __all__ = [
     "my_rank",
     "open_board",
     "place_of",
+    "probe",
+    "probe_in_pool",
     "ranks_are_started",
     "run_single",
     "sweep_exit_code",

@@ -123,12 +123,17 @@ class Worker:
 
 
 @contextmanager
-def forward_signals(ask: Callable[[int], None], kill: Callable[[], None]) -> Iterator[list[int]]:
+def forward_signals(
+    ask: Callable[[int], None],
+    kill: Callable[[], None],
+    say: str = "stopping after this step; once more kills",
+) -> Iterator[list[int]]:
     """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
 
     Args:
         ask: hands the first signal on.
         kill: ends them at once.
+        say: what the user is told at the first one.
 
     Yields:
         The signals heard so far.
@@ -140,7 +145,7 @@ def forward_signals(ask: Callable[[int], None], kill: Callable[[], None]) -> Ite
         if len(heard) > 1:
             kill()
             return
-        sys.stderr.write("\nstopping after this step; once more kills\n")
+        sys.stderr.write(f"\n{say}\n")
         ask(number)
 
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}

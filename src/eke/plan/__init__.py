@@ -1,6 +1,7 @@
 """The plan: what will be run, decided and explained before anything heavy is imported."""
 
-from eke.plan.make import make_plan, replan
+from eke.plan.batches import possible_batches, samples_to_keep
+from eke.plan.make import make_plan, replan, with_batch
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.show import render_plan
@@ -16,11 +17,14 @@ __all__ = [
     "make_plan",
     "outline_record",
     "plan_to_plain",
+    "possible_batches",
     "read_plan",
     "remove_swap",
     "render_plan",
     "replan",
+    "samples_to_keep",
     "swap_files",
     "swap_folder",
+    "with_batch",
     "write_plan",
 ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from eke.errors import ConfigError, Problem
 from eke.hardware import Device, machine_fingerprint
 from eke.identity import run_id
+from eke.plan.batches import plan_batch, smaller_batch
 from eke.plan.deepspeed import STAGES, Settings, deepspeed_settings
 from eke.plan.ds_config import merge_user_settings, read_user_settings
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
@@ -71,19 +72,16 @@ def make_plan(
         ConfigError: the data holds too little for one sample or one step.
     """
     decisions = [Decision("hardware", device.name, device_reason)]
-    batch = _plan_batch(config, decisions)
+    batch = plan_batch(config, decisions)
     data = plan_data(config, decisions)
     steps = _plan_steps(config, batch, data, decisions)
     compute = _plan_compute(config, device, decisions)
     _plan_peft(config, decisions)
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
-    resolved = _resolved(config, batch, steps, compute) | _plan_rank(config, decisions)
-    if theirs is not None:
-        resolved["distributed.deepspeed_config"] = theirs  # its content counts, not its place
-    identity = run_id(make_converter().unstructure(config), resolved, data.fingerprint)
+    resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
     return Plan(
-        run_id=identity,
+        run_id=run_id(make_converter().unstructure(config), resolved, data.fingerprint),
         name=" ".join(overrides) or "defaults",
         config=config,
         choices=dict(choices),
@@ -114,7 +112,7 @@ def replan(plan: Plan, config: Config) -> Plan:
         ConfigError: the user's DeepSpeed configuration contradicts it.
     """
     notes: list[Decision] = []
-    batch = _plan_batch(config, notes)
+    batch = plan_batch(config, notes)
     theirs = read_user_settings(config)
     deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, notes)
     return replace(
@@ -127,13 +125,51 @@ def replan(plan: Plan, config: Config) -> Plan:
     )
 
 
+def with_batch(
+    plan: Plan, config: Config, reasons: Sequence[Decision], warnings: Sequence[str]
+) -> Plan:
+    """The same run cut into other micro-batches: what `make_plan` makes of that configuration.
+
+    Args:
+        plan: as made.
+        config: the same but for how many micro-batches its samples per step are cut into.
+        reasons: why they are cut so.
+        warnings: findings of the rules about it.
+
+    Raises:
+        ConfigError: the user's DeepSpeed configuration contradicts it.
+    """
+    own: list[Decision] = []
+    batch = plan_batch(config, own)
+    theirs = read_user_settings(config)
+    deepspeed, hints = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    resolved = _resolved(config, batch, plan.steps, plan.compute, theirs) | _plan_rank(config, [])
+    first, *others = plan.decisions
+    made = {decision.key for decision in own}
+    kept = [decision for decision in others if decision.key not in made]
+    return replace(
+        plan,
+        run_id=run_id(make_converter().unstructure(config), resolved, plan.data_fingerprint),
+        config=config,
+        batch=batch,
+        decisions=(first, *reasons, *own, *kept),
+        warnings=(*warnings, *hints),
+        deepspeed=deepspeed,
+    )
+
+
 def _resolved(
-    config: Config, batch: BatchPlan, steps: StepPlan, compute: ComputePlan
+    config: Config,
+    batch: BatchPlan,
+    steps: StepPlan,
+    compute: ComputePlan,
+    theirs: Settings | None,
 ) -> dict[str, object]:
     """Answers to what the configuration leaves open, and None for how they were asked."""
     answers: dict[str, object] = {
         "train.steps": steps.total,
         "train.epochs": None,
+        "batch.per_device": batch.per_device,
         "batch.accumulation": batch.accumulation,
         "batch.target": None,
         "batch.eval_per_device": batch.eval_per_device,
@@ -153,31 +189,12 @@ def _resolved(
         answers |= {"model.name_or_path": None, "model.revision": None}
     if adapted := adapted_layers(config):
         answers["peft.target_modules"] = list(adapted)
+    if theirs is not None:
+        answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
     for place in PLACES:
         if hasattr(config.data, place):
             answers[f"data.{place}"] = None
     return answers
-
-
-def _plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
-    batch, count = config.batch, config.distributed.num_processes
-    alone = config.distributed.option == "dp"  # one process, and all devices are its own
-    unit = "devices" if alone else "processes"
-    accumulation = batch.accumulation or 1
-    if batch.target is not None:
-        accumulation = batch.target // (batch.per_device * count)
-        reason = f"batch.target {batch.target} / ({batch.per_device} x {count} {unit})"
-        decisions.append(Decision("batch.accumulation", str(accumulation), reason))
-    plan = BatchPlan(
-        per_device=batch.per_device,
-        accumulation=accumulation,
-        world_size=1 if alone else count,
-        eval_per_device=batch.eval_per_device or batch.per_device,
-        devices=count if alone else 1,
-    )
-    reason = f"{batch.per_device} per device x {accumulation} accumulated x {count} {unit}"
-    decisions.append(Decision("samples per step", str(plan.samples_per_step), reason))
-    return plan
 
 
 def _plan_steps(
@@ -215,8 +232,9 @@ def _impossible_lengths(
             f"makes steps of {batch.samples_per_step} samples; there are {num_samples} to train "
             "on, and no step has a sample twice"
         )
-        fix = _smaller_batch(config, batch, num_samples)
-        problems.append(Problem("batch.per_device", str(batch.per_device), why, fix))
+        fix = smaller_batch(config, batch, num_samples)
+        key = "per_device" if config.batch.target is None else "target"
+        problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
     if total > MAX_STEPS:
         why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
         problems.append(Problem("train.epochs", f"{config.train.epochs:g}", why, "train.epochs=1"))
@@ -225,23 +243,6 @@ def _impossible_lengths(
         fix = f"schedule.warmup_steps={total // 10}"
         problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
     return problems
-
-
-def _smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> str:
-    """The largest batch of which there is a whole one."""
-    count = batch.world_size * batch.devices
-    unit = batch.per_device * count
-    if unit <= num_samples:
-        key = "target" if config.batch.target is not None else "accumulation"
-        pieces = num_samples // unit
-        return f"batch.{key}={pieces * unit if key == 'target' else pieces}"
-    fixes = [f"batch.per_device={max(1, num_samples // count)}"]
-    fixes += [
-        f"batch.{key}=null"
-        for key in ("accumulation", "target")
-        if getattr(config.batch, key) is not None
-    ]
-    return " ".join(fixes)
 
 
 def _plan_deepspeed(

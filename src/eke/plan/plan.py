@@ -119,6 +119,8 @@ class Plan:
     """Key of the prepared tokens in the cache folder; empty where there are none."""
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
+    probe: bool = False
+    """Not the run but a trial of its memory: two steps of the longest samples, from no data."""
 
     @property
     def processes_per_node(self) -> int:

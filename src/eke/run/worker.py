@@ -14,7 +14,7 @@ from eke.errors import EkeError
 from eke.paths import RANK, RunPaths
 from eke.plan import Plan, read_plan
 from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
-from eke.run.process import resident_bytes
+from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
 
@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> int:
 def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train alone, or as the rank that writes."""
     plan = read_plan(paths)
+    if plan.probe:
+        end_first()
     number = start_attempt(paths, plan.machine)
     metrics.seal(paths.metrics)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
@@ -77,6 +79,8 @@ def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     from eke.run.ranks import choose_transport, join_ranks
 
     plan = wait_for_plan(paths)
+    if plan.probe:
+        end_first()
     choose_transport(plan.config.distributed.p2p)
     ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
     number = ranks.tell(None)

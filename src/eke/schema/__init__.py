@@ -44,6 +44,7 @@ from eke.schema.surroundings import Hardware, Launcher, Paths, Tracker, TrackerM
 from eke.schema.sweep import Sweep
 from eke.schema.switch import Switch
 from eke.schema.work import (
+    DEFAULT_PER_DEVICE,
     MAX_STEPS,
     Batch,
     Data,
@@ -63,6 +64,7 @@ from eke.schema.work import (
 )
 
 __all__ = [
+    "DEFAULT_PER_DEVICE",
     "FSDP",
     "MAX_STEPS",
     "SCHEMA_VERSION",

@@ -8,6 +8,9 @@ from eke.schema.limits import above, at_least, between
 MAX_STEPS = 10**9
 """Optimizer steps of a run: at 1 ms each, more than eleven days."""
 
+DEFAULT_PER_DEVICE = 8
+"""Samples of a micro-batch of batch=fixed."""
+
 
 class Lengths(Enum):
     """Distribution of sequence lengths in synthetic data."""
@@ -184,14 +187,21 @@ class Batch:
 
     option: str = "fixed"
     """The option chosen; set by the option's file."""
-    per_device: int = field(default=8, metadata=at_least(1))
-    """Samples per device and forward pass (micro-batch)."""
+    per_device: int | None = field(default=DEFAULT_PER_DEVICE, metadata=at_least(1))
+    """Samples per device and forward pass (micro-batch); null is the largest that fits, which
+    batch=auto chooses."""
     accumulation: int | None = field(default=None, metadata=at_least(1))
     """Forward passes per optimizer step; null is derived from `target`, else 1."""
     target: int | None = field(default=None, metadata=at_least(1))
-    """Samples per optimizer step on all devices; null: per_device x accumulation x processes."""
+    """Samples per optimizer step on all devices; null: per_device x accumulation x processes, for
+    batch=auto 8 x processes."""
     eval_per_device: int | None = field(default=None, metadata=at_least(1))
     """Samples per device in evaluation; null is per_device."""
+
+    @property
+    def micro_batch(self) -> int:
+        """`per_device`, and 1 where it is still to be chosen."""
+        return self.per_device or 1
 
 
 @dataclass

@@ -97,7 +97,7 @@ def _part(config: Config, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _adds_up_whole(config: Config) -> bool:
     """Whether gradients of several micro-batches add up before they are shared out."""
     sharing, batch = config.distributed, config.batch
-    per_round = batch.per_device * sharing.num_processes
+    per_round = batch.micro_batch * sharing.num_processes
     accumulation = batch.target // per_round if batch.target else batch.accumulation or 1
     return isinstance(sharing, FSDP) and sharing.exchange is Exchange.last and accumulation > 1
 

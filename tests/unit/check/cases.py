@@ -144,6 +144,8 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "stretching_needs_long_positions": (("model.rope_scaling_factor=8",), CPU),
     "batch_contradiction": (("batch.target=32", "batch.accumulation=2"), CPU),
     "target_is_multiple": (("batch.target=12",), CPU),
+    "auto_chooses_micro_batch": (("batch=auto", "batch.per_device=4"), CPU),
+    "auto_derives_accumulation": (("batch=auto", "batch.accumulation=3"), CPU),
     "steps_or_epochs": (("train.steps=5", "train.epochs=1"), CPU),
     "warmup_within_run": (("train.steps=5", "schedule.warmup_steps=6"), CPU),
     "nesterov_needs_momentum": (

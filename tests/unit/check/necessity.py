@@ -86,6 +86,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.wrong, MODEL): {
         "batch_contradiction": "test_a_plan_of_a_batch_that_does_not_divide_is_of_another",
         "target_is_multiple": "test_a_plan_of_a_batch_that_does_not_divide_is_of_another",
+        "auto_chooses_micro_batch": "test_beside_auto_what_was_typed_of_the_batch_is_not_kept",
+        "auto_derives_accumulation": "test_beside_auto_what_was_typed_of_the_batch_is_not_kept",
         "steps_or_epochs": "test_of_steps_and_epochs_the_plan_would_take_one",
         "warmup_within_run": "test_a_warmup_longer_than_the_run_never_reaches_the_peak",
         "too_short_to_time": "test_a_run_of_warmup_steps_alone_has_no_speed",

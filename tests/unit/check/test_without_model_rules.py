@@ -62,6 +62,15 @@ def test_a_plan_of_a_batch_that_does_not_divide_is_of_another(typed, asked, got)
     assert (found or batch.accumulation) == got != asked
 
 
+def test_beside_auto_what_was_typed_of_the_batch_is_not_kept() -> None:
+    """A micro-batch leaves nothing to choose; an accumulation follows from the target."""
+    typed = light_plan("batch=auto", "batch.per_device=2", "data.num_samples=64")
+    assert typed.config.batch.per_device is not None
+    open_batch = ("batch=auto", "batch.per_device=null", "data.num_samples=64")
+    times = light_plan(*open_batch, "batch.accumulation=3").batch
+    assert times.accumulation != 3
+
+
 def test_of_steps_and_epochs_the_plan_would_take_one() -> None:
     assert light_plan("train.steps=5", "train.epochs=1").steps.total == 4  # 16 samples / 4
 

@@ -125,7 +125,7 @@ IMPOSSIBLE = {
         "batch.per_device",
         "65 samples",
     ),
-    "target larger than the data": (("batch.target=72",), "batch.per_device", "72 samples"),
+    "target larger than the data": (("batch.target=72",), "batch.target", "72 samples"),
     "too many steps": (("train.epochs=1e300", "train.steps=null"), "train.epochs", "is the most"),
 }
 """What only the size of the data makes impossible: overrides, key path of the problem, reason."""

@@ -43,7 +43,8 @@ KEYS: tuple[Row, ...] = (
     ("gradient_accumulation_steps grad_accum accumulate_grad_batches",
      f"{HF}; eke's is batch.accumulation", "batch.accumulation={value}"),
     ("auto_find_batch_size",
-     f"(trying batch sizes until one fits) {LATER}; say one", "batch.per_device=8"),
+     f"{HF}; eke's is batch=auto, which decides before training", "batch=auto",
+     {"false": "batch=fixed"}),
     # optimizer and schedule
     ("optim optimizer_name optimizer.name",
      "is the Hugging Face Trainer's name; eke's is optimizer", "optimizer={value}"),

@@ -2,5 +2,6 @@
 
 from eke.launch.pool.devices import find_devices
 from eke.launch.pool.dispatch import Pool
+from eke.launch.pool.probe import probe_in_pool
 
-__all__ = ["Pool", "find_devices"]
+__all__ = ["Pool", "find_devices", "probe_in_pool"]

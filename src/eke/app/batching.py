@@ -1,0 +1,235 @@
+"""batch=auto: which micro-batches there are, which of them is taken, and what is said about it."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from eke.app.talk import say
+from eke.check import Facts, check
+from eke.errors import ConfigError, Problem
+from eke.forecast import (
+    Chosen,
+    Method,
+    Probe,
+    Search,
+    Trial,
+    note_choice,
+    refuse_what_ran_out,
+    room_for_a_batch,
+)
+from eke.launch import Probed, find_devices, is_first, probe, probe_in_pool, ranks_are_started
+from eke.plan import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
+from eke.schema import DEFAULT_PER_DEVICE, Config
+from eke.units import format_bytes
+
+BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
+"""Rules that say of a lower bound what a forecast says of the whole."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What may be spent on the choice."""
+
+    trace: bool = False
+    """Seconds on traces where formulas cannot tell."""
+    probe: Probe | None = None
+    """Tries a plan out."""
+    not_probed: str = "nothing runs while planning"
+    """Why there is no probe."""
+    in_pool: bool = False
+    """Other runs of a sweep may use the device, or a CPU's memory, at the same time."""
+    keep: bool = False
+    """The run is to start: its choice is the one for all commands like it."""
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """A configuration that no rule refuses."""
+
+    config: Config
+    warnings: tuple[str, ...]
+
+
+def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
+    """The configuration, or with batch=auto each of its micro-batches, that no rule refuses.
+
+    Args:
+        facts: the configuration and its device.
+        lenient: whether rules about its size are left to the forecast.
+
+    Raises:
+        ConfigError: every rule it breaks.
+    """
+    refused, found = _checked(facts, lenient)
+    if facts.config.batch.per_device is not None:
+        if refused:
+            raise ConfigError(refused)
+        return [found]
+    if any(problem.path.startswith("batch.") for problem in refused):
+        raise ConfigError(refused)  # about what is to be kept, or one sample is too large
+    tried = [
+        _checked(replace(facts, config=each), lenient) for each in possible_batches(facts.config)
+    ]
+    allowed = [each for refused, each in tried if not refused]
+    if not allowed:
+        raise ConfigError(min((refused for refused, _ in tried), key=len))
+    return allowed
+
+
+def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
+    refused, warned = check(facts)
+    if lenient:
+        refused = [problem for problem in refused if problem.rule not in BY_SIZE]
+    warnings = tuple(f"{p.path} = {p.value}: {p.why} ({p.fix})" for p in warned)
+    return refused, Permitted(facts.config, warnings)
+
+
+def means_of_a_run(config: Config) -> Means:
+    """What a single run may spend that is to start on this machine.
+
+    Processes that somebody else has started each make the plan, and have to come to the same.
+    """
+    if ranks_are_started():
+        why = "processes that another launcher has started are not tried out"
+        return Means(not_probed=why, keep=is_first())
+    if config.distributed.num_nodes > 1:
+        return Means(trace=True, not_probed="it has several machines", keep=True)
+    return Means(trace=True, probe=probe_aloud, keep=True)
+
+
+def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
+    """What a run of a sweep may spend on its choice, before the first one starts.
+
+    Args:
+        config: of the run.
+        in_cluster: it will run on a node of a cluster, not here.
+    """
+    if config.plan_only:
+        return Means(in_pool=not in_cluster)
+    if in_cluster:
+        return Means(trace=True, not_probed="the cluster's nodes are not this machine", keep=True)
+    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
+
+
+def sharing(plan: Plan) -> int:
+    """Runs of a sweep that use the same device, or a CPU's memory, at the same time."""
+    launcher = plan.config.launcher
+    if plan.device.kind != "cpu":
+        return launcher.runs_per_device
+    return max(1, launcher.cpu_slots // plan.batch.world_size)
+
+
+def memory_asked_for(plan: Plan) -> int | None:
+    """Bytes for tensors of the host memory that a cluster is asked for; None where that is open."""
+    asked = plan.config.resources.memory
+    if asked is None or plan.device.kind != "cpu" or plan.device.memory_bytes is not None:
+        return None
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", asked.upper())
+    if found is None:
+        return None  # told when it is asked for
+    per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
+    return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
+
+
+def probe_cell(plan: Plan) -> Trial:
+    """Try a run of a sweep out, if its devices are free."""
+    launcher = plan.config.launcher
+    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
+    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
+
+
+def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
+    """Try a plan out, and say so."""
+    size = plan.batch.per_device
+    say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
+    found = probe(plan)
+    if found.fits is None:
+        say(f"  the probe says nothing: {found.reason}")
+        return Trial.unknown
+    say(f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}")
+    return Trial.fits if found.fits else Trial.fails
+
+
+def choose_batch(
+    plan: Plan, allowed: Sequence[Permitted], means: Means, target_given: bool
+) -> tuple[Plan, bool]:
+    """The plan with the largest micro-batch that fits.
+
+    Args:
+        plan: with the first of the configurations.
+        allowed: the same configuration with each micro-batch, the smallest first.
+        means: what may be spent.
+        target_given: somebody has said how many samples a step has.
+
+    Returns:
+        The plan, and whether it was seen to fit, so that no forecast need warn.
+
+    Raises:
+        ConfigError: the device's memory is not known, or not even the smallest one fits.
+    """
+    share = sharing(plan) if means.in_pool else 1
+    if share > 1:
+        means = replace(means, probe=None, not_probed="runs of this sweep share its device")
+    capacity = room_for_a_batch(plan, share)
+    if capacity is None:
+        capacity = memory_asked_for(plan)
+    if capacity is None:
+        why = f"needs to know the memory of {plan.device.name}, which nobody has said"
+        fix = f"batch=fixed batch.per_device={DEFAULT_PER_DEVICE}"
+        if plan.device.kind == "cpu":
+            fix = f"resources.memory=64G   (or {fix})"
+        raise ConfigError(Problem("batch", "auto", why, fix))
+    plans = [replan(plan, each.config) for each in allowed]
+    search = Search(plans, capacity, means.trace, means.probe)
+    chosen = search.run()
+    taken = allowed[chosen.number]
+    reasons = _reasons(plan, chosen, plans, capacity, means)
+    if not target_given:
+        why = "as many samples per step as batch=fixed has"
+        reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
+    cut = with_batch(plan, taken.config, reasons, taken.warnings)
+    if chosen.fails:
+        refuse_what_ran_out(cut, chosen.forecast)
+    if chosen.fits and means.keep:
+        note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
+    return cut, chosen.how == "probed"
+
+
+def _reasons(
+    plan: Plan, chosen: Chosen, plans: Sequence[Plan], capacity: int, means: Means
+) -> list[Decision]:
+    """The micro-batch with its reason."""
+    size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
+    kept = f"with batch.target={target} kept"
+    if not chosen.fits:
+        what = f"smallest {kept}, and may not fit"
+    elif chosen.larger is None:
+        what = f"all of batch.target={target} at once fits"
+    else:
+        what = f"largest that fits {kept}"
+    words = [f"auto: {what}: {_expected(plan, chosen, capacity)}"]
+    if chosen.how != "predicted":
+        words.append("tried out" if chosen.how == "probed" else "as decided before")
+    if chosen.larger is not None:
+        words.append(_of_larger(chosen, plans[chosen.number + 1].batch.per_device, means))
+    return [Decision("batch.per_device", str(size), "; ".join(words))]
+
+
+def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
+    how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
+    whose = " for tensors" if plan.device.kind == "cpu" else ""
+    peak = format_bytes(chosen.forecast.peak.expected)
+    return f"{peak} expected{how} of {format_bytes(capacity)}{whose}"
+
+
+def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
+    """What is known of the next larger micro-batch."""
+    assert chosen.larger is not None
+    peak = chosen.larger.peak
+    if chosen.larger_failed:
+        return f"{size} ran out of memory when it was tried out"
+    if not chosen.larger_is_open or chosen.how == "as before":
+        return f"{size} would need {format_bytes(peak.expected)}"
+    between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
+    why = "" if means.probe is not None else f": {means.not_probed}"
+    return f"{size} would need {between}, and was not tried out{why}"

@@ -1,0 +1,82 @@
+"""The longest samples that a run can meet, without a look at its data: for trials of its memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eke.build.batches import Collator, MicroBatch
+from eke.build.sources import is_packed, is_ragged
+from eke.build.tasks import Key, Sample, lay_end_to_end
+from eke.plan import Plan
+from eke.schema import Packing, Seq2SeqLM
+
+
+@dataclass(frozen=True)
+class LongestSamples:
+    """As many samples as planned, each as long as samples can be, all of one ordinary token."""
+
+    plan: Plan
+    evaluation: bool
+
+    def __len__(self) -> int:
+        steps = self.plan.steps
+        return steps.num_eval_samples if self.evaluation else steps.num_train_samples
+
+    def __getitem__(self, key: Key) -> Sample:
+        """The same sample for every number and epoch."""
+        config = self.plan.config
+        length = config.data.seq_len
+        if config.data.packing is Packing.on and is_ragged(config):
+            # Two in a row: of one alone, libraries see no need to keep it from others.
+            cut = length // 2
+            return lay_end_to_end([self._sample(cut), self._sample(length - cut)])
+        return self._sample(length)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, shape (samples,)."""
+        return np.full(len(self), self.plan.config.data.seq_len)
+
+    def _sample(self, length: int) -> Sample:
+        task, vocabulary = self.plan.config.task, self.plan.vocabulary
+        ids = torch.full((length,), self._ordinary(), dtype=torch.int64)
+        if isinstance(task, Seq2SeqLM):
+            target = torch.full((task.target_len or length,), self._ordinary(), dtype=torch.int64)
+            return {"input_ids": ids, "labels": target, "decoder_input_ids": target.clone()}
+        if task.option == "sequence_classification":
+            # As in eke.build.tasks: T5 pools at the end of text, of which each row has one.
+            ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+            return {"input_ids": ids, "labels": torch.zeros((), dtype=torch.int64)}
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    def _ordinary(self) -> int:
+        """The first id without a meaning of its own."""
+        known = self.plan.vocabulary
+        special = {known.pad, known.eos, known.mask, *known.special}
+        return next(number for number in range(len(special) + 1) if number not in special)
+
+
+@dataclass(frozen=True)
+class LongestCollator:
+    """Makes micro-batches in which, as in the run's, one row has padding where rows may have it."""
+
+    collate: Collator
+    plan: Plan
+
+    def __call__(self, samples: list[Sample]) -> MicroBatch:
+        """One micro-batch from at least one sample."""
+        config = self.plan.config
+        ragged = is_ragged(config) and not is_packed(config)
+        if ragged and len(samples) > 1:
+            return self.collate([*samples[:-1], _shorter(samples[-1])])
+        return self.collate(samples)
+
+
+def _shorter(sample: Sample) -> Sample:
+    """Without the first token of each sequence; the last may be one that a model pools at."""
+    return {name: _tail(tensor) for name, tensor in sample.items()}
+
+
+def _tail(tensor: Tensor) -> Tensor:
+    return tensor[1:] if tensor.dim() and len(tensor) > 1 else tensor

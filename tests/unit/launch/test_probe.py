@@ -1,0 +1,77 @@
+"""The trial of a run's memory: what it does, what it leaves out, and how its end is read."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+from unit.plan.cases import SYNTHETIC, plan_of
+
+from eke.launch.probe import _judged, trial_of
+from eke.paths import RunPaths
+from eke.record import DeadRank, Failure, write_dead_rank
+
+
+@pytest.mark.parametrize(
+    ("typed", "accumulation"),
+    [
+        (("batch.per_device=4",), 1),
+        (("batch.per_device=4", "batch.target=8"), 2),
+        (("batch.per_device=4", "batch.target=64"), 2),
+    ],
+    ids=["one", "two", "sixteen"],
+)
+def test_two_steps_of_at_most_two_micro_batches(typed, accumulation) -> None:
+    trial = trial_of(plan_of(*SYNTHETIC, *typed))
+    assert trial.probe
+    assert (trial.batch.per_device, trial.batch.accumulation) == (4, accumulation)
+    assert trial.steps.total == 2
+    assert trial.steps.num_train_samples == 2 * trial.batch.samples_per_step
+    assert trial.steps.num_eval_samples == 4, "one micro-batch of evaluation"
+
+
+def test_nothing_is_saved_or_sent() -> None:
+    plan = plan_of(*SYNTHETIC, "tracker=wandb", "peft=lora", "peft.save_merged=true")
+    config = trial_of(plan).config
+    assert config.tracker.option == "none"
+    assert config.train.checkpoint_every is None
+    assert not config.train.save_final
+    assert not config.peft.save_merged
+    assert plan.config.peft.save_merged, "the run's own plan stays as it is"
+    assert plan.config.tracker.option == "wandb"
+
+
+def test_deepspeed_is_told_of_the_trial() -> None:
+    two = ("distributed=zero2", "distributed.num_processes=2")
+    trial = trial_of(plan_of(*SYNTHETIC, *two, "batch.per_device=2", "batch.target=32"))
+    assert trial.deepspeed is not None
+    assert trial.deepspeed["gradient_accumulation_steps"] == 2
+
+
+def test_a_run_itself_is_no_trial() -> None:
+    assert not plan_of(*SYNTHETIC).probe
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "fits"),
+    [
+        pytest.param("ok", 0, True, id="ok"),
+        pytest.param("oom", 1, False, id="out of memory"),
+        pytest.param("crashed", -signal.SIGKILL, False, id="killed"),
+        pytest.param("crashed", -signal.SIGSEGV, None, id="crashed"),
+        pytest.param("crashed", 1, None, id="failed"),
+        pytest.param("diverged", 1, None, id="diverged"),
+    ],
+)
+def test_how_its_end_is_read(tmp_path, outcome, exit_code, fits) -> None:
+    failure = None if outcome == "ok" else Failure("forward", "what it said")
+    record = SimpleNamespace(outcome=outcome, failure=failure, attempt=0)
+    found = _judged(record, RunPaths(tmp_path), exit_code)
+    assert found.fits is fits
+    assert bool(found.reason) == (outcome != "ok")
+
+
+def test_a_rank_that_was_killed_ran_out_of_memory(tmp_path) -> None:
+    paths = RunPaths(tmp_path)
+    write_dead_rank(paths, DeadRank(0, 1, -signal.SIGKILL, 0))
+    record = SimpleNamespace(outcome="crashed", failure=Failure("worker", "gone"), attempt=0)
+    assert _judged(record, paths, 1).fits is False
