@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PHASES = ("forward", "backward", "update")
-"""`update`: whatever follows the first part of the backward pass and is not of it: clipping, step."""
+"""`update`: whatever follows the begin of the backward pass and is not of it: clipping, step."""
 KINDS = ("contraction", "normalisation", "elementwise", "other")
 """`other`: copies, embeddings, the loss's bookkeeping, the host's own time."""
 
 NORM_SCOPE = "anatomy::norm"
-"""Around the forward pass of each normalisation layer: an RMS norm is ordinary operations inside."""
+"""Around the forward pass of each normalisation layer: an RMS norm is made of plain operations."""
 _BACKWARD = "autograd::engine::evaluate_function"
 _STEP = "Optimizer.step"
 _DATA = "enumerate(DataLoader)"
