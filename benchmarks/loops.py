@@ -58,10 +58,11 @@ def bert(num_layers: int, num_steps: int) -> tuple[str, ...]:
     )
 
 
-def make_job(folder: Path, *overrides: str) -> Job:
-    """A job of eke on the CPU, ready to train."""
+def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> Job:
+    """A job of eke, ready to train, on the CPU unless told otherwise."""
     log_every = f"train.log_every={LOG_EVERY}"
-    plan = plan_for(compose([*overrides, log_every, "tracker=none", "hardware=cpu"]), False)
+    where = f"hardware={hardware}"
+    plan = plan_for(compose([*overrides, log_every, "tracker=none", where]), False)
     meter = Meter(HostClock(), 0, timed_from=0)
     job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
     job.model.train()
