@@ -3,7 +3,7 @@
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import DEFAULT_PER_DEVICE
 
-SOURCE = "DESIGN: batch=auto chooses the micro-batch and keeps the samples per optimizer step"
+SOURCE = "docs/forecast.md, batch=auto: it chooses the micro-batch, the samples per step stay"
 
 
 def _same_step(facts: Facts) -> str:
