@@ -39,6 +39,8 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         OSError: a file cannot be written.
     """
     if not (options.wandb or options.publish):
+        if options.project or options.entity:
+            sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
     from eke.report.wandb.place import find_place
     from eke.report.wandb.specification import dump, specification
@@ -54,7 +56,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
     if saved.missing:
         runs = format_number(saved.missing, "run")
-        typed = shlex.join(map(_short, found.folders))
+        typed = shlex.join([*map(_short, found.folders), *_named(options)])
         sys.stderr.write(
             f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
         )
@@ -66,3 +68,9 @@ def _short(folder: str) -> str:
     """A path as one would type it here."""
     relative = os.path.relpath(folder)
     return folder if relative.startswith("..") else relative
+
+
+def _named(options: argparse.Namespace) -> list[str]:
+    """The place that was typed, for another command."""
+    pairs = (("--project", options.project), ("--entity", options.entity))
+    return [word for name, value in pairs if value for word in (name, value)]

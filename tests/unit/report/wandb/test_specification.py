@@ -274,3 +274,10 @@ def test_without_the_package(
     )
     assert (sweep / "report.md").exists()  # the other files have been written
     assert not (sweep / "report.wandb.json").exists()
+
+
+def test_a_place_without_a_report_is_told_to_be_without_effect(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(sweep), "--quiet", "--formats=none", "--project=p"]) == 0
+    assert "no effect without --wandb" in capsys.readouterr().err
