@@ -216,6 +216,7 @@ def publish_apart(sweep: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow  # a fresh process
 def test_nobody_listens(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
     done = publish_apart(sweep)
@@ -223,6 +224,7 @@ def test_nobody_listens(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr.strip() != ""
 
 
+@pytest.mark.slow  # a fresh process
 def test_a_server_that_never_answers(online: Server, sweep: Path) -> None:
     online.answers.clear()
     done = publish_apart(sweep)
