@@ -1,9 +1,11 @@
 """Real trainings mirrored to a server that works, fails or is missing; then `eke sync`."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
@@ -41,6 +43,11 @@ def train(tmp_path: Path, *overrides: str, **variables: str) -> "subprocess.Comp
 def sync(tmp_path: Path, server: Server, *words: str) -> "subprocess.CompletedProcess[str]":
     account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
     return call(tmp_path, "-m", "eke.cli", "sync", *words, **account)
+
+
+def report(tmp_path: Path, server: Server, *words: str) -> "subprocess.CompletedProcess[str]":
+    account = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+    return call(tmp_path, "-m", "eke.cli", "report", *words, **account)
 
 
 def steps_of(server: Server, folder: Path) -> list[int]:
@@ -84,7 +91,9 @@ def test_online_without_a_key_is_refused_before_anything_runs(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_offline_sweep_is_sent_by_its_folder(server: Server, tmp_path: Path) -> None:
+def test_an_offline_sweep_is_sent_by_its_folder_and_reported(
+    server: Server, tmp_path: Path
+) -> None:
     offline = last_wins(*SHORT, "tracker=wandb", "train.steps=6")
     assert train(tmp_path, "-m", *offline, "seed=0,1").returncode == 0
     assert server.requests == []
@@ -94,6 +103,24 @@ def test_an_offline_sweep_is_sent_by_its_folder(server: Server, tmp_path: Path) 
     folders = [folder for folder in run_folders(tmp_path) if folder != sweep]
     assert [steps_of(server, folder) for folder in folders] == [list(range(7))] * 2
     assert {run["groupName"] for run in server.runs.values()} == {sweep.name}
+    said = report(tmp_path, server, str(sweep), "--quiet", "--formats=none", "--publish")
+    assert (said.returncode, said.stderr) == (0, "")
+    (view,) = server.views.values()
+    (grid,) = [b["metadata"] for b in json.loads(view["spec"])["blocks"] if "metadata" in b]
+    (chosen,) = grid["runSets"][0]["filters"]["filters"]
+    assert (chosen["key"]["name"], chosen["value"]) == ("group", sweep.name)
+    for name in named_by(grid["panelBankSectionConfig"]["panels"]):
+        for folder in folders:
+            has = {*server.summaries[folder.name], *server.rows[folder.name][-1]}
+            assert name in has, name
+
+
+def named_by(panels: list[dict[str, Any]]) -> set[str]:
+    """Keys of rows and summaries that panels show."""
+    configs = [panel["config"] for panel in panels]
+    axes = [config[axis] for config in configs for axis in ("xAxis", "yAxis") if axis in config]
+    metrics = [name for config in configs for name in config.get("metrics", ())]
+    return {name.removeprefix("summary:") for name in (*axes, *metrics)}
 
 
 @pytest.mark.parametrize(

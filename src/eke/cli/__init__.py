@@ -22,7 +22,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
   eke cancel DIR           asks runs to save and end; the same command continues them
   eke retry DIR            runs again what crashed, diverged or ran out of memory
   eke report DIR...        which techniques pay, by how much, and how sure that is
-                           (eke report --help)
+                           (eke report --help; --publish: at Weights & Biases)
   eke sync RUNS...         send runs to Weights & Biases, and see that they arrived
                            (eke sync --help)
   eke --version

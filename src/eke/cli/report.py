@@ -6,6 +6,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 
+from eke.cli import report_wandb
 from eke.errors import EkeError
 from eke.files import plain, write_atomic
 from eke.paths import user_path
@@ -76,6 +77,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
+    report_wandb.add_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -97,6 +99,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
+    report_wandb.write_report(found, options, folder)
     if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):
         sys.stderr.write("no browser found; open report.html by hand\n")
     return EXIT_OK

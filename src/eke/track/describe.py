@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from eke.record import Record
 from eke.track.tracker import Value
 
+SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
+
 
 def tracker_id(folder: str, run_id: str) -> str:
     """A run's id in trackers: its folder's name, for runs beside another (`-2`) have one identity.
@@ -22,7 +24,10 @@ def describe_command(overrides: Sequence[str]) -> str:
 
 
 def summary_values(record: Record) -> Mapping[str, Value]:
-    """The record's main numbers as flat values; what was not measured is left out."""
+    """The record's main numbers as flat values; what was not measured is left out.
+
+    Speeds of a run that shared its device are absent, as in reports: they measure the neighbour.
+    """
     memory = record.memory.measured
     step = record.timing.steady_step_s
     values: dict[str, Value | None] = {
@@ -37,4 +42,5 @@ def summary_values(record: Record) -> Mapping[str, Value]:
         "eval_final": record.loss.eval_final,
         "python": record.environment.get("python"),
     }
-    return {key: value for key, value in values.items() if value is not None}
+    hidden = SPEEDS if record.shared_device else ()
+    return {key: value for key, value in values.items() if value is not None and key not in hidden}

@@ -15,6 +15,7 @@ from eke.schema import TrackerMode
 from eke.track.catch_up import EVAL, TRAIN, CatchUp
 from eke.track.guard import MirrorError
 from eke.track.tracker import Row, TrackedRun
+from eke.track.train_time import TrainTime
 from eke.track.wandb_file import count_rows
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class WandbRun:
         self._num_steps = 0
         self._last_step = -1
         self._catch_up = CatchUp(RunPaths(run.directory).metrics, run.attempt)
+        self._train_time = TrainTime(RunPaths(run.directory).metrics, run.attempt)
 
     def prepare(self) -> None:
         """Import wandb and start its helper process, wandb-core; no connection is made.
@@ -107,7 +109,8 @@ class WandbRun:
         """One W&B row for each step; online, only for the steps that the server lacks."""
         assert self._wandb_run is not None, "open comes first"
         is_online = self._run.settings.mode is TrackerMode.online
-        for row in self._catch_up.missing(rows) if is_online else rows:
+        wanted = self._catch_up.missing(rows) if is_online else rows
+        for row in self._train_time.add(wanted):
             step = int(row[STEP])
             self._wandb_run.log(dict(row), step=step)
             self._num_steps += step > self._last_step

@@ -43,6 +43,10 @@ class Server(ThreadingHTTPServer):
         self.runs: dict[str, dict[str, Any]] = {}
         self.summaries: dict[str, dict[str, Any]] = {}
         self.exit_codes: dict[str, int] = {}
+        self.projects = {"eke"}
+        """Names of the projects that reports can be saved in."""
+        self.views: dict[str, dict[str, Any]] = {}
+        """Id of a saved report -> what was sent of it last."""
         self.answers = threading.Event()
         """Cleared: requests are accepted and never answered."""
         self.answers.set()
@@ -91,6 +95,29 @@ class Server(ThreadingHTTPServer):
         if operation == "CreateRunFiles":
             files = [{"name": f, "uploadUrl": f"{self.url}/upload/{f}"} for f in variables["files"]]
             return {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}
+        return self.report(operation, variables)
+
+    def report(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """What wandb-workspaces (0.4.13) asks when it saves a report."""
+        if operation == "ProjectInternalId":
+            is_known = variables["projectName"] in self.projects
+            return {"project": {"id": "P", "internalId": "I"} if is_known else None}
+        if operation == "GetProjects":
+            pages = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+            edges = [{"node": _public_project(name)} for name in sorted(self.projects)]
+            return {"models": {"pageInfo": pages, "edges": edges}}
+        if operation == "SpecificReport":
+            view = self.views.get(variables["reportId"])
+            return {"view": view and {"id": variables["reportId"], "spec": view["spec"]}}
+        if operation == "upsertView":
+            view_id = variables["id"] or f"VmlldzoxM{len(self.views)}"
+            self.views[view_id] = variables
+            names = ("type", "name", "displayName", "description", "spec")
+            project = {"id": "P", "name": variables["projectName"]}
+            view = {"id": view_id, **{name: variables[name] for name in names}}
+            view["project"] = {**project, "entityName": variables["entityName"]}
+            view["updatedAt"] = "2026-01-01T00:00:00"
+            return {"upsertView": {"inserted": not variables["id"], "view": view}}
         return {}
 
     def project(self, variables: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +172,21 @@ class Server(ThreadingHTTPServer):
                 self.summaries[run_id] = json.loads(chunk["content"][-1])
         if message.get("complete"):
             self.exit_codes[run_id] = message["exitcode"]
+
+
+def _public_project(name: str) -> dict[str, Any]:
+    """ProjectFragment of wandb/apis/public/projects.py (0.31)."""
+    absent = ("email", "flags", "deletedAt", "apiKeys", "teams")
+    user = {"id": "U", "name": "me", "username": "me", "admin": False, "entity": "me"}
+    return {
+        "__typename": "Project",
+        "id": "P",
+        "name": name,
+        "entityName": "me",
+        "createdAt": "2026-01-01T00:00:00",
+        "isBenchmark": False,
+        "user": {"__typename": "User", **user, **dict.fromkeys(absent)},
+    }
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -20,7 +20,7 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
     lines = [f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
-    lines += _table([c.title for c in shown], cells, [c.is_number for c in shown])
+    lines += table([c.title for c in shown], cells, [c.is_number for c in shown])
     if len(comparison.rows) > MAX_ROWS:
         lines += ["", f"... and {len(comparison.rows) - MAX_ROWS} more rows: in report.csv"]
     lines += ["", MARKS, "", counts(comparison), ""]
@@ -40,13 +40,12 @@ def escape(text: str) -> str:
 
 def _section(section: Section) -> list[str]:
     note = [escape(section.note), ""] if section.note else []
-    cells = _table(section.head, section.rows, [False] * len(section.head))
+    cells = table(section.head, section.rows, [False] * len(section.head))
     return [f"### {section.title}", "", *cells, "", *note]
 
 
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
-) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> list[str]:
+    """Lines of a Markdown table; every cell is escaped, and numbers stand on the right."""
     rule = ["---:" if number else "---" for number in numbers]
     lines = [list(map(escape, head)), rule, *([escape(cell) for cell in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
