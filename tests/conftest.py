@@ -11,7 +11,7 @@ import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
-from rank_server import RankServer, modules_of
+from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
@@ -96,30 +96,16 @@ def train_ranks(
 
     What `python train.py` does, but for its own process and the agent's: see rank_server.py.
     """
-    from eke.launch.folder import claim, find_place
-    from eke.launch.settle import settle
-    from eke.plan import write_plan
-    from eke.record import read_attempts
+    from trained_ranks import train_in_ranks
 
     def run(*overrides: str) -> Path:
         plan = make_plan(*last_wins(*overrides))
-        place = find_place(tmp_path / "runs", plan, rerun=False)
-        assert place.record is None, place.note
-        paths = place.paths
-        with claim(paths):
-            write_plan(paths, plan)
-            before = len(read_attempts(paths))
-            codes = rank_server.train(
-                paths,
-                plan.batch.world_size,
-                environment(tmp_path),
-                modules=modules_of(plan),
-                timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
-            )
-            record = settle(paths, plan, next(filter(None, codes), 0), before)
-        logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
+        folder, record, codes = train_in_ranks(
+            rank_server, plan, tmp_path / "runs", environment(tmp_path)
+        )
+        logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
         assert (codes, record.outcome) == ([0] * plan.batch.world_size, "ok"), logs[-4000:]
-        return paths.folder
+        return folder
 
     return run
 

@@ -56,6 +56,9 @@ class Traced:
     method: Method = Method.trace
     notes: tuple[str, ...] = ()
     """What the trace could not see, each in one clause."""
+    beside: dict[str, int] = field(default_factory=dict)
+    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's:
+    what a process holds itself where all of these are shared out."""
 
 
 @dataclass(frozen=True)

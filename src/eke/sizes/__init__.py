@@ -11,7 +11,7 @@ from eke.sizes.measure import (
     training_structure,
 )
 from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
-from eke.sizes.sharing import shared_state_bytes, state_files
+from eke.sizes.sharing import flat_pieces, pieces, shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
 from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
 from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
@@ -46,6 +46,8 @@ __all__ = [
     "linear_layers",
     "model_size",
     "optimizer_bytes",
+    "pieces",
+    "flat_pieces",
     "parameter_shapes",
     "projection_rank",
     "shared_state_bytes",
