@@ -1,15 +1,16 @@
 """Forecasts of runs of two processes against what each of them really took, on a CPU.
 
-python benchmarks/memory_truth_ranks.py [--count N] [--seed N] [--out FILE]
+python benchmarks/memory_truth_ranks.py [--count N] [--seed N] [--out FILE] [--again]
 
 Small configurations of ddp, FSDP2 and ZeRO-1 to 3, with and without offloading, over five families,
 optimizers and precisions, are planned, forecast (formulas alone, and with a trace) and really
 trained for two steps by two gloo ranks. Compared: the record's peak of the tensor allocator in the
 second step, the first rank's, with the forecast's `allocated`; and the bytes of training state that
-the running objects hold with those of `eke.sizes`. Nothing is fitted.
+the running objects hold with those of `eke.sizes`. Nothing is fitted. `--again` trains nothing: it forecasts the rows of the file anew.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from eke.app.planning import plan_for  # noqa: E402  # after the path is there
 from eke.compose import compose  # noqa: E402  # after the path is there
 from eke.errors import ConfigError  # noqa: E402  # after the path is there
 from eke.files import write_json  # noqa: E402  # after the path is there
-from eke.forecast import Forecast, forecast  # noqa: E402  # after the path is there
+from eke.forecast import Traced, forecast  # noqa: E402  # after the path is there
 from eke.forecast.ask import trace_all  # noqa: E402  # after the path is there
 from eke.hardware import environment  # noqa: E402  # after the path is there
 from eke.plan import Plan  # noqa: E402  # after the path is there
@@ -108,22 +109,28 @@ def state_of(record: Record) -> dict[str, int]:
     return {}
 
 
-def compared(overrides: list[str], plan: Plan, traced: Forecast | None, record: Record) -> Row:
-    """Forecasts and truth of one configuration, in bytes of tensors of the first rank."""
+def measured_row(overrides: list[str], record: Record) -> Row:
+    """What one configuration really took, in bytes of tensors of the first rank."""
     measured = record.memory.measured
     assert measured is not None
     truth = measured.peak_allocated_bytes
     assert truth is not None
-    closed = forecast(plan)
-    held = shared_state_bytes(plan.config, plan.size, host=True)
     drawn = [text for text in overrides if text not in COMMON]
-    row: Row = {
+    return {
         "overrides": " ".join(drawn),
         "measured": truth,
         "measured_per_rank": measured.peak_per_rank_bytes,
-        "state": {k: [getattr(held, k), v] for k, v in state_of(record).items()},
+        "state": {name: [0, size] for name, size in state_of(record).items()},
     }
-    for name, found in (("formulas", closed), ("traced", traced)):
+
+
+def compared(row: Row, plan: Plan, traced: Traced | None) -> Row:
+    """What was measured, and what is forecast; each pair of a state is computed, then found."""
+    truth = row["measured"]
+    held = shared_state_bytes(plan.config, plan.size, host=True)
+    row = {**row, "state": {k: [getattr(held, k), pair[1]] for k, pair in row["state"].items()}}
+    better = None if traced is None else forecast(plan, traced)
+    for name, found in (("formulas", forecast(plan)), ("traced", better)):
         if found is not None:
             peak = found.allocated
             row[name] = {
@@ -169,10 +176,19 @@ def main() -> int:
     """Predict, train, compare, write down; returns 1 where a truth lies outside of its bounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--seed", type=int, default=22)
     out = REPO / "results" / "memory_truth_ranks_cpu.json"
     parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--again", action="store_true")
     arguments = parser.parse_args()
+    rows = again(arguments.out) if arguments.again else trained(arguments)
+    for name, part in summarised(rows).items():
+        print(name, part)
+    return int(any(not row[k]["inside"] for row in rows for k in ("formulas", "traced") if k in row))
+
+
+def trained(arguments: argparse.Namespace) -> list[Row]:
+    """Rows of new trainings, written down one by one."""
     cases = chosen(arguments.seed, arguments.count)
     answers = trace_all([plan for _, plan in cases])
     rows: list[Row] = []
@@ -184,26 +200,33 @@ def main() -> int:
                 runs = scratch / str(number)
                 place, record, codes = train_in_ranks(server, plan, runs, of_ranks(scratch))
                 if any(codes):
-                    print(f"failed: {' '.join(overrides)}: {place}: {record.failure}")
-                    return 2
-                traced = forecast(plan, answer.traced) if answer.traced else None
-                rows.append(compared(overrides, plan, traced, record))
+                    sys.exit(f"failed: {' '.join(overrides)}: {place}: {record.failure}")
+                rows.append(compared(measured_row(overrides, record), plan, answer.traced))
                 print(line_of(rows[-1]), flush=True)
-                write_json(  # each time: what is interrupted has measured all the same
-                    arguments.out,
-                    {
-                        "seed": arguments.seed,
-                        "fitted": "nothing",
-                        "environment": environment(),
-                        "summary": summarised(rows),
-                        "rows": rows,
-                    },
-                )
+                write(arguments.out, rows, {"seed": arguments.seed, "environment": environment()})
         finally:
             server.close()
-    for name, part in summarised(rows).items():
-        print(name, part)
-    return int(any(not row[k]["inside"] for row in rows for k in ("formulas", "traced") if k in row))
+    return rows
+
+
+def again(file: Path) -> list[Row]:
+    """The rows of a file with forecasts of now; what was measured, and where, stays."""
+    content = json.loads(file.read_text())
+    plans = [plan_for(compose([*row["overrides"].split(), *COMMON]), planning=True)
+             for row in content["rows"]]  # fmt: skip
+    answers = trace_all(plans)
+    parts = zip(content["rows"], plans, answers, strict=True)
+    rows = [compared(row, plan, answer.traced) for row, plan, answer in parts]
+    for row in rows:
+        print(line_of(row))
+    measured = {name: content[name] for name in ("seed", "environment")}
+    write(file, rows, measured | {"forecast_again": environment()["git"]})
+    return rows
+
+
+def write(file: Path, rows: list[Row], about: dict[str, Any]) -> None:
+    """Each time: what is interrupted has measured all the same."""
+    write_json(file, {**about, "fitted": "nothing", "summary": summarised(rows), "rows": rows})
 
 
 def line_of(row: Row) -> str:

@@ -47,6 +47,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the developer's folders, or reaches a tracker's server."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
 
 
 @pytest.fixture

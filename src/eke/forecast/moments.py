@@ -154,9 +154,12 @@ class _Moments:
             low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
         expected = int(acts.kept * share)
         doubt = self.doubt * acts.kept
+        # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
+        # runtime/zero/linear.py, `save_for_backward`).
+        copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
             "activations": around(expected, low, int(doubt + SMALL_BYTES)),
-            "autocast": Range(0, casts, casts),
+            "autocast": Range(0, copies, casts),
         }
 
     @property

@@ -19,8 +19,11 @@ the goal that is still to be measured (docs/forecast.md)."""
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """A trace's components that the closed form calls otherwise."""
 
-WITH_ACTIVATIONS = ("forward", "loss", "last_layer", "evaluation")
+WHOLE = ("forward", "loss", "evaluation")
 """Moments at which all that a phase keeps at once is alive."""
+
+PARTLY = ("last_layer", "middle")
+"""Those at which no more of it is."""
 
 DOUBT_PERCENT = 10
 """How much more of it there may be under sharing than a process without others has. Chosen, not
@@ -40,8 +43,7 @@ def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     """The moments of the closed form with a trace's numbers.
 
     Where processes share, states, gradients and buffers stay those of the closed form, and only
-    what lies beside them is the trace's: up to the backward pass's turn at the last layer, when
-    all of it is alive.
+    what lies beside them is the trace's, at moments when all of it is alive.
     """
     if is_shared(plan):
         return [_with_traced_activations(moment, traced) for moment in found]
@@ -102,9 +104,12 @@ def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
     """States and buffers of the closed form; what else is alive is the trace's."""
     beside = traced.beside.get(moment.phase)
-    if beside is None or moment.name not in WITH_ACTIVATIONS:
+    if beside is None or moment.name not in (*WHOLE, *PARTLY):
         return moment
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
+    closed = total(part for name, part in moment.parts.items() if name not in kept)
+    if moment.name in PARTLY and closed.expected <= beside:
+        return moment
     high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
     parts = kept | {"activations": spread(beside // 2, beside, high)}
     return replace(moment, parts=parts)
