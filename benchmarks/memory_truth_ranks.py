@@ -6,7 +6,8 @@ Small configurations of ddp, FSDP2 and ZeRO-1 to 3, with and without offloading,
 optimizers and precisions, are planned, forecast (formulas alone, and with a trace) and really
 trained for two steps by two gloo ranks. Compared: the record's peak of the tensor allocator in the
 second step, the first rank's, with the forecast's `allocated`; and the bytes of training state that
-the running objects hold with those of `eke.sizes`. Nothing is fitted. `--again` trains nothing: it forecasts the rows of the file anew.
+the running objects hold with those of `eke.sizes`. Nothing is fitted. `--again` trains nothing: it
+forecasts the rows of the file anew.
 """
 
 import argparse
@@ -184,7 +185,9 @@ def main() -> int:
     rows = again(arguments.out) if arguments.again else trained(arguments)
     for name, part in summarised(rows).items():
         print(name, part)
-    return int(any(not row[k]["inside"] for row in rows for k in ("formulas", "traced") if k in row))
+    return int(
+        any(not row[k]["inside"] for row in rows for k in ("formulas", "traced") if k in row)
+    )
 
 
 def trained(arguments: argparse.Namespace) -> list[Row]:

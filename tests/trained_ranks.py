@@ -1,4 +1,4 @@
-"""Runs that processes of their own train to their end: what `python train.py` does without torchrun."""
+"""Runs that several processes train to their end, as `python train.py` has them trained."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 A pair is what was predicted and what was measured of one configuration. Of a group of pairs the
 median of the logarithms of measured over predicted corrects the expected value, where it differs
-from zero by more than chance; an interval for one more run says how far off that may be. Only what
-is expected and what may be is moved: the low end, which refuses, never is (docs/design/forecast.md).
+from zero by more than chance; an interval for one more run says how far off that may be. The low
+end, which refuses, is never moved (docs/design/forecast.md).
 """
 
 import math
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from eke.forecast.values import Calibrated, Forecast, Range
 
 NEEDED = 5
-"""Configurations of a group before anything is said: below, an interval of 95 % from a median's
-signs does not exist (two-sided, 2 * 0.5^5 = 6 %), and Student's is more than 2.8 spreads wide."""
+"""Configurations of a group before anything is said: all five on one side of the truth happen in
+6 % of cases (2 * 0.5^5), four in 12 %, and Student's interval widens quickly below."""
 
 CONFIDENCE = 0.95
 
@@ -28,7 +28,7 @@ class Pair:
     """One finished run; bytes of the same quantity."""
 
     key: str
-    """`eke.forecast.cache.key_of` its plan: repetitions of one configuration are one observation."""
+    """Of its plan (`eke.forecast.cache.key_of`): one configuration is one observation."""
     run_id: str
     predicted: int
     """As forecast, never as corrected: corrections do not feed on themselves."""
@@ -119,7 +119,7 @@ def t_quantile(probability: float, degrees: int) -> float:
         (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384,
         (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160,
     )
-    return sum(term / degrees**power for power, term in enumerate(terms))
+    return math.fsum(term / degrees**power for power, term in enumerate(terms))
 
 
 def corrected(found: Range, fitted: Fit) -> Range:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import prod
 
+from eke.forecast import zero
 from eke.forecast.activations import Activations, activations
 from eke.forecast.ranges import NOTHING, exact, spread, total
 from eke.forecast.shape import Shape, shape_of, trains_adapters
-from eke.forecast import zero
 from eke.forecast.sharing import held_at, layer_numbers
 from eke.forecast.temporaries import optimizer_temporaries, singular_vectors
 from eke.forecast.values import Range

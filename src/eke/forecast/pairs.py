@@ -1,9 +1,9 @@
 """Pairs of predicted and measured memory on disk: one file a group, a line a run.
 
 Nothing here may stop a run or a plan: what cannot be written is lost, what cannot be read was not
-there. Files are appended to by single writes, so that runs beside each other do not mix their lines,
-and cut to their newest lines when they have grown to twice as many; a line that another run appends
-in that instant is lost, which costs one observation.
+there. Files are appended to by single writes, so that runs beside each other do not mix their
+lines, and cut to their newest lines when they have grown to twice as many; a line that another run
+appends in that instant is lost, which costs one observation.
 """
 
 import dataclasses

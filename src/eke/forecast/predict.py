@@ -39,7 +39,9 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     """
     found = moments(plan)
     method, notes = Method.closed_form, notes_of(plan)
-    if traced is not None:
+    # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
+    # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab.md).
+    if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
         method, notes = traced.method, (*traced.notes, *_of_buffers(plan, notes))
     on_cpu = plan.device.kind == "cpu"

@@ -41,7 +41,7 @@ class Sizes:
     bucket: int
     """`reduce_bucket_size`, as often as there are buckets."""
     early: bool
-    """Whether a tensor with a part of this process gets its gradient as the backward pass begins."""
+    """Whether a tensor that this process has a part of gets its gradient first: a head."""
 
 
 def sizes_of(plan: Plan, parts: Parts) -> Sizes:
@@ -87,9 +87,9 @@ def numbers_of(zero: object, key: str) -> int:
 def step_bytes(plan: Plan, parts: Parts) -> int:
     """Gradients in float32 that the optimizer's step makes of those that are there.
 
-    ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32 (`step`:
-    `flatten`, `.to`); ZeRO-3 likewise (`_prepare_fp32_grad_for_sub_group`). With offloading they lie
-    in float32 already.
+    ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32
+    (`step`: `flatten`, `.to`); ZeRO-3 likewise (`_prepare_fp32_grad_for_sub_group`). With
+    offloading they lie in float32 already.
     """
     if plan.config.offload.option != "none":
         return 0
@@ -102,8 +102,8 @@ def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
     """Bytes of gradients.
 
     ZeRO-1 keeps them whole until the backward pass ends. ZeRO-2 keeps, whole, those of tensors that
-    it has a part of, in one piece (`copy_grads_in_partition`: `grads_in_partition`); ZeRO-3 its part,
-    in a buffer that is always there (`grad_partitions_flat_buffer`).
+    it has a part of, in one piece (`copy_grads_in_partition`: `grads_in_partition`); ZeRO-3 its
+    part, in a buffer that is always there (`grad_partitions_flat_buffer`).
 
     Args:
         plan: of the run.
@@ -210,9 +210,9 @@ def gathered_weights(plan: Plan, parts: Parts) -> Range:
     """Whole weights of ZeRO-3: small ones always, those of the module at work, and the next ones.
 
     partitioned_param_coordinator.py fetches module by module and as many more as
-    `stage3_prefetch_bucket_size` says; what comes again soon (`stage3_max_reuse_distance`) may stay.
-    Tensors that are fetched together, as experts are, arrive in one piece and are copied out of it
-    (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
+    `stage3_prefetch_bucket_size` says; what comes again soon (`stage3_max_reuse_distance`) may
+    stay. Tensors that are fetched together, as experts are, arrive in one piece and are copied out
+    of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
     """
     zero = (plan.deepspeed or {}).get("zero_optimization", {})
     number, each = weight_bytes(plan.config), [prod(w.shape) for w in parts]

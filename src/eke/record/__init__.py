@@ -12,9 +12,9 @@ from eke.record.ranks import (
 )
 from eke.record.record import (
     RECORD_VERSION,
+    CalibratedMemory,
     Failure,
     Loss,
-    CalibratedMemory,
     MeasuredMemory,
     MemoryRecord,
     PredictedMemory,
@@ -37,10 +37,10 @@ __all__ = [
     "EXIT_RESUMABLE",
     "EXIT_USER",
     "RECORD_VERSION",
+    "CalibratedMemory",
     "DeadRank",
     "Failure",
     "Loss",
-    "CalibratedMemory",
     "MeasuredMemory",
     "MemoryRecord",
     "Outcome",
