@@ -11,7 +11,7 @@ import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
-from rank_server import RankServer, modules_of
+from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 from eke.plan import Plan
@@ -49,6 +49,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the developer's folders, or reaches a tracker's server."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
 
 
 @pytest.fixture
@@ -96,30 +97,16 @@ def train_plan(rank_server: RankServer, tmp_path: Path) -> Callable[..., Path]:
 
     What `python train.py` does, but for its own process and the agent's: see rank_server.py.
     """
-    from eke.launch.folder import claim, find_place
-    from eke.launch.settle import settle
-    from eke.plan import write_plan
-    from eke.record import read_attempts
+    from trained_ranks import train_in_ranks
 
     def run(plan: Plan, outcome: str = "ok") -> Path:
-        place = find_place(tmp_path / "runs", plan, rerun=False)
-        assert place.record is None, place.note
-        paths = place.paths
-        with claim(paths):
-            write_plan(paths, plan)
-            before = len(read_attempts(paths))
-            codes = rank_server.train(
-                paths,
-                plan.batch.world_size,
-                environment(tmp_path),
-                modules=modules_of(plan),
-                timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
-            )
-            record = settle(paths, plan, next(filter(None, codes), 0), before)
-        logs = "\n".join(path.read_text() for path in sorted(paths.folder.glob("*.log")))
+        folder, record, codes = train_in_ranks(
+            rank_server, plan, tmp_path / "runs", environment(tmp_path)
+        )
+        logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
         assert record.outcome == outcome, logs[-4000:]
         assert outcome != "ok" or codes == [0] * plan.batch.world_size, logs[-4000:]
-        return paths.folder
+        return folder
 
     return run
 

@@ -46,6 +46,7 @@ def environment(tmp: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO / "src"), kept.get("PYTHONPATH")])),
         "COLUMNS": "120",
+        "EKE_CALIBRATION": str(tmp / "calibration"),  # no run says something of another test's
         "EKE_LEASES": str(tmp / "leases"),  # sweeps of other tests have devices of their own
     }
 

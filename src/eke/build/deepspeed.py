@@ -168,11 +168,34 @@ def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str,
 
 
 def held_tensors(engine: Engine) -> list[Tensor]:
-    """Tensors of this rank that the model does not know of: pieces, gradients, cut weights."""
+    """Tensors of this rank that the model does not know of: pieces, gradients, cut weights.
+
+    With them, whatever the engine's optimizer keeps from step to step beside: ZeRO-3's partition of
+    gradients and its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
+    `grad_partitions_flat_buffer`; stage_1_and_2.py, `param_buffer_of_bit16_for_cpu_offload_groups`,
+    `temp_grad_buffer_for_cpu_offload`).
+    """
     pieces = flat_pieces(engine)
     weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
     gradients = [p.grad for p in pieces if p.grad is not None]
-    averaged = getattr(engine.optimizer, "averaged_gradients", {}) or {}
-    gradients += [g for group in averaged.values() for g in group or () if isinstance(g, Tensor)]
     buffers = [buffer for part in swap_buffers(engine) for buffer in part]
-    return [*pieces, *weights, *gradients, *buffers]
+    return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
+
+
+NESTED = 3
+"""Containers within containers that are looked into: groups of lists of tensors, and one more."""
+
+
+def tensors_within(value: Any, depth: int = NESTED) -> list[Tensor]:
+    """Tensors in nested lists, tuples and dictionaries, and in the buckets that ZeRO keeps."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth < 0:
+        return []
+    if type(value).__name__ == "IPGBucket":  # a dataclass of deepspeed 0.19.8, ipg_bucket.py
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return [tensor for each in value for tensor in tensors_within(each, depth - 1)]

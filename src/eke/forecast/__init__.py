@@ -4,17 +4,19 @@ from eke.forecast.advice import Advice, advise, first_advice
 from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
+from eke.forecast.pairs import note_pair
 from eke.forecast.predict import forecast, highest_phase, verdict
 from eke.forecast.rule import DOES_NOT_FIT, refuse_what_cannot_fit, refuse_what_ran_out
 from eke.forecast.seen import note_choice
 from eke.forecast.show import forecast_line, render_advice, render_forecast
 from eke.forecast.stored import advice_for, as_json, as_record, note_forecast, predicted
-from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
+from eke.forecast.values import PHASES, Calibrated, Forecast, Method, Range, Traced, Verdict
 
 __all__ = [
     "DOES_NOT_FIT",
     "PHASES",
     "Advice",
+    "Calibrated",
     "Chosen",
     "Forecast",
     "Method",
@@ -38,6 +40,7 @@ __all__ = [
     "largest_batch",
     "note_choice",
     "note_forecast",
+    "note_pair",
     "predicted",
     "refuse_what_cannot_fit",
     "refuse_what_ran_out",

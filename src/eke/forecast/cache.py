@@ -19,7 +19,7 @@ from eke.plan import Plan
 from eke.plan.store import plan_to_plain
 from eke.schema.codec import make_converter
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when what is kept changes its meaning."""
 
 LIBRARIES = (

@@ -5,14 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from eke.forecast import ask, cache
-from eke.forecast.predict import forecast
+from eke.forecast.calibration import calibrate
+from eke.forecast.pairs import group_of, read_pairs, versions_of
+from eke.forecast.predict import forecast, verdict
 from eke.forecast.values import Forecast, Method
 from eke.plan import Plan
 
 
 def known_forecast(plan: Plan) -> Forecast:
     """By a trace that is kept, else by formulas; nothing is started."""
-    return forecast(plan, cache.find(cache.key_of(plan)))
+    return calibrated(plan, forecast(plan, cache.find(cache.key_of(plan))))
 
 
 def traced_forecast(plan: Plan) -> Forecast:
@@ -34,6 +36,18 @@ def traced_forecasts(
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
+def calibrated(plan: Plan, found: Forecast) -> Forecast:
+    """A forecast and what finished runs of its group add to it; the verdict is of both.
+
+    Args:
+        plan: of the run.
+        found: its forecast, not calibrated yet.
+    """
+    group = group_of(plan, found.method.value)
+    better = calibrate(found, read_pairs(group), versions_of(group))
+    return replace(better, verdict=verdict(better.best, better.capacity))
+
+
 def is_open(found: Forecast) -> bool:
     """Whether formulas cannot tell if there is room, so that a trace is worth its seconds."""
     if found.method is not Method.closed_form or found.capacity is None:
@@ -45,4 +59,4 @@ def _with(plan: Plan, answer: ask.Answer) -> Forecast:
     found = forecast(plan, answer.traced)
     if answer.traced is None:
         found = replace(found, notes=(*found.notes, f"not traced: {answer.reason}"))
-    return found
+    return calibrated(plan, found)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from math import prod
 
+from eke.forecast import zero
 from eke.forecast.activations import Activations, activations
 from eke.forecast.ranges import NOTHING, exact, spread, total
 from eke.forecast.shape import Shape, shape_of, trains_adapters
-from eke.forecast.sharing import buffers, layer_numbers
+from eke.forecast.sharing import held_at, layer_numbers
 from eke.forecast.temporaries import optimizer_temporaries, singular_vectors
 from eke.forecast.values import Range
 from eke.plan import Plan
@@ -48,6 +49,8 @@ class Moment:
 
     phase: str
     parts: Parts
+    name: str = ""
+    """Which moment of the phase."""
 
     @property
     def total(self) -> Range:
@@ -70,6 +73,11 @@ def moments(plan: Plan) -> list[Moment]:
     return _Moments(plan).all()
 
 
+def _halved(size: Range) -> Range:
+    """What half of the layers keep, give or take a quarter."""
+    return Range(size.low // 4, size.expected // 2, size.high * 3 // 4)
+
+
 class _Moments:
     """One plan's formulas, each evaluated once."""
 
@@ -81,7 +89,6 @@ class _Moments:
         self.parts = training_structure(self.config).weights
         self.acts: Activations = activations(plan, self.shape, self.parts)
         self.layer, _ = layer_numbers(self.config, self.parts)
-        self.shared = buffers(plan, self.state.gradients, self.parts)
 
     def all(self) -> list[Moment]:
         """In the order of a run."""
@@ -92,23 +99,41 @@ class _Moments:
             self.last_layer(),
             self.first_layer(),
             self.embedding(),
+            *self.of_sharing(),
             self.optimizer(),
             self.evaluation(),
         ]
 
-    def held(self, gradients: Range) -> Parts:
-        """Weights, states and so much of the gradients."""
+    def of_sharing(self) -> list[Moment]:
+        """Moments that only ZeRO has."""
+        option = self.config.distributed.option
+        if option not in STAGE:
+            return []
+        whole = exact(self.state.gradients)
+        found = [Moment("backward", self.held("reduced", whole), "reduced")]
+        if STAGE[option] == 2:
+            parts = self.last_layer().parts
+            half = {name: _halved(parts[name]) for name in ("activations", "autocast")}
+            found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
+        new = self.held("evaluation", NOTHING)
+        more = zero.regather_bytes(self.plan, self.parts)
+        new["buffers"] = total((new["buffers"], spread(0, more, more)))
+        return [*found, Moment("optimizer", new, "regather")]
+
+    def held(self, moment: str, gradients: Range) -> Parts:
+        """Weights, states and so much of the gradients; at a moment by its name."""
         state = self.state
+        shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.config, self.parts)
         optimizer = spread(state.optimizer, state.optimizer + views, state.optimizer + views)
         if self.config.optimizer.option.startswith("paged") and not self.shape.on_cpu:
             optimizer = spread(0, state.optimizer, state.optimizer)  # the driver may move pages out
         parts = {
             "weights": exact(state.weights),
-            "gradients": gradients,
+            "gradients": shared.gradients,
             "optimizer": optimizer,
             "master": exact(state.master),
-            "buffers": self.shared,
+            "buffers": shared.buffers,
         }
         if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
             parts = {name: Range(0, part.expected, part.high) for name, part in parts.items()}
@@ -129,9 +154,12 @@ class _Moments:
             low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
         expected = int(acts.kept * share)
         doubt = self.doubt * acts.kept
+        # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
+        # runtime/zero/linear.py, `save_for_backward`).
+        copies = 0 if self.config.distributed.option == "zero3" else casts
         return {
             "activations": around(expected, low, int(doubt + SMALL_BYTES)),
-            "autocast": Range(0, casts, casts),
+            "autocast": Range(0, copies, casts),
         }
 
     @property
@@ -171,14 +199,14 @@ class _Moments:
     def forward(self) -> Moment:
         """The forward pass has ended: all logits are there."""
         acts = self.acts
-        parts = self.held(self.earlier) | self.kept(acts.casts)
+        parts = self.held("forward", self.earlier) | self.kept(acts.casts)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward + self.pieces)
-        return Moment("forward", parts)
+        return Moment("forward", parts, "forward")
 
     def loss(self) -> Moment:
         """The backward pass begins: probabilities, and gradients of them and of the logits."""
         acts = self.acts
-        parts = self.held(self.earlier) | self.kept(acts.casts_kept)
+        parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
         room = acts.logits_backward + acts.logits_forward + self.pieces
         fused = (
             self.config.kernels.fused_linear_cross_entropy
@@ -187,7 +215,7 @@ class _Moments:
         )
         low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
         parts["logits"] = around(acts.logits_backward, low, room)
-        return Moment("backward", parts)
+        return Moment("backward", parts, "loss")
 
     def last_layer(self) -> Moment:
         """The last layer's turn: nothing of the others is freed; the head has its gradient."""
@@ -199,13 +227,13 @@ class _Moments:
         gradients = spread(0, head, min(2 * head + number * self.layer, 2 * self.state.gradients))
         if self.plan.batch.accumulation > 1:
             gradients = total((self.earlier, spread(0, number * self.layer // 3, gradients.high)))
-        parts = self.held(gradients) | self.kept(acts.casts_kept)
+        parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
         parts["recomputed"] = around(acts.passing)
         working = acts.working + self.unpacked
         parts["temporaries"] = around(working, high=2 * working)
         if acts.passing:  # casts of the layer that is computed again
             parts["autocast"] = spread(0, parts["autocast"].expected, acts.casts)
-        return Moment("backward", parts)
+        return Moment("backward", parts, "last_layer")
 
     def first_layer(self) -> Moment:
         """The first layer's turn, which is the last one: all gradients but its own are there."""
@@ -213,11 +241,11 @@ class _Moments:
         whole = self.state.gradients
         own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
         own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
-        parts = self.held(spread(whole - own, whole - own // 2, whole))
+        parts = self.held("first_layer", spread(whole - own, whole - own // 2, whole))
         layer = int(self.doubt * acts.one_layer)
         parts["recomputed"] = spread(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
         parts["temporaries"] = around(acts.working, high=2 * acts.working)
-        return Moment("backward", parts)
+        return Moment("backward", parts, "first_layer")
 
     def embedding(self) -> Moment:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
@@ -228,26 +256,26 @@ class _Moments:
         times = 2 if uses > 1 else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config):
             table = 0
-        parts = self.held(exact(self.state.gradients))
+        parts = self.held("embedding", exact(self.state.gradients))
         more = times * min(table, self.state.gradients)
         high = 3 * table + self.acts.working + SMALL_BYTES
         parts["temporaries"] = around(more, high=high)
-        return Moment("backward", parts)
+        return Moment("backward", parts, "embedding")
 
     def optimizer(self) -> Moment:
         """The optimizer steps; with its updates in the backward pass, within that."""
-        parts = self.held(exact(self.state.gradients))
+        parts = self.held("optimizer", exact(self.state.gradients))
         found = optimizer_temporaries(self.plan, self.parts)
         parts["temporaries"] = spread(found.low, found.expected, found.high + SMALL_BYTES)
-        return Moment("optimizer", parts)
+        return Moment("optimizer", parts, "optimizer")
 
     def evaluation(self) -> Moment:
         """A forward pass that keeps nothing; gradients are forgotten by then."""
         shape = shape_of(self.plan, self.plan.batch.eval_per_device)
         acts = activations(self.plan, shape, self.parts)
-        parts = self.held(NOTHING)
+        parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
         parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
         casts = acts.casts if self.plan.compute.eval_autocast else 0
         parts["autocast"] = spread(0, casts, casts)
-        return Moment("evaluation", parts)
+        return Moment("evaluation", parts, "evaluation")

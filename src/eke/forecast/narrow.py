@@ -1,6 +1,7 @@
 """What a trace knows better than formulas, put in their place."""
 
 from collections import Counter
+from dataclasses import replace
 
 from eke.forecast.moments import Moment
 from eke.forecast.ranges import exact, spread, total
@@ -18,19 +19,31 @@ the goal that is still to be measured (docs/forecast.md)."""
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """A trace's components that the closed form calls otherwise."""
 
+WHOLE = ("forward", "loss", "evaluation")
+"""Moments at which all that a phase keeps at once is alive."""
+
+PARTLY = ("last_layer", "middle")
+"""Those at which no more of it is."""
+
+DOUBT_PERCENT = 10
+"""How much more of it there may be under sharing than a process without others has. Chosen, not
+measured: hooks of sharing keep inputs of layers alive, or copies of what they gather."""
+
 STATES = ("weights", "gradients", "optimizer", "master")
 
 
 def is_shared(plan: Plan) -> bool:
-    """Whether no process holds what a trace of the whole model has."""
-    return is_fsdp(plan.config) or plan.config.distributed.option in STAGE
+    """Whether processes hold gradients otherwise than a trace of one that has all of them."""
+    option = plan.config.distributed.option
+    copies = option == "ddp" and plan.batch.world_size > 1
+    return copies or is_fsdp(plan.config) or option in STAGE
 
 
 def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
     """The moments of the closed form with a trace's numbers.
 
-    Where the model is shared out, its states and buffers stay those of the closed form, and only
-    what lies beside them is the trace's.
+    Where processes share, states, gradients and buffers stay those of the closed form, and only
+    what lies beside them is the trace's, at moments when all of it is alive.
     """
     if is_shared(plan):
         return [_with_traced_activations(moment, traced) for moment in found]
@@ -65,7 +78,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     others = allocated - sum(known.values())
     doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
     parts["others"] = spread(0, others, others + doubt)
-    if "buffers" in closed.parts:  # of several processes: a trace has one
+    if "buffers" in closed.parts:  # of DataParallel: a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and not traced.notes
     if not is_exact:
@@ -75,7 +88,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     if plan.device.kind != "cpu":
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = spread(0, reserve, reserve * 3 // 2)
-    return Moment(closed.phase, parts)
+    return replace(closed, parts=parts)
 
 
 def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
@@ -90,9 +103,13 @@ def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
 
 def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
     """States and buffers of the closed form; what else is alive is the trace's."""
-    if moment.phase not in traced.allocated:
+    beside = traced.beside.get(moment.phase)
+    if beside is None or moment.name not in (*WHOLE, *PARTLY):
         return moment
-    states = sum(traced.components.get(name, 0) for name in STATES)
-    beside = max(0, traced.allocated[moment.phase] - states)
     kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
-    return Moment(moment.phase, kept | {"activations": spread(beside // 2, beside, 2 * beside)})
+    closed = total(part for name, part in moment.parts.items() if name not in kept)
+    if moment.name in PARTLY and closed.expected <= beside:
+        return moment
+    high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
+    parts = kept | {"activations": spread(beside // 2, beside, high)}
+    return replace(moment, parts=parts)

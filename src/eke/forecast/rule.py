@@ -40,7 +40,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
     return (
-        f"memory: {format_bytes(found.peak.expected)} expected; {_has(plan, found)} "
+        f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
         f"({_fix(plan, found)})"
     )
 
@@ -69,7 +69,7 @@ def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
 def _problem(plan: Plan, found: Forecast) -> Problem:
     why = (
         f"needs at least {format_bytes(found.peak.low)} of memory, "
-        f"{format_bytes(found.peak.expected)} expected; {_has(plan, found)}"
+        f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
     )
     fix = f"{_fix(plan, found)}   ({ANYWAY} starts it all the same)"
     return Problem("batch.per_device", str(plan.batch.per_device), why, fix, DOES_NOT_FIT)

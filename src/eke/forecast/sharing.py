@@ -1,40 +1,79 @@
 """Buffers of what shares a model out between processes: on one device, beside the shared state."""
 
+from dataclasses import dataclass
 from math import prod
 
+from eke.forecast import zero
 from eke.forecast.ranges import NOTHING, spread
 from eke.forecast.shape import is_fsdp
 from eke.forecast.values import Range
+from eke.forecast.zero import Parts
 from eke.plan import Plan
 from eke.schema import FSDP, Config
-from eke.sizes import FLOAT32_BYTES, STAGE, Role, Weight, weight_bytes
-
-Parts = tuple[Weight, ...]
-"""Tensors of the model as it is trained."""
+from eke.sizes import STAGE, Role, weight_bytes
+from eke.sizes.families import is_classification
 
 
-def buffers(plan: Plan, held: int, parts: Parts) -> Range:
-    """Bytes of gathered weights, buckets and staging areas while a step runs.
+@dataclass(frozen=True)
+class Held:
+    """What is alive at one moment of what processes share."""
+
+    gradients: Range
+    buffers: Range
+
+
+def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
+    """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
 
     Args:
         plan: of the run.
-        held: bytes of the whole model's gradients.
         parts: `eke.sizes.training_structure` of the plan's configuration.
+        whole: bytes of the training state's gradients.
+        moment: a name among those of `eke.forecast.moments`.
+        gradients: what a process without others holds then.
     """
     config = plan.config
     option = config.distributed.option
     if is_fsdp(config):
-        return _fsdp(config, parts)
+        return Held(gradients, _fsdp(plan, parts, moment))
     if option in STAGE:
-        return _zero(plan, parts)
+        gathered = zero.gathered_weights(plan, parts)
+        return Held(
+            zero.gradients_at(plan, parts, moment, gradients),
+            zero.buffers_at(plan, parts, moment, gathered),
+        )
     if option == "ddp" and plan.batch.world_size > 1:
-        # Gradients live in the buckets (gradient_as_bucket_view); before the first step's end the
-        # buckets are built anew in the order of the backward pass, both alive.
-        return spread(0, 0, held)
+        return _ddp(plan, parts, whole, moment, gradients)
     if option == "dp":
         # The first device also has the gathered results of the others.
-        return spread(0, held // 10, held)
-    return NOTHING
+        return Held(gradients, spread(0, whole // 10, whole))
+    return Held(gradients, NOTHING)
+
+
+def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
+    """Gradients live in the buckets that are sent, which stay from the first step on.
+
+    Each is computed into a tensor of its own and copied there; those of earlier micro-batches wait
+    outside until the last one's are ready. A tied table's waits for both of its uses. Source: torch
+    2.13, torch/csrc/distributed/c10d/reducer.cpp, `initialize_buckets` and
+    `mark_variable_ready_dense` with `gradient_as_bucket_view`.
+    """
+    config = plan.config
+    buckets = Range(min(gradients.low, whole), whole, whole)
+    several = plan.batch.accumulation > 1
+    trained = [w for w in parts if w.trained]
+    number = min(weight_bytes(config), whole)
+    matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
+    table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
+    tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
+    if moment in ("forward", "loss", "optimizer", "evaluation"):
+        outside = whole if several and moment in ("forward", "loss") else 0
+        return Held(buckets, spread(0, outside, outside))
+    if moment == "last_layer":
+        before = whole if several else 0
+        return Held(buckets, spread(0, before + tied + matrix, before + whole))
+    own = table if moment == "embedding" else tied + matrix
+    return Held(buckets, spread(0, own, max(own, (1 + several) * whole)))
 
 
 def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
@@ -47,48 +86,32 @@ def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
     return -(-inside // layers), outside
 
 
-def _fsdp(config: Config, parts: Parts) -> Range:
+def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Each layer's weights whole, the next one gathered meanwhile, and gradients to be reduced.
 
-    Source: torch.distributed.fsdp.fully_shard, FSDP2: gathered weights of the layer at work and
-    of the one that is prefetched; reduce-scatter has the layer's whole gradients as its input.
+    Source: torch.distributed.fsdp.fully_shard, FSDP2: what lies around the layers stays gathered
+    through forward and backward pass; a layer at work is, while the next one's pieces arrive, and
+    reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
+    output of its own beside (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
-    assert isinstance(config.distributed, FSDP)
-    layer, outside = layer_numbers(config, parts)
-    number = weight_bytes(config)
-    if config.distributed.num_processes == 1:
-        return spread(0, 0, number * (3 * layer + 2 * outside))
-    low = number * layer
-    gathered = number * (2 * layer + outside)
-    if not config.distributed.reshard_after_forward:
-        gathered = number * (layer * config.model.num_hidden_layers + outside)
-    return spread(low, gathered + number * layer, 2 * gathered + number * (3 * layer + 2 * outside))
-
-
-def _zero(plan: Plan, parts: Parts) -> Range:
-    """Reduce and all-gather buckets; of ZeRO-3 also the gathered weights of a layer.
-
-    Sizes are those of DeepSpeed's configuration, in numbers (docs: `reduce_bucket_size`,
-    `allgather_bucket_size`, `stage3_prefetch_bucket_size`, `stage3_max_live_parameters`).
-    """
-    zero = (plan.deepspeed or {}).get("zero_optimization", {})
     config = plan.config
-    bucket = _numbers(zero, "reduce_bucket_size")
-    gather = _numbers(zero, "allgather_bucket_size") or _numbers(
-        zero, "stage3_prefetch_bucket_size"
-    )
-    total = sum(prod(w.shape) for w in parts)
-    layer, outside = layer_numbers(config, parts)
-    bucket, gather = min(bucket, total), min(gather, total)
-    copies = 2 if zero.get("overlap_comm") else 1
-    expected = FLOAT32_BYTES * (copies * bucket + gather)
-    high = FLOAT32_BYTES * (3 * bucket + 2 * gather + total)
-    if STAGE[config.distributed.option] == 3:
-        expected += FLOAT32_BYTES * (layer + outside)
-        high += FLOAT32_BYTES * (4 * layer + 2 * outside)
-    return spread(0, expected, max(expected, high))
-
-
-def _numbers(zero: object, key: str) -> int:
-    value = zero.get(key, 0) if isinstance(zero, dict) else 0
-    return int(value) if isinstance(value, int | float) else 0
+    assert isinstance(config.distributed, FSDP)
+    numbers, around = layer_numbers(config, parts)
+    number = weight_bytes(config)
+    layer, outside = number * numbers, number * around
+    if config.distributed.num_processes == 1:
+        return spread(0, 0, 3 * layer + 2 * outside)
+    stays = outside
+    if not config.distributed.reshard_after_forward:
+        stays += layer * config.model.num_hidden_layers
+    more = 1 if plan.device.kind == "cpu" else 0
+    layers = {"last_layer": 3 + more, "middle": 3 + more, "first_layer": 2}
+    expected = stays + layers.get(moment, 0) * layer
+    if moment == "embedding":  # its gradients, put together to be scattered
+        expected = stays + outside
+    if moment == "optimizer":
+        expected = 0
+    if moment == "evaluation":
+        expected = stays + (2 + more) * layer
+    low = min(layer, expected)
+    return spread(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)

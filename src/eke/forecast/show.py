@@ -48,7 +48,7 @@ WHEN = {
 
 def render_forecast(plan: Plan, found: Forecast) -> str:
     """Verdict, range, table of components, phases, and why the range is wide."""
-    lines = [_verdict_line(plan, found), _range_line(found), ""]
+    lines = [_verdict_line(plan, found), _range_line(found), *calibration_lines(found), ""]
     lines += _table(found)
     lines += ["", *_phases(found), *_anatomy(plan)]
     lines += [_wrapped(f"counted: {found.basis}")]
@@ -59,7 +59,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
 def forecast_line(plan: Plan) -> str:
     """The forecast of a plan in one line, for a run that is about to start."""
     found = known_forecast(plan)
-    peak = found.peak
+    peak = found.best
     return (
         f"memory: {found.verdict.value}, {format_bytes(peak.expected)} expected "
         f"({format_bytes(peak.low)} to {format_bytes(peak.high)}); eke plan says of what"
@@ -81,9 +81,22 @@ def _verdict_line(plan: Plan, found: Forecast) -> str:
 
 
 def _range_line(found: Forecast) -> str:
-    peak = found.peak
+    peak = found.best
     between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
     return f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})"
+
+
+def calibration_lines(found: Forecast) -> list[str]:
+    """Which finished runs have corrected the forecast, and how sure it is then."""
+    by = found.calibrated
+    if by is None:
+        return []
+    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
+    if by.peak is None:
+        return [_wrapped(f"not calibrated: {runs} ({by.needed} needed)")]
+    within = f"{100 * by.within:.2g}" if by.within < 0.095 else f"{100 * by.within:.0f}"
+    text = f"calibrated by {runs} ({by.versions}): expected x {by.factor:.4g}, within +-{within} %"
+    return [_wrapped(text)]
 
 
 def _table(found: Forecast) -> list[str]:

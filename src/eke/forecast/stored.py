@@ -6,7 +6,7 @@ from eke.forecast.advice import Advice, advise
 from eke.forecast.known import known_forecast
 from eke.forecast.values import Forecast, Verdict
 from eke.plan import Plan
-from eke.record import Outcome, PredictedMemory, Record
+from eke.record import CalibratedMemory, Outcome, PredictedMemory, Record
 
 SAVED = 0.85
 """Share of the expected peak that advice after running out of memory must come down to: a run that
@@ -32,6 +32,27 @@ def as_record(found: Forecast) -> PredictedMemory:
         allocated_bytes=found.allocated.expected,
         verdict=found.verdict.value,
         notes=list(found.notes),
+        calibrated=_calibrated(found),
+    )
+
+
+def _calibrated(found: Forecast) -> CalibratedMemory | None:
+    """Beside the forecast's own numbers, which calibration is made from, never instead of them."""
+    by = found.calibrated
+    if by is None:
+        return None
+    if by.peak is None or by.allocated is None:
+        return CalibratedMemory(runs=by.num_runs, needed=by.needed)
+    return CalibratedMemory(
+        runs=by.num_runs,
+        needed=by.needed,
+        low=by.peak.low,
+        expected=by.peak.expected,
+        high=by.peak.high,
+        allocated_bytes=by.allocated.expected,
+        factor=by.factor,
+        within_frac=by.within,
+        versions=by.versions,
     )
 
 

@@ -11,11 +11,22 @@ from eke.forecast.ranges import NOTHING, spread
 from eke.forecast.values import Range
 from eke.plan import Plan
 from eke.schema import SGD, Config, GaLore, Muon
-from eke.sizes import FLOAT32_BYTES, Role, Weight, has_master, projection_rank, weight_bytes
+from eke.sizes import (
+    FLOAT32_BYTES,
+    STAGE,
+    Role,
+    Weight,
+    flat_pieces,
+    has_master,
+    is_quantised,
+    projection_rank,
+    weight_bytes,
+)
 
-Sizes = tuple[int, int, int, int]
-"""Bytes of the largest trained tensor, of the largest group of one role, of all, and of the largest
-matrix of a layer; as the optimizer sees them."""
+Sizes = tuple[int, int, int, int, int]
+"""Bytes of the largest trained tensor, of the largest group of one role, of all, of the largest
+matrix of a layer, and of the largest tensor whose states are in 8 bits; as the optimizer sees
+them."""
 
 
 def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
@@ -30,14 +41,19 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if not trained:
         return NOTHING
     number = FLOAT32_BYTES if has_master(config) else weight_bytes(config)
+    if config.distributed.option in STAGE:  # flat pieces, one after the other
+        trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
-    sizes = (largest, *_groups(trained, number), _hidden(trained, number))
+    in_8_bits = number * max(
+        (prod(w.shape) for w in trained if is_quantised(config.optimizer, w)), default=0
+    )
+    sizes = (largest, *_groups(trained, number), _hidden(trained, number), in_8_bits)
     steps = config.memory.optimizer_in_backward
     if steps:  # one weight at a time
-        sizes = (largest, largest, largest, sizes[3])
+        sizes = (largest, largest, largest, *sizes[3:])
     cpu = plan.device.kind == "cpu"
     found = _temporaries(plan, sizes, number, cpu)
-    if has_master(config) and not steps:
+    if has_master(config) and not steps and config.distributed.option not in STAGE:
         # The gradients once more, in float32, while the optimizer steps on the copies.
         more = 0 if cpu else sizes[2] // 4
         found = spread(found.low, found.expected + sizes[2] // 2, found.high + sizes[2] + more)
@@ -67,7 +83,7 @@ def _hidden(trained: list[Weight], number: int) -> int:
 
 def _temporaries(plan: Plan, sizes: Sizes, number: int, cpu: bool) -> Range:
     config = plan.config
-    largest, group, _, _ = sizes
+    largest, group, _, _, _ = sizes
     if plan.compute.optimizer_implementation == "foreach":
         # torch's _multi_tensor_adamw has the square roots of a group's second moments at once.
         return spread(0, group, group + largest)
@@ -91,7 +107,7 @@ def _unknown(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
 
 def _adafactor(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
     """The squared gradient, the update and, of narrow weights, two copies (transformers')."""
-    largest, _, _, hidden = sizes
+    largest, _, _, hidden, _ = sizes
     wide = _wide(number)
     copies = 2 if wide == 1 else 4
     return spread(0, (copies * largest + hidden) * wide, (copies + 2) * largest * wide)
@@ -106,16 +122,21 @@ def _sgd(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
 
 
 def _bitsandbytes(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
-    """One kernel on a GPU; bitsandbytes 0.50 computes in plain PyTorch on a CPU."""
-    largest, wide = sizes[0], _wide(number)
-    expected = (3 if wide == 1 else 4) * largest * wide if cpu else 0
-    return spread(0, expected, 6 * largest * wide if cpu else largest)
+    """One kernel on a GPU; bitsandbytes 0.50 computes in plain PyTorch on a CPU.
+
+    Source: backends/cpu/ops.py. In 32 bits the gradient, a denominator and the update; in 8 bits
+    two moments besides (Lion: one, and a product), all float32; of narrow weights a copy, too.
+    """
+    largest, in_8_bits, wide = sizes[0], sizes[4], _wide(number)
+    copy = 0 if wide == 1 else 1
+    at_once = max((3 + copy) * largest, (5 + copy) * in_8_bits) * wide
+    return spread(0, at_once if cpu else 0, (6 + copy) * largest * wide if cpu else largest)
 
 
 def _muon(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
     """Newton-Schulz iterations of one matrix in bfloat16; AdamW's kernel has no temporaries."""
     assert isinstance(config.optimizer, Muon)
-    largest, _, _, hidden = sizes
+    largest, _, _, hidden, _ = sizes
     return spread(0, 3 * hidden * (1 if number > 2 else 2), 6 * hidden * _wide(number) + largest)
 
 
@@ -126,7 +147,7 @@ def _schedule_free(config: Config, sizes: Sizes, number: int, cpu: bool) -> Rang
 
 def _low_rank(config: Config, sizes: Sizes, number: int, cpu: bool) -> Range:
     """AdamW by tensor, projections, and singular vectors of one matrix in float32."""
-    largest, _, _, hidden = sizes
+    largest, _, _, hidden, _ = sizes
     return spread(0, 2 * largest + hidden, 4 * largest + 8 * hidden * _wide(number))
 
 

@@ -56,6 +56,29 @@ class Traced:
     method: Method = Method.trace
     notes: tuple[str, ...] = ()
     """What the trace could not see, each in one clause."""
+    beside: dict[str, int] = field(default_factory=dict)
+    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's:
+    what a process holds itself where all of these are shared out."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What finished runs on this device, with these libraries, add to a forecast."""
+
+    peak: Range | None
+    """As `Forecast.peak`, corrected; None where there are too few runs."""
+    allocated: Range | None
+    """As `Forecast.allocated`, corrected."""
+    num_runs: int
+    """Different configurations that were run."""
+    needed: int
+    """Of them, before anything is corrected."""
+    factor: float
+    """What the expected value was multiplied by; 1 where runs show no bias."""
+    within: float
+    """Relative error of the corrected expected value that 95 % of runs stay below."""
+    versions: str
+    """Of the libraries they ran with, in words."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +101,11 @@ class Forecast:
     verdict: Verdict
     notes: tuple[str, ...] = field(default=())
     """Why the range is as wide as it is, each in one clause."""
+    calibrated: Calibrated | None = None
+    """None where nobody has looked for runs."""
+
+    @property
+    def best(self) -> Range:
+        """What the device must have room for, as far as finished runs have corrected it."""
+        found = self.calibrated
+        return self.peak if found is None or found.peak is None else found.peak

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from eke.memory.allocator import Allocator
 
 WEIGHTS, GRADIENTS, OPTIMIZER, MASTER = "weights", "gradients", "optimizer", "master"
+STATES = (WEIGHTS, GRADIENTS, OPTIMIZER, MASTER)
 ACTIVATIONS, LOGITS, AUTOCAST = "activations", "logits_and_loss", "autocast_cache"
 BATCH, TEMPORARIES, WORKSPACES = "batch", "temporaries", "workspaces"
 
@@ -82,6 +83,8 @@ class Peaks:
     """Highest sum of segments up to the end of each phase's last occurrence."""
     components: dict[str, int]
     """What was alive at the highest sum of all: bytes of tensors, not rounded."""
+    beside: dict[str, int]
+    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's."""
 
 
 def replay(history: History, allocator: Allocator) -> Peaks:
@@ -111,7 +114,22 @@ def replay(history: History, allocator: Allocator) -> Peaks:
         if phase:
             allocated[phase] = max(allocated.get(phase, 0), peak)
             reserved[phase] = most
-    return Peaks(allocated, reserved, _components(history, highest_at))
+    return Peaks(allocated, reserved, _components(history, highest_at), _beside(history))
+
+
+def _beside(history: History) -> dict[str, int]:
+    """Of each phase the highest sum of tensors that are no training state, not rounded."""
+    peaks: dict[str, int] = {}
+    alive = 0
+    for phase, events in history.spans():
+        peak = alive
+        for number, num_bytes in events:
+            if number >= 0 and history.components[number] not in STATES:
+                alive += num_bytes
+                peak = max(peak, alive)
+        if phase:
+            peaks[phase] = max(peaks.get(phase, 0), peak)
+    return peaks
 
 
 def _components(history: History, end: int) -> dict[str, int]:

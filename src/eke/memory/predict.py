@@ -44,6 +44,7 @@ def trace(plan: Plan) -> Traced:
         allocated=peaks.allocated,
         reserved=peaks.reserved,
         components=peaks.components,
+        beside=peaks.beside,
         method=adapted.method,
         notes=adapted.notes,
     )

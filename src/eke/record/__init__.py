@@ -12,6 +12,7 @@ from eke.record.ranks import (
 )
 from eke.record.record import (
     RECORD_VERSION,
+    CalibratedMemory,
     Failure,
     Loss,
     MeasuredMemory,
@@ -36,6 +37,7 @@ __all__ = [
     "EXIT_RESUMABLE",
     "EXIT_USER",
     "RECORD_VERSION",
+    "CalibratedMemory",
     "DeadRank",
     "Failure",
     "Loss",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eke.forecast import note_pair
 from eke.hardware import foreign_processes
 from eke.paths import SHARED_DEVICE, RunPaths
 from eke.plan import Plan, remove_swap, swap_folder
@@ -62,6 +63,7 @@ def work(attempt: Attempt) -> int:
     record.timing.startup_s = attempt.startup_s
     record.shared_device = is_shared(foreign)
     write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
+    note_pair(plan, record)
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)
     if tracker.problem:

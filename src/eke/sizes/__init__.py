@@ -11,7 +11,7 @@ from eke.sizes.measure import (
     training_structure,
 )
 from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
-from eke.sizes.sharing import shared_state_bytes, state_files
+from eke.sizes.sharing import flat_pieces, pieces, shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
 from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
 from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
@@ -38,6 +38,7 @@ __all__ = [
     "Weight",
     "adapted_layers",
     "choose_targets",
+    "flat_pieces",
     "has_master",
     "is_file",
     "is_ia3",
@@ -47,6 +48,7 @@ __all__ = [
     "model_size",
     "optimizer_bytes",
     "parameter_shapes",
+    "pieces",
     "projection_rank",
     "shared_state_bytes",
     "state_bytes",

@@ -9,28 +9,46 @@ from math import prod
 
 from eke.schema import Config, NvmeOffload, WeightsPlace
 from eke.sizes.measure import training_structure
-from eke.sizes.optimizers import FLOAT32_BYTES
+from eke.sizes.optimizers import FLOAT32_BYTES, optimizer_bytes
 from eke.sizes.size import ModelSize
 from eke.sizes.state import STAGE, StateBytes, state_bytes, weight_bytes
-from eke.sizes.structure import Role
+from eke.sizes.structure import Role, Weight
 from eke.sizes.swapping import SwapBytes, swap_bytes
 
 ALIGNMENT = 2
 """Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
 
 
-def piece_numbers(config: Config) -> int:
-    """Numbers in one process's flat pieces: its share of the trained weights, and the padding.
+def pieces(config: Config) -> dict[Role, int]:
+    """Numbers in each of one process's flat pieces: its share of a parameter group, and padding.
 
     ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
     """
     processes = config.distributed.num_processes
     trained = [weight for weight in training_structure(config).weights if weight.trained]
-    if STAGE[config.distributed.option] == 3:
-        return sum(-(-prod(weight.shape) // processes) for weight in trained)
-    unit = ALIGNMENT * processes
-    groups = [sum(prod(w.shape) for w in trained if w.role is role) for role in Role]
-    return sum(-(-numbers // unit) * ALIGNMENT for numbers in groups)
+    found = {}
+    for role in Role:
+        mine = [prod(weight.shape) for weight in trained if weight.role is role]
+        if STAGE[config.distributed.option] == 3:
+            numbers = sum(-(-number // processes) for number in mine)
+        else:
+            numbers = -(-sum(mine) // (ALIGNMENT * processes)) * ALIGNMENT
+        if numbers:
+            found[role] = numbers
+    return found
+
+
+def piece_numbers(config: Config) -> int:
+    """Numbers in one process's flat pieces: its share of the trained weights, and the padding."""
+    return sum(pieces(config).values())
+
+
+def flat_pieces(config: Config) -> list[Weight]:
+    """The pieces as the optimizer sees them: flat, and float32.
+
+    None is known as an embedding: `optimizer.embeddings_32bit` has no effect on them.
+    """
+    return [Weight((numbers,)) for numbers in pieces(config).values()]
 
 
 def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> StateBytes:
@@ -51,11 +69,10 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         return whole
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
-    pieces = piece_numbers(config)
+    numbers = piece_numbers(config)
     trained = sum(prod(w.shape) for w in training_structure(config).weights if w.trained) or 1
-    # The pieces and their moments.
-    optimizer = FLOAT32_BYTES * pieces + whole.optimizer * pieces // trained
-    gradients = whole.gradients if stage == 1 else whole.gradients * pieces // trained
+    optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
+    gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
     if host and (files := state_files(config, size)):
         optimizer = files.optimizer_memory

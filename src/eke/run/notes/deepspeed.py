@@ -82,4 +82,6 @@ def _places(tensors: list[Tensor], files: bool) -> str:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Of different tensors: bitsandbytes gives one table of values to all pieces."""
+    different = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
+    return sum(different.values())

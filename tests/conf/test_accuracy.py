@@ -1,0 +1,42 @@
+"""docs/forecast.md says of its accuracy what the records in results/ say."""
+
+import json
+import os
+import re
+
+from reference.accuracy import ABSENT, accuracy_page, percent
+from support import REPO
+
+PAGE = REPO / "docs" / "forecast.md"
+PATTERN = re.compile(r"<!-- accuracy -->.*?<!-- /accuracy -->", re.DOTALL)
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    text = PAGE.read_text()
+    assert PATTERN.search(text)
+    block = f"<!-- accuracy -->\n{accuracy_page(REPO / 'results')}\n<!-- /accuracy -->"
+    fresh = PATTERN.sub(lambda _: block, text)
+    if os.environ.get("EKE_UPDATE"):
+        PAGE.write_text(fresh)
+    else:
+        assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_accuracy.py"
+
+
+def test_what_has_no_record_is_not_measured(tmp_path) -> None:
+    rows = [row for row in accuracy_page(tmp_path).splitlines() if not row.startswith("| ---")]
+    heads = [row for row in rows if row and ABSENT not in row]
+    assert len(heads) == 4, "four tables, and nothing said but their heads"
+
+
+def test_a_record_of_a_gpu_is_a_row_of_its_own(tmp_path) -> None:
+    part = {"n": 64, "mean": 0.0123, "p95": 0.031, "max": 0.05, "false_fits_frac": 0}
+    content = {"summary": {"reserved": part}, "rows": []}
+    (tmp_path / "memory_on_gpu_nvidia_h200.json").write_text(json.dumps(content))
+    page = accuracy_page(tmp_path)
+    assert "reserved, of 64: mean 1.2 %, 95th percentile 3.1 %, largest 5.0 %" in page
+    assert "GPUs today (`python" not in page
+
+
+def test_percentages_have_the_digits_that_count() -> None:
+    found = [percent(x) for x in (0.000039, 0.00086, 0.028, 0.227, 1.5051)]
+    assert found == ["0.004 %", "0.09 %", "2.8 %", "23 %", "151 %"]

@@ -1,0 +1,57 @@
+"""Forecasts of two processes against what they take: benchmarks/memory_truth_ranks.py has more."""
+
+import json
+import sys
+
+import pytest
+from support import REPO
+
+from eke.forecast import forecast
+from eke.sizes import shared_state_bytes
+
+BASE = (
+    "data=synthetic", "data.num_samples=32", "data.num_eval_samples=2", "train.steps=2",
+    "train.save_final=false", "tracker=none", "model=tiny", "model.hidden_size=192",
+    "model.num_attention_heads=4", "model.num_hidden_layers=3", "model.vocab_size=1000",
+    "data.seq_len=32", "batch.per_device=2", "model.dropout=0",
+)  # fmt: skip
+
+CASES = {
+    "ddp": ("distributed=ddp",),
+    "ddp_accumulated": ("distributed=ddp", "batch.accumulation=2"),
+    "fsdp": ("distributed=fsdp",),
+    "zero1": ("distributed=zero1",),
+    "zero2_8bit": ("distributed=zero2", "optimizer=adamw_8bit"),
+    "zero3_narrow": ("distributed=zero3", "precision=bf16_pure"),
+    "zero2_offloaded": ("distributed=zero2", "offload=optimizer_cpu", "optimizer=sgd"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_each_of_two_processes_takes_is_foreseen(case, train_ranks, make_plan) -> None:
+    plan = make_plan(*BASE, *case)
+    record = json.loads((train_ranks(*BASE, *case) / "record.json").read_text())
+    peaks = record["memory"]["measured"]["peak_per_rank_bytes"]
+    found = forecast(plan).allocated
+    assert found.low <= peaks[0] <= found.high
+    assert found.expected == pytest.approx(peaks[0], rel=0.08)
+    held = shared_state_bytes(plan.config, plan.size, host=True)
+    if plan.deepspeed is not None:
+        seen = record["effective"]["deepspeed"]
+        assert seen["optimizer_bytes"] == held.optimizer
+        assert seen["weights_bytes"] == held.weights
+    if case == CASES["fsdp"]:
+        seen = record["effective"]["sharding"]["state_bytes_per_rank"][0]
+        assert (seen["optimizer"], seen["weights"]) == (held.optimizer, held.weights)
+
+
+def test_the_benchmark_draws_what_no_rule_refuses(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    import memory_truth_ranks
+
+    drawn = memory_truth_ranks.chosen(seed=1, count=10)
+    assert len(drawn) == 10
+    strategies = {plan.config.distributed.option for _, plan in drawn}
+    assert strategies == {"ddp", "fsdp", "zero1", "zero2", "zero3"}
+    assert "memory_truth_ranks" in sys.modules

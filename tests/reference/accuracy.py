@@ -1,0 +1,161 @@
+"""The tables of docs/forecast.md that say how right forecasts are: from the records in results/."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+ABSENT = "not yet measured"
+
+Content = dict[str, Any]
+
+SHARING = {
+    "ddp": "ddp", "fsdp": "FSDP2", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+    "zero2+optimizer_cpu": "ZeRO-2, optimizer on the host",
+    "zero3+optimizer_cpu": "ZeRO-3, optimizer on the host",
+    "zero3+params_cpu": "ZeRO-3, weights on the host, too",
+}  # fmt: skip
+
+DOUBTFUL = ("lengths=uniform", "fused_linear_cross_entropy=true", "peft=lora", "peft=ia3")
+
+
+def accuracy_page(folder: Path) -> str:
+    """All tables, as markdown.
+
+    Args:
+        folder: with the records.
+    """
+    parts = [_formulas(folder), _traces(folder), _ranks(folder), _calibration(folder)]
+    return "\n\n".join(parts)
+
+
+def _read(folder: Path, name: str) -> Content | None:
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def percent(fraction: float) -> str:
+    """With two digits that count, three places at most: `0.004 %`, `2.8 %`, `150 %`."""
+    value = 100 * fraction
+    digits = 3 if value < 0.01 else 2 if value < 1 else 1 if value < 10 else 0
+    return f"{value:.{digits}f} %"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """As markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows)]
+    return "\n".join(lines)
+
+
+def _bounds(rows: list[Content]) -> tuple[str, str]:
+    """How many truths lie within, and how far off the expected value is."""
+    errors = sorted(abs(row["expected"] / row["measured"] - 1) for row in rows)
+    inside = sum(row["low"] <= row["measured"] <= row["high"] for row in rows)
+    widths = [(row["high"] - row["low"]) / row["measured"] for row in rows]
+    at = int(0.95 * (len(errors) - 1))
+    return (
+        f"{inside} of {len(rows)}; median width {percent(statistics.median(widths))} of the truth",
+        f"mean {percent(statistics.mean(errors))}, median {percent(statistics.median(errors))}, "
+        f"95th percentile {percent(errors[at])}, largest {percent(errors[-1])}",
+    )
+
+
+def _formulas(folder: Path) -> str:
+    found = _read(folder, "forecast_bounds_cpu")
+    rows = []
+    if found is None:
+        rows.append(("random configurations on a CPU", ABSENT, ABSENT))
+    else:
+        plain = [r for r in found["rows"] if not any(word in r["overrides"] for word in DOUBTFUL)]
+        where = f"`results/forecast_bounds_cpu.json`, seed {found['seed']}"
+        rows.append((f"random configurations on a CPU ({where})", *_bounds(found["rows"])))
+        what = "of these, without adapters, ragged samples and fused loss"
+        rows.append((what, *_bounds(plain)))
+    rows.append(("GPUs today", ABSENT, ABSENT))
+    return table(("formulas", "truth within the bounds", "expected value off by"), rows)
+
+
+def _traces(folder: Path) -> str:
+    rows = []
+    cpu = _read(folder, "memory_truth_cpu")
+    named = "random configurations on a CPU (`results/memory_truth_cpu.json`)"
+    if cpu is None:
+        rows.append((named, ABSENT))
+    else:
+        s = cpu["summary"]["all"]
+        named = named[:-1] + f", seed {cpu['seed']})"
+        rows.append(
+            (
+                named,
+                f"of {s['n']} compared: mean {percent(s['mean'])}, 95th percentile "
+                f"{percent(s['p95'])}, largest {percent(s['max'])}",
+            )
+        )
+    guide = _read(folder, "guide_memory")
+    named = "the guides' nine rows with the libraries of that day (`results/guide_memory.json`)"
+    rows.append((named, ABSENT if guide is None else _guide(guide)))
+    on_gpus = sorted(folder.glob("memory_on_gpu_*.json"))
+    for path in on_gpus:
+        rows.append((f"`results/{path.name}`", _on_gpu(json.loads(path.read_text()))))
+    if not on_gpus:
+        rows.append(("GPUs today (`python benchmarks/memory_on_gpu.py`)", ABSENT))
+    return table(("traces", "expected value off by"), rows)
+
+
+def _guide(found: Content) -> str:
+    errors = [abs(row["error_frac"]) for row in found["rows"]]
+    return f"mean {percent(statistics.mean(errors))}, largest {percent(max(errors))}"
+
+
+def _on_gpu(found: Content) -> str:
+    """Reserved and allocated memory, each of so many configurations."""
+    parts = [
+        f"{name}, of {s['n']}: mean {percent(s['mean'])}, 95th percentile {percent(s['p95'])}, "
+        f"largest {percent(s['max'])}"
+        for name, s in found["summary"].items()
+    ]
+    return "; ".join(parts) or ABSENT
+
+
+def _ranks(folder: Path) -> str:
+    head = ("two processes on a CPU", "runs", "truth within", "formulas off by", "traced off by",
+            "state exact")  # fmt: skip
+    found = _read(folder, "memory_truth_ranks_cpu")
+    if found is None:
+        return table(head, [("random configurations", *[ABSENT] * 5)])
+    rows = []
+    for name in ("all", *SHARING):
+        part = found["summary"].get(name)
+        if part is None:
+            continue
+        formulas, traced, states = part["formulas"], part.get("traced"), part["states"]
+        within = part["n"] - formulas["outside"]
+        label = SHARING.get(name, f"all (seed {found['seed']})")
+        exact = f"{states['exact']} of {states['n']}" if states["n"] else "-"
+        cells = [_off(each) if each else ABSENT for each in (formulas, traced)]
+        rows.append((label, str(part["n"]), f"{within} of {part['n']}", *cells, exact))
+    return table(head, rows)
+
+
+def _off(part: Content) -> str:
+    return f"median {percent(part['median'])}, largest {percent(part['max'])}"
+
+
+def _calibration(folder: Path) -> str:
+    head = ("calibrated on half, tried on the rest", "as predicted", "calibrated",
+            "truth within the interval")  # fmt: skip
+    found = _read(folder, "forecast_calibration_cpu")
+    names = {"forecast_bounds_cpu": "formulas", "memory_truth_cpu": "traces"}
+    rows = []
+    for name, label in names.items():
+        part = found["files"].get(name) if found else None
+        if part is None:
+            rows.append((label, ABSENT, ABSENT, ABSENT))
+            continue
+        cells = [
+            f"mean {percent(part[f'{which}_mean'])}, median {percent(part[f'{which}_median'])}"
+            for which in ("raw", "calibrated")
+        ]
+        within = f"{percent(part['inside_frac'])}; +-{percent(part['within_median'])} (median)"
+        rows.append((label, *cells, within))
+    return table(head, rows)

@@ -1,0 +1,40 @@
+"""Runs that several processes train to their end, as `python train.py` has them trained."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rank_server import RankServer, modules_of
+from support import PATIENCE_S
+
+from eke.launch.folder import claim, find_place
+from eke.launch.settle import settle
+from eke.plan import Plan, write_plan
+from eke.record import Record, read_attempts
+
+
+def train_in_ranks(
+    server: RankServer, plan: Plan, runs: Path, environment: Mapping[str, str]
+) -> tuple[Path, Record, list[int]]:
+    """The run's folder, its record, and the ranks' exit codes.
+
+    Args:
+        server: forks the ranks.
+        plan: of the run.
+        runs: where its folder is to be; no record of it may be there.
+        environment: of each rank.
+    """
+    place = find_place(runs, plan, rerun=False)
+    assert place.record is None, place.note
+    paths = place.paths
+    with claim(paths):
+        write_plan(paths, plan)
+        before = len(read_attempts(paths))
+        codes = server.train(
+            paths,
+            plan.batch.world_size,
+            environment,
+            modules=modules_of(plan),
+            timeout=2 * PATIENCE_S,  # DeepSpeed's C++ is compiled at its first use
+        )
+        record = settle(paths, plan, next(filter(None, codes), 0), before)
+    return paths.folder, record, codes
