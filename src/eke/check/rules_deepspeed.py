@@ -194,6 +194,21 @@ RULES = (
         sized=True,
     ),
     Rule(
+        id="zero_knows_no_embeddings",
+        verdict=Verdict.no_effect,
+        path="optimizer.embeddings_32bit",
+        when=lambda f: (
+            is_zero(f)
+            and f.config.offload.option == "none"
+            and bool(getattr(f.config.optimizer, "embeddings_32bit", False))
+        ),
+        value=lambda f: "true",
+        why=lambda f: f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
+        fix=lambda f: "optimizer.embeddings_32bit=false   (says what happens; or distributed=ddp)",
+        source="https://huggingface.co/docs/bitsandbytes/optimizers",
+        versions=VERSION,
+    ),
+    Rule(
         id="ds_config_without_zero",
         verdict=Verdict.no_effect,
         path="distributed.deepspeed_config",

@@ -18,6 +18,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "zero_with_compile": (("distributed=zero1", "compile=aot_eager"), CPU),
     "zero_of_one": (("distributed=zero3", "distributed.num_processes=1"), CPU),
     "deepspeed_not_needed": (("distributed=zero2", "distributed.num_processes=1"), V100),
+    "zero_knows_no_embeddings": (("distributed=zero2", "optimizer=adamw_8bit"), CPU),
     "ds_config_without_zero": (("distributed.deepspeed_config=ds.json",), CPU),
     "cpu_adam_needs_compiler": (("distributed=zero2", "offload=optimizer_cpu"), CPU),
 }

@@ -275,6 +275,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "zero_rounds_adapters": "test_adapters_of_narrow_weights_are_narrow_under_zero",
         "zero_keeps_masters": "test_zero_steps_on_copies_whatever_is_asked_for",
     },
+    (Kind.numbers, "e2e/test_memory_ranks.py"): {
+        "zero_knows_no_embeddings": "test_what_each_of_two_processes_takes_is_foreseen",
+    },
     (Kind.wrong, "equivalence/test_in_backward.py"): {
         "in_backward_needs_other_optimizer":
             "test_steps_that_are_counted_by_group_would_be_counted_wrongly",
