@@ -65,6 +65,12 @@ def test_a_terminal_has_colours_and_a_narrow_one_loses_nothing(ladder):
     assert "2.05x" in narrow
 
 
+def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
+    text = render_terminal(hostile, width=150)
+    assert "\x1b" not in text
+    assert "\N{REPLACEMENT CHARACTER}[31m" in text
+
+
 def test_many_rows_are_cut_and_that_is_said(tmp_path):
     runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
             for n in range(1, MAX_ROWS + 11)]  # fmt: skip

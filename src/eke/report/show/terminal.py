@@ -1,6 +1,7 @@
 """A comparison in a terminal, through rich."""
 
 import io
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from eke.report.show.sections import Section, counts, provenance, sections
 
 PIPED_WIDTH = 160
 """Columns where the output is no terminal: a file is read with a wide window."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, an escape's first one among them: a name could move the cursor."""
 
 MAX_ROWS = 60
 """Of the main table; the page has all of them."""
@@ -50,13 +54,17 @@ def render_terminal(
 
 def _parts(comparison: Comparison, repeats: bool) -> list[RenderableType]:
     lines = verdict(comparison)
-    parts: list[RenderableType] = [Text(lines[0], style="bold"), *map(Text, lines[1:]), Text()]
+    parts: list[RenderableType] = [_text(lines[0], "bold"), *map(_text, lines[1:]), Text()]
     parts += [_main(comparison), Text(MARKS, style="dim"), Text(counts(comparison)), Text()]
     for section in sections(comparison, repeats):
         parts += [_section(section), Text()]
     parts += [_section(provenance(comparison))]
-    parts += [Text(f"note: {note}") for note in comparison.notes]
+    parts += [_text(f"note: {note}") for note in comparison.notes]
     return parts
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
 
 
 def _main(comparison: Comparison) -> Table:
@@ -69,7 +77,7 @@ def _main(comparison: Comparison) -> Table:
         )
     rows = _chosen(comparison.rows)
     for row in rows:
-        table.add_row(*(Text(c.text(row)) for c in shown), style=_style(row))
+        table.add_row(*(_text(c.text(row)) for c in shown), style=_style(row))
     if len(rows) < len(comparison.rows):
         table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
     return table
@@ -98,6 +106,6 @@ def _section(section: Section) -> Group:
     for title in section.head:
         table.add_column(title, overflow="fold")
     for row in section.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(_text, row))
     note = [Text(section.note, style="dim")] if section.note else []
     return Group(Text(section.title, style="bold"), Padding(table, (0, 0, 0, 2)), *note)
