@@ -136,7 +136,7 @@ def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, mak
 def test_flex_keeps_packed_samples_apart(family, make_plan, monkeypatch) -> None:
     """Its forward pass is all a CPU has; training with it is in tests/gpu."""
     without = tuple(rule for rule in RULES if rule.id != "flex_needs_volta")
-    monkeypatch.setattr("eke.app.planning.check", lambda facts: check(facts, without))
+    monkeypatch.setattr("eke.app.batching.check", lambda facts: check(facts, without))
     case = (family, *TINY, *RAGGED, "data.packing=on", "batch.per_device=3")
     outputs = []
     for attention in ("sdpa", "flex"):

@@ -61,7 +61,7 @@ def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkey
     from eke.build.model import build_model
 
     monkeypatch.setattr(
-        "eke.app.planning.check", lambda facts: check(facts, without("t5_is_always_tied"))
+        "eke.app.batching.check", lambda facts: check(facts, without("t5_is_always_tied"))
     )
     plan = plan_for(compose([*CASES["t5_is_always_tied"][0], "hardware=cpu"]), planning=True)
     model = build_model(plan, torch.device("meta"))

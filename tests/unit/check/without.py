@@ -58,7 +58,7 @@ def is_same(one: Job, other: Job) -> bool:
 def switch_off(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rules but this one are asked."""
     others = tuple(r for r in RULES if r.id != rule)
-    monkeypatch.setattr("eke.app.planning.check", lambda facts: check(facts, others))
+    monkeypatch.setattr("eke.app.batching.check", lambda facts: check(facts, others))
 
 
 def plan_without(rule: str, overrides: Iterable[str], monkeypatch: pytest.MonkeyPatch) -> Plan:

@@ -160,7 +160,7 @@ def test_normalisation_weights_stay_where_updates_are_lost(master, moved, traine
 @pytest.fixture
 def unchecked(monkeypatch):
     """No rule is asked."""
-    monkeypatch.setattr("eke.app.planning.check", lambda facts: ([], []))
+    monkeypatch.setattr("eke.app.batching.check", lambda facts: ([], []))
 
 
 @pytest.mark.parametrize("key", ["compute", "evaluation"])
