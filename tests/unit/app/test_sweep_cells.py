@@ -18,7 +18,7 @@ def test_rows_and_rounds() -> None:
     rows = "sweep.rows={plain:{},small:{memory:checkpointing}}"
     cells, _ = cells_of(rows, "sweep.repeats=2")
     found = [(cell.row, cell.round) for cell in cells]
-    assert found == [("plain", 0), ("small", 0), ("plain", 1), ("small", 1)]
+    assert found == [("plain", 0), ("small", 0), ("small", 1), ("plain", 1)]
 
 
 def test_repetitions_that_were_typed_are_rounds() -> None:
