@@ -197,7 +197,7 @@ def test_rows_rounds_and_exclusion_are_shown(train_py) -> None:
         "sweep.repeats=2", "sweep.exclude=[row=tf32 or row=bf16]",
     )  # fmt: skip
     assert done.code == 0, done.text
-    assert "18 cells" in done.out
+    assert "48 cells" in done.out
     assert "4 excluded by row=tf32 or row=bf16" in done.out
     assert "all_adafactor: " in done.out
 
