@@ -20,11 +20,14 @@ from eke.units import format_number, format_seconds
 LOOK_S = 1.0
 """Between two looks at the files."""
 
+ASK_S = 15.0
+"""Between two looks where one asks a cluster's scheduler: it has others to answer."""
+
 PLAIN_S = 30.0
 """Between two lines where there is no terminal."""
 
 SLOW_FACTOR = 10.0
-"""A look may take this part of the time at most: a thousand runs on a slow disk are read seldom."""
+"""A pause is at least so many times as long as the look before it: slow disks are read seldom."""
 
 STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
@@ -67,7 +70,8 @@ def _on_terminal(
             live.update(render(standings, height), refresh=True)
             if not any(each.is_active for each in standings):
                 return EXIT_OK
-            sleep(max(LOOK_S, SLOW_FACTOR * (time.monotonic() - began)))
+            pause = ASK_S if any(each.job for each in standings) else LOOK_S
+            sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
 
 
 def _plain(

@@ -137,7 +137,7 @@ def _on(
         baseline,
         tuple(e for e in effects if e.factor in shown),
         tuple(alone(baseline, others)),
-        tuple(ladder(baseline, others, EFFECTS)),
+        tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
         tuple(beside(sweeps, good)),
         moment,
     )

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eke.report.compare.factors import Factors
-from eke.report.compare.statistics import MIN_REPEATS, Ratio, of_logs, ratio
+from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs, ratio
 from eke.report.compare.variants import Variant
 
 MAX_VARIANTS = 1000
@@ -55,7 +55,19 @@ def main_effects(
             ]
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), _over(pairs, measures)))
-    return effects
+    return _corrected(effects, measures)
+
+
+def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
+    """Decisions that hold for all of them together."""
+    decided = {
+        key: correct({n: e.ratios[key] for n, e in enumerate(effects) if key in e.ratios})
+        for key in measures
+    }
+    return [
+        replace(effect, ratios={key: decided[key][n] for key in effect.ratios})
+        for n, effect in enumerate(effects)
+    ]
 
 
 def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
@@ -64,8 +76,15 @@ def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str
     return [(each, _tell(change)) for each, change in found if len(change) == 1]
 
 
-def ladder(base: Variant, variants: Sequence[Variant], measures: Sequence[str]) -> list[Rung]:
+def ladder(
+    base: Variant, variants: Sequence[Variant], ratios: Mapping[int, Mapping[str, Ratio]]
+) -> list[Rung]:
     """The longest chain from the baseline in which each variant keeps what the one before changed.
+
+    Args:
+        base: the baseline.
+        variants: the others that ended well.
+        ratios: `id` of a variant -> its ratios to the baseline, as decided among all of them.
 
     Empty when it would have fewer than two rungs, which `alone` shows already.
     """
@@ -87,7 +106,7 @@ def ladder(base: Variant, variants: Sequence[Variant], measures: Sequence[str]) 
     for number in chain:
         variant, change = changes[number]
         added = {k: v for k, v in change.items() if k not in before}
-        rungs.append(Rung(variant, _tell(added), _between(base, variant, measures)))
+        rungs.append(Rung(variant, _tell(added), ratios[id(variant)]))
         before = change
     return rungs
 

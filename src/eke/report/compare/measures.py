@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from eke.record import Record
 
@@ -65,11 +66,11 @@ def measured(record: Record) -> dict[str, float]:
     return {
         measure.key: float(value)
         for measure, value in values.items()
-        if is_number(value) and value and not (measure.is_speed and record.shared_device)
+        if is_number(value) and not (measure.is_speed and record.shared_device)
     }
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value can be compared as a ratio."""
     return isinstance(value, int | float) and math.isfinite(value) and value > 0
 

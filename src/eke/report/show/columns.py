@@ -18,7 +18,6 @@ from eke.report.compare.measures import (
     Measure,
 )
 from eke.report.compare.parity import Parity
-from eke.report.compare.statistics import Estimate
 from eke.report.compare.wording import mark, times
 from eke.units import format_bytes, format_count, format_seconds
 
@@ -40,7 +39,7 @@ class Column:
     key: str
     title: str
     text: Callable[[Row], str]
-    value: Callable[[Row], float | str | None]
+    value: Callable[[Row], float | None]
     is_number: bool = True
     is_wide: bool = False
     """Left out where there is little room: in a terminal, and in Markdown."""
@@ -63,17 +62,15 @@ def columns(comparison: Comparison, wide: bool = True) -> list[Column]:
 def _names(comparison: Comparison) -> list[Column]:
     has_rows = any(row.variant.row for row in comparison.rows)
     several = len(comparison.machines) > 1
-    names = [Column("label", "configuration", _label, lambda r: r.variant.label, False)]
+    names = [Column("label", "configuration", _label, _unsorted, False)]
     # A label that is made of the factors says them; a row's name does not.
     if has_rows or len(comparison.factors) > FACTORS_IN_LABEL:
         names += [
-            Column(f"factor {key}", key, _factor(key), _factor(key), False, is_wide=True)
+            Column(f"factor {key}", key, _factor(key), _unsorted, False, is_wide=True)
             for key in comparison.factors
         ]
     if several:
-        names.append(
-            Column("machine", "machine", lambda r: r.variant.machine, lambda r: None, False)
-        )
+        names.append(Column("machine", "machine", lambda r: r.variant.machine, _unsorted, False))
     return names
 
 
@@ -81,7 +78,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
     return [
         Column("n", "n", lambda r: str(len(r.variant.records)), lambda r: len(r.variant.records),
                help="repeats that ended well"),
-        Column("outcome", "outcome", outcome_text, outcome_text, False),
+        Column("outcome", "outcome", outcome_text, _unsorted, False),
         _measure(SAMPLES, lambda v: f"{v:.4g}", help="over steady steps"),
         _ratio(SAMPLES, "x speed", "samples/s over the baseline's, with its 95 % interval"),
         _measure(PEAK, format_bytes, help="highest sum of tensors"),
@@ -128,11 +125,8 @@ def _listed(labels: Sequence[str]) -> str:
     return "; ".join(labels[:MAX_LISTED]) + more
 
 
-def interval(estimate: Estimate, text: Callable[[float], str]) -> str:
-    """`91.3 (90.1 to 92.6)`, or the value alone."""
-    if estimate.low is None or estimate.high is None:
-        return text(estimate.value)
-    return f"{text(estimate.value)} ({text(estimate.low)} to {text(estimate.high)})"
+def _unsorted(_: Row) -> None:
+    """Sorted by its text."""
 
 
 def _label(row: Row) -> str:

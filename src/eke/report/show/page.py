@@ -9,7 +9,7 @@ from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import MARKS
 from eke.report.show.bundle import vega_script
 from eke.report.show.charts import charts
-from eke.report.show.columns import columns, outcome_text
+from eke.report.show.columns import columns
 from eke.report.show.sections import counts, provenance, sections
 
 
@@ -46,12 +46,10 @@ def table(comparison: Comparison) -> dict[str, Any]:
         "rows": [
             {
                 "texts": [column.text(row) for column in shown],
-                # A number is sent only where the text does not begin with it.
                 "values": [_sortable(column.value(row)) for column in shown],
                 "full": row.variant.label,
                 "class": "baseline" if row.is_baseline else "front" if row.on_front else
                 "" if row.variant.records else "bad",
-                "outcome": outcome_text(row),
             }
             for row in comparison.rows
         ],
@@ -64,9 +62,9 @@ def as_script_data(value: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _sortable(value: float | str | None) -> float | str | None:
-    """Six digits sort as well as seventeen; texts are sorted as shown."""
-    return float(f"{value:.6g}") if isinstance(value, float | int) else None
+def _sortable(value: float | None) -> float | None:
+    """Six digits sort as well as seventeen."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _part(name: str) -> str:

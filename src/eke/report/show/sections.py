@@ -132,8 +132,8 @@ def _ladder(comparison: Comparison, part: OneMachine) -> Section:
 
 def _beside(each: Beside, comparison: Comparison, part: OneMachine) -> Section:
     rows = [
-        (row.row, _told(row.speed), _times(row.published_speed), _told(row.memory),
-         _times(row.published_memory))
+        (row.row, times(row.speed) if row.speed else "", _times(row.published_speed),
+         times(row.memory) if row.memory else "", _times(row.published_memory))
         for row in each.rows
     ]  # fmt: skip
     table = each.table
