@@ -1,6 +1,6 @@
 # make run      train the default model here (first: a virtual environment with everything in it)
 # make demo     a sweep of 24 small runs here, some minutes on two cores, and its report
-# make test     what changed code must pass: under ten minutes, two processes, no GPU
+# make test     what changed code must pass: all but the slow ones, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them

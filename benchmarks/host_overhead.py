@@ -1,6 +1,6 @@
-"""What a training loop costs on the host, beside the kernels: eke, a bare loop and HF Trainer.
+"""What a training loop costs on the host, beside the kernels: eke, a bare one and Hugging Face's.
 
-python benchmarks/host_overhead.py [--steps N] [--rounds N] [--out FILE]
+python benchmarks/host_overhead.py [--layers N ...] [--steps N] [--rounds N] [--out FILE]
 
 One process, one thread, the loops of benchmarks/loops.py in turns. Prints a table and writes a JSON
 record. What the numbers mean, and what they were: docs/lab.md.
@@ -12,16 +12,26 @@ import itertools
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: it is read once
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
 
 import torch
-from loops import LOG_EVERY, Bare, Eke, bert, from_memory, from_pipeline, make_job, run_trainer
+from loops import (
+    LOG_EVERY,
+    Accelerated,
+    Bare,
+    Eke,
+    bert,
+    from_memory,
+    from_pipeline,
+    make_job,
+    run_trainer,
+)
 from paired import Start, Turn, Turns, difference, play_round, ratio, summarize
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,10 +50,22 @@ ROWS = (
     ("eke", "bare_data"),
     ("trainer", "bare"),
     ("trainer", "eke"),
+    ("accelerate", "bare"),
+    ("accelerate", "eke"),
 )
-"""Which loop is compared with which."""
+"""Which loop is compared with which; docs/claims names rows by their number."""
 TARGET_MS = 0.5
 """What eke may take longer per step than the bare loop on batches prepared the same way."""
+
+
+class Loop(Protocol):
+    """A loop that trains as many steps as it is told to."""
+
+    def advance(self, num_steps: int) -> None:
+        """Train."""
+
+    def last_loss(self) -> float:
+        """Of the last step."""
 
 
 class Operations(TorchDispatchMode):
@@ -105,9 +127,19 @@ def compare(num_layers: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
         job_steps = (num_rounds + 2) * (WARMUP + num_steps)
         job = make_job(Path(folder), *bert(num_layers, job_steps))
         bare, bare_data, eke = Bare(job, from_memory(job)), Bare(job, from_pipeline(job)), Eke(job)
-        check_same_work(bare_data, eke)
-        loops = {"bare": bare.advance, "bare_data": bare_data.advance, "eke": eke.advance}
-        operations = {"bare": count_operations(bare_data), "eke": count_operations(eke)}
+        accelerated = Accelerated(job)
+        check_same_work(bare_data, eke, accelerated)
+        loops = {
+            "bare": bare.advance,
+            "bare_data": bare_data.advance,
+            "eke": eke.advance,
+            "accelerate": accelerated.advance,
+        }
+        operations = {
+            "bare": count_operations(bare_data),
+            "eke": count_operations(eke),
+            "accelerate": count(accelerated.advance),
+        }
         turns = {name: Turns() for name in (*loops, "trainer")}
         others = [(advance, turns[name]) for name, advance in loops.items()]
         clock = TrainerTurns(turns["trainer"], others, num_steps, num_rounds)
@@ -125,31 +157,45 @@ def compare(num_layers: int, num_steps: int, num_rounds: int) -> dict[str, Any]:
     }
 
 
-def check_same_work(bare: Bare, eke: Eke) -> None:
-    """Both loops, from the same weights, batches and dropout, must reach the same loss.
+def check_same_work(reference: Loop, *others: Loop, within: float = 1e-5) -> None:
+    """Loops from the same weights, batches and dropout must reach the same loss.
 
     Weights are not compared: those without a gradient but for rounding (BERT's key biases) move by
     the learning rate in Adam, in a direction that is chance.
 
+    Args:
+        reference: the loop whose loss is expected.
+        others: loops that must come to the same.
+        within: how far off they may be, relative to the reference's.
+
     Raises:
         SystemExit: they do not, so that comparing their times would mean nothing.
     """
-    for loop in (bare, eke):
+    losses = []
+    for loop in (reference, *others):
         torch.manual_seed(0)
         loop.advance(LOG_EVERY)
-    mine, other = eke.last_loss(), bare.loss.item()
-    if abs(mine - other) > 1e-5 * abs(other):
-        raise SystemExit(f"eke and the bare loop computed different losses: {mine} and {other}")
+        losses.append(loop.last_loss())
+    expected = losses[0]
+    if not all(abs(loss - expected) <= within * abs(expected) for loss in losses):
+        names = ", ".join(type(loop).__name__ for loop in (reference, *others))
+        raise SystemExit(f"the loops computed different losses ({names}): {losses}")
 
 
 def count_operations(loop: Bare | Eke) -> dict[str, float]:
     """PyTorch operations per step, metrics included; batches are prepared before."""
     batches = loop.batches
     loop.batches = iter(list(itertools.islice(batches, LOG_EVERY)))
+    found = count(loop.advance)
+    loop.batches = batches
+    return found
+
+
+def count(advance: Callable[[int], None]) -> dict[str, float]:
+    """PyTorch operations per step, whatever the loop does in one."""
     operations = Operations()
     with operations:
-        loop.advance(LOG_EVERY)
-    loop.batches = batches
+        advance(LOG_EVERY)
     return operations.per_step(LOG_EVERY)
 
 
@@ -175,21 +221,21 @@ def print_case(case: dict[str, Any]) -> None:
         "milliseconds per step, median [p10 p90], 95 % interval of the median difference"
     )
     for clock in ("wall", "cpu"):
-        print(f"\n  {clock:<10}{'ms':>8}{'[p10':>9}{'p90]':>9}   {'longer than':<12}", end="")
+        print(f"\n  {clock:<12}{'ms':>8}{'[p10':>9}{'p90]':>9}   {'longer than':<12}", end="")
         print(f"{'by ms':>8}{'interval':>18}{'ratio':>8}")
         for row in case[clock]:
             mine, longer = row["ms_per_step"], row["longer_ms"]
             print(
-                f"  {row['loop']:<10}{mine['median']:8.3f}{mine['p10']:9.3f}{mine['p90']:9.3f}   "
+                f"  {row['loop']:<12}{mine['median']:8.3f}{mine['p10']:9.3f}{mine['p90']:9.3f}   "
                 f"{row['against']:<12}{longer['median']:8.3f}"
                 f"{longer['low']:9.3f}{longer['high']:9.3f}{row['ratio']['median']:8.3f}"
             )
     print(
         "\n  PyTorch operations per step, and reads of a tensor's value (a GPU's host waits there);"
     )
-    print("  Trainer's include the collation of its batch")
+    print("  Accelerate's and Trainer's include the collation of their batch")
     for name, counts in case["operations_per_step"].items():
-        print(f"  {name:<10}{counts['all']:8.1f}{counts['reads']:9.1f}")
+        print(f"  {name:<12}{counts['all']:8.1f}{counts['reads']:9.1f}")
 
 
 def meets_target(case: dict[str, Any], clock: str) -> bool:
@@ -202,6 +248,7 @@ def meets_target(case: dict[str, Any], clock: str) -> bool:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=LAYERS, help="of each BERT")
     parser.add_argument("--steps", type=int, default=40, help="steps per turn, a multiple of 10")
     parser.add_argument("--rounds", type=int, default=30, help="turns of each loop, at least 2")
     parser.add_argument("--out", type=Path, default=Path("results/host_overhead_cpu.json"))
@@ -209,7 +256,7 @@ def main() -> None:
     if asked.steps < LOG_EVERY or asked.steps % LOG_EVERY or asked.rounds < 2:
         parser.error(f"--steps must be a multiple of {LOG_EVERY}, --rounds at least 2")
     torch.set_num_interop_threads(1)
-    cases = [compare(num_layers, asked.steps, asked.rounds) for num_layers in LAYERS]
+    cases = [compare(num_layers, asked.steps, asked.rounds) for num_layers in asked.layers]
     for case in cases:
         case["meets_target"] = {clock: meets_target(case, clock) for clock in ("wall", "cpu")}
         print_case(case)

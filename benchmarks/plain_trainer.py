@@ -1,15 +1,18 @@
 """Hugging Face Trainer as it comes, from transformers alone: what eke's throughput is held against.
 
 python benchmarks/plain_trainer.py SHAPE [--precision bf16] [--size small] [--steps N] [--warmup N]
+    [--flags best] [--batch N] [--lr X] [--samples FILE] [--weights FILE]
 
 Trains SHAPE (`bert_large`: sequence classification; `llama_1b`: next tokens) from random weights on
 random tokens, with Trainer's defaults but for the batch, and prints one line of JSON. Nothing of
 eke is imported. The seconds are those of the steps after the warm-up, the device waited for at
-both ends.
+both ends. `--flags best`: those of the guides' flags that save time (BEST). Samples and weights of
+somebody else's training, saved by torch, are taken in their order.
 """
 
 import argparse
 import json
+import resource
 import statistics
 import tempfile
 import time
@@ -57,21 +60,66 @@ SHAPES = {
          "intermediate_size": 128, "vocab_size": 320},
         per_device=4, seq_len=64, labels=True,
     ),
+    ("llama_1b", "medium"): Shape(
+        *LLAMA,
+        {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512, "vocab_size": 512,
+         "tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+        per_device=8, seq_len=128, labels=False,
+    ),
     ("llama_1b", "full"): Shape(
         *LLAMA,
         {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
          "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192,
-         "vocab_size": 128256},
+         "vocab_size": 128256, "tie_word_embeddings": True, "rms_norm_eps": 1e-5},
         per_device=4, seq_len=1024, labels=False,
     ),
     ("llama_1b", "small"): Shape(
         *LLAMA,
         {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 320},
+         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 320,
+         "tie_word_embeddings": True},
         per_device=4, seq_len=64, labels=False,
     ),
 }  # fmt: skip
 """Sizes of google-bert/bert-large-uncased and meta-llama/Llama-3.2-1B (their config.json)."""
+
+
+BEST: dict[str, Any] = {
+    "optim": "adamw_torch_fused",
+    "dataloader_num_workers": 2,
+    "dataloader_pin_memory": True,
+}
+"""Beside the format: https://huggingface.co/docs/transformers/perf_train_gpu_one, without what
+saves memory and costs time. `tf32` on a GPU that has it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, beside the shape."""
+
+    precision: str
+    steps: int
+    warmup: int
+    best: bool = False
+    batch: int | None = None
+    lr: float | None = None
+    samples: str | None = None
+    weights: str | None = None
+
+    def flags(self) -> dict[str, Any]:
+        """Arguments of Trainer."""
+        on_gpu = torch.cuda.is_available()
+        flags: dict[str, Any] = {"bf16": self.precision == "bf16", "fp16": self.precision == "fp16"}
+        if self.lr is not None:
+            flags["learning_rate"] = self.lr
+        if self.samples is not None:
+            flags["train_sampling_strategy"] = "sequential"
+        if self.best:
+            flags |= BEST | {"dataloader_pin_memory": on_gpu}
+            if on_gpu and torch.cuda.get_device_capability() >= (8, 0):
+                flags["tf32"] = True
+        return flags
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]  # transformers 5.23: no types
@@ -104,25 +152,31 @@ def make_samples(shape: Shape, vocab_size: int, count: int) -> list[dict[str, An
     return samples
 
 
-def measure(shape: Shape, precision: str, steps: int, warmup: int) -> dict[str, Any]:
+def measure(shape: Shape, work: Work) -> dict[str, Any]:
     """Train, and say how fast and in how much memory."""
+    steps, warmup, batch = work.steps, work.warmup, work.batch or shape.per_device
     torch.manual_seed(0)
     model = shape.model(shape.config(**shape.sizes, pad_token_id=0))
+    if work.weights is not None:
+        model.load_state_dict(torch.load(work.weights, weights_only=True))
     if not shape.labels:
         model.config.use_cache = False
-    samples = make_samples(shape, model.config.vocab_size, shape.per_device * 16)
+    if work.samples is not None:
+        samples = torch.load(work.samples, weights_only=True)
+    else:
+        samples = make_samples(shape, model.config.vocab_size, batch * 16)
     clock = Clock(warmup)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=shape.per_device,
+            per_device_train_batch_size=batch,
+            logging_steps=max(1, steps // 4),
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
             use_cpu=not torch.cuda.is_available(),
-            bf16=precision == "bf16",
-            fp16=precision == "fp16",
+            **work.flags(),
         )
         trainer = Trainer(model, arguments, train_dataset=samples, callbacks=[clock])
         trainer.remove_callback(PrinterCallback)  # it prints every log line
@@ -130,13 +184,15 @@ def measure(shape: Shape, precision: str, steps: int, warmup: int) -> dict[str, 
     seconds = clock.ends[-1] - clock.ends[warmup - 1]
     return {
         "outcome": "ok",
-        "samples_per_s": (steps - warmup) * shape.per_device / seconds,
+        "samples_per_s": (steps - warmup) * batch / seconds,
         "median_step_s": statistics.median(
             b - a for a, b in zip(clock.ends[warmup - 1 :], clock.ends[warmup:], strict=False)
         ),
         "peak_allocated_bytes": (
             torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         ),
+        "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
         "parameters": sum(p.numel() for p in model.parameters()),
         "optimizer": type(getattr(trainer.optimizer, "optimizer", trainer.optimizer)).__name__,
     }
@@ -147,14 +203,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shape", choices=sorted({name for name, _ in SHAPES}))
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
-    parser.add_argument("--size", choices=["full", "small"], default="full")
+    parser.add_argument("--size", choices=["full", "medium", "small"], default="full")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--flags", choices=["default", "best"], default="default")
+    parser.add_argument("--batch", type=int, help="samples per step; the shape's own without")
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--samples", help="a list of samples, saved by torch")
+    parser.add_argument("--weights", help="a state_dict, saved by torch")
     asked = parser.parse_args()
+    if (asked.shape, asked.size) not in SHAPES:
+        parser.error(f"{asked.shape} has no size {asked.size}")
     if not 0 < asked.warmup < asked.steps:
         parser.error("--warmup must be between 1 and --steps - 1")
     shape = SHAPES[asked.shape, asked.size]
-    print(json.dumps(measure(shape, asked.precision, asked.steps, asked.warmup)))
+    work = Work(
+        asked.precision, asked.steps, asked.warmup, asked.flags == "best", asked.batch, asked.lr,
+        asked.samples, asked.weights,
+    )  # fmt: skip
+    print(json.dumps(measure(shape, work)))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from unit.report.made import Run, make_sweep
 
+from eke.hardware.cpu import cpu_name
+
 REPEATS = 4
 """Runs of each configuration, as in a sweep with repeats."""
 
@@ -84,7 +86,7 @@ def main() -> None:
         content = {
             "what": "seconds of `eke report` over made-up records, all four files",
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"processor": platform.processor(), "python": platform.python_version()},
+            "machine": {"processor": cpu_name(), "python": platform.python_version()},
             "rows": rows,
         }
         options.output.write_text(json.dumps(content, indent=1) + "\n")

@@ -15,6 +15,7 @@ from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
 from eke.plan import Plan
+from eke.units import GIB
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
 settings.register_profile("eke", deadline=None, derandomize=True)
@@ -50,6 +51,22 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
+
+
+@pytest.fixture
+def own_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """A CPU with as many bytes of memory as a test says, 8 GiB at first, and a cache of its own."""
+    from eke.hardware import Device, detect
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def has(memory: int) -> None:
+        cpu = Device(kind="cpu", name="test cpu", memory_bytes=memory)
+        monkeypatch.setattr(sys.modules[detect.__module__], "detect", lambda: cpu)
+
+    has(8 * GIB)
+    return has
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.schema import VARIANTS, Resources, Slurm
+from eke.schema import VARIANTS, Launcher, Resources, Slurm
 from eke.sizes import VALID_TASKS
 
 Draw = Callable[[Random], Any]
@@ -129,6 +129,7 @@ SOMETIMES: dict[str, Draw] = {
     "precision.float8": one_of(*["off"] * 5, "tensorwise", "rowwise"),
     "precision.tf32": seldom("on", beside=("auto", "off")),
     "train.max_grad_norm": one_of("null", 1.0, 0.01, 100),
+    "train.record_grad_norm": seldom("false", beside=("true",)),
     "train.log_every": one_of(1, 2, 10),
     "train.eval_every": one_of("null", 1, 2),
     "train.checkpoint_every": one_of("null", "null", 1, 2),
@@ -147,7 +148,7 @@ LENGTH: dict[str, Draw] = {"train.steps": one_of(1, 2, 3), "train.epochs": one_o
 """One of these is typed, now and then both."""
 
 LEFT_OUT = {
-    **{f"launcher.{name}": "of a sweep" for name in ("cpu_slots", "runs_per_device", "detach")},
+    **{f"launcher.{each.name}": "of a sweep" for each in fields(Launcher)},
     **{f"resources.{each.name}": "of a cluster" for each in fields(Resources)},
     **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
     **{

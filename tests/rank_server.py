@@ -22,9 +22,8 @@ from typing import Any
 
 from eke.paths import AGENT, LOCAL_RANK, RANK, WORLD_SIZE, RunPaths
 from eke.plan import Plan
-from eke.run.quiet import quiet_imports
+from eke.run.quiet import QUIET, quiet_imports
 from eke.run.stop import end_with_parent
-from eke.run.worker import QUIET
 
 MODULES = (
     "accelerate",

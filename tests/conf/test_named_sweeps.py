@@ -50,7 +50,7 @@ def test_rows_differ(name) -> None:
 def test_what_is_typed_changes_a_sweeps_own_settings() -> None:
     own = ["sweep=guide_table"]
     assert compose(own, in_sweep=True).config.model.option == "bert_large"
-    typed = compose([*own, "experiment=small", "recipe=low_memory"], in_sweep=True)
+    typed = compose([*own, "experiment=small", "recipe=guide_best"], in_sweep=True)
     assert typed.config.model.option == "bert_large", "small says nothing of the family"
     assert typed.config.model.hidden_size == 128
     assert typed.choices["optimizer"] == "adafactor"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
-from support import last_wins
+from support import PATIENCE_S, last_wins
 
 SWEEP = last_wins(*SHORT, "precision=fp32,tf32", "optimizer=sgd,adamw,adamw_fused")
 
@@ -36,6 +36,16 @@ def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
     assert again.code == 0
     assert again.out.count("answered from its record") == 3
     assert attempts == [len((f / "attempts.jsonl").read_text().splitlines()) for f in runs]
+
+
+@pytest.mark.parametrize("typed", [("-m", "seed=0,1"), ("seed=0",)], ids=["sweep", "run"])
+def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp_path) -> None:
+    """As behind `| head`, or when the other end of a pipe is killed."""
+    going = start(*typed, *SHORT)
+    going.process.stdout.close()
+    assert going.process.wait(PATIENCE_S) == 0
+    runs = [f for f in run_folders(tmp_path) if not f.name.startswith("sweep-")]
+    assert [record_of(run)["outcome"] for run in runs] == ["ok"] * (2 if "-m" in typed else 1)
 
 
 def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
@@ -165,7 +175,9 @@ def test_a_killed_sweep_leaves_no_orphan_and_continues(start, train_py, tmp_path
     assert steps == list(range(1, 401)), "no step twice, none missing"
 
 
-@pytest.mark.parametrize("typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2"])
+@pytest.mark.parametrize(
+    "typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2", "launcher.fork_server=true"]
+)
 def test_a_single_run_has_no_launcher(typed, train_py) -> None:
     done = train_py(typed, "plan_only=true")
     assert done.code == 2

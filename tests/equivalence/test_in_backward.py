@@ -20,6 +20,9 @@ FURTHER = {
     "adamw_8bit": ("optimizer.min_8bit_size=1",),  # else no tensor of this model is quantised
     "lion_8bit": ("optimizer.min_8bit_size=1",),
     "paged_adamw_8bit": ("optimizer.min_8bit_size=1",),
+    # torchao quantises whole blocks of 4096 numbers or more: here the embeddings and the head.
+    "adamw_torchao_8bit": ("optimizer.block_size=64", "train.steps=6"),
+    "adamw_torchao_4bit": ("optimizer.block_size=64", "train.steps=6"),
 }
 QUICK = ("adafactor", "adamw", "muon", "adamw_8bit")
 """What `make test` looks at."""

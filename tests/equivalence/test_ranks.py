@@ -35,6 +35,9 @@ def ranks_curve(train_ranks) -> Callable[..., Curve]:
         folder = train_ranks("distributed=ddp", *overrides)
         record = json.loads((folder / "record.json").read_text())
         assert len(record["memory"]["measured"]["peak_per_rank_bytes"]) == 2
+        options = [record["config"][group]["option"] for group in ("distributed", "engine")]
+        copies = 2 if options == ["ddp", "loop"] else None
+        assert record["effective"].get("copies") == copies
         return logged(folder)
 
     return run

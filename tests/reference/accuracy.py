@@ -26,6 +26,7 @@ def accuracy_page(folder: Path) -> str:
         folder: with the records.
     """
     parts = [_formulas(folder), _traces(folder), _ranks(folder), _calibration(folder)]
+    parts.append(_step_time(folder))
     return "\n\n".join(parts)
 
 
@@ -73,6 +74,52 @@ def _formulas(folder: Path) -> str:
         rows.append((what, *_bounds(plain)))
     rows.append(("GPUs today", ABSENT, ABSENT))
     return table(("formulas", "truth within the bounds", "expected value off by"), rows)
+
+
+PUBLISHED_TIMES = {
+    "guide_v100": "the guides' nine rows, V100",
+    "t5_a100": "T5-base, formats and accumulation, A100",
+    "t5_a100_combined": "T5-base, techniques combined, A100",
+    "t5_batch_a100": "T5-base, batch 1 to 32, A100",
+    "t5_batch_rtx3090": "T5-base, batch 1 to 16, RTX 3090",
+    "t5_rtx3090_combined": "T5-base, techniques combined, RTX 3090",
+    "nvlink_titan_rtx": "GPT-2 on two TITAN RTX, with NVLink and without",
+}
+"""Table of src/eke/report/published -> how it is called."""
+
+
+def _step_time(folder: Path) -> str:
+    """How far off the time model's expected step is, and how often its range holds the truth."""
+    rows = []
+    published = _read(folder, "step_time_published")
+    if published is None:
+        rows.append(("published tables", ABSENT, ABSENT, ABSENT))
+    else:
+        named = {"all": "all published rows (`results/step_time_published.json`)"} | PUBLISHED_TIMES
+        rows += [(words, *_times(published["summary"][name])) for name, words in named.items()]
+    cpu = _read(folder, "step_time_cpu")
+    if cpu is None:
+        rows.append(("random trainings on a CPU", ABSENT, ABSENT, ABSENT))
+    else:
+        drift = percent(cpu["summary"]["rounds_differ_median"])
+        words = (
+            f"random trainings on a CPU, rates from the other half (seed {cpu['seed']}; the same "
+            f"training twice differed by {drift}, median, at a load of {cpu['load'][0]:.0f})"
+        )
+        rows.append((words, *_times(cpu["summary"]["held out"])))
+    rows.append(("GPUs today", ABSENT, ABSENT, ABSENT))
+    return table(
+        ("step time", "truth in the range", "high over low", "expected value off by"), rows
+    )
+
+
+def _times(found: Content) -> tuple[str, str, str]:
+    return (
+        f"{found['inside']} of {found['count']}",
+        f"{found['high_over_low_median']:.2g} (median)",
+        f"mean {percent(found['error_mean'])}, median {percent(found['error_median'])}, "
+        f"largest {percent(found['error_max'])}",
+    )
 
 
 def _traces(folder: Path) -> str:

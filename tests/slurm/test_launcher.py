@@ -46,6 +46,22 @@ def undisturbed(tmp_path_factory) -> list[tuple[float, float]]:
     return curve(folder)
 
 
+def test_a_search_tries_its_candidates_on_nodes(cluster, tmp_path) -> None:
+    """Their CPUs are shared, so that one trial waits for the other."""
+    typed = last_wins(*CLUSTER, *SHORT, "train.steps=40", "resources.time=5")
+    fixed = ("attention=sdpa", "compile=none", "kernels=none", "precision=fp32")
+    done = eke(tmp_path, "fit", *typed, *fixed, "--budget-trials", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("submitted 1 run as job") == 3
+    (report,) = tmp_path.glob("runs/sweep-*/fit.json")
+    trials = json.loads(report.read_text())["trials"]
+    assert [trial["outcome"] for trial in trials] == ["ok"] * 3
+    assert not cluster.ask("squeue", "--noheader")
+    again = eke(tmp_path, "fit", *typed, *fixed, "--budget-trials", "3")
+    assert again.returncode == 0
+    assert "submitted" not in again.stdout
+
+
 def test_a_sweep_ends_with_every_run_done_once(cluster, train_py, tmp_path) -> None:
     command = (*CLUSTER, *SHORT, "seed=0,1,0", "resources.time=5", "resources.gpus=1")
     done = train_py(*command)

@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformers", "accelerate", "wandb", "deepspeed", "bitsandby
 
 LIGHT = (
     "app", "check", "cli", "compose", "corpus", "forecast", "hardware", "identity", "launch",
-    "plan", "pretrained", "record", "report", "schema", "sizes",
+    "pace", "plan", "pretrained", "record", "report", "schema", "sizes",
 )  # fmt: skip
 """They answer on a laptop and on a login node, in well under a second."""
 

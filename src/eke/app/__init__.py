@@ -7,9 +7,14 @@ from pathlib import Path
 
 import eke
 from eke.app.batching import Means, means_of_a_run
-from eke.app.forecasting import asks_for_all_devices, compare_on_all_devices, plan_text
+from eke.app.forecasting import (
+    asks_for_all_devices,
+    compare_on_all_devices,
+    plan_text,
+    refuse_why_of_many,
+)
 from eke.app.planning import plan_for, without_cluster
-from eke.app.sweep import plan_cells, sweep
+from eke.app.sweep import FORKED_THERE, plan_cells, sweep
 from eke.app.talk import complain, say
 from eke.compose import (
     Arguments,
@@ -39,6 +44,7 @@ from eke.launch import (
     run_single,
     this_task,
 )
+from eke.pace import forecast_time, time_line
 from eke.paths import user_path
 from eke.plan import Plan, render_plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -66,15 +72,16 @@ def main(
             return say(f"eke {eke.__version__}")
         if arguments.hydra_flags:
             return ask_hydra(arguments)
+        refuse_why_of_many(arguments, why)
         if asks_for_all_devices(arguments):
-            return say(compare_on_all_devices(arguments, as_json_text=as_json))
+            return say(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
         if arguments.multirun or launcher_of(arguments.overrides) == "slurm":
             check_started_ranks("a sweep", 1)
             check_started_tasks("a sweep", 1)
             if is_for_hydra(arguments.overrides):
                 sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
                 return EXIT_OK
-            return sweep(arguments)
+            return sweep(arguments, as_json, trace)
         return run(compose(arguments.overrides, arguments.config_dir), as_json, why, trace)
     except EkeError as error:
         return complain(str(error), error.exit_code)
@@ -129,6 +136,7 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
         say(f"  {place.note}")
         return place.record.exit_code
     say(f"{render_plan(plan)}\n  {forecast_line(plan)}")
+    say(f"  {time_line(forecast_time(plan), plan.device.kind)}")
     if place.note:
         say(f"  {place.note}")
     if my_rank():
@@ -148,6 +156,8 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
         KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
+    if composed.config.launcher.fork_server:
+        raise ConfigError(FORKED_THERE)
     planning = composed.config.plan_only
     means = Means() if planning else means_of_a_run(composed.config)
     plan = plan_for(composed, planning=planning, means=means)

@@ -18,6 +18,7 @@ from eke.forecast import (
     room_for_a_batch,
 )
 from eke.launch import Probed, find_devices, is_first, probe, probe_in_pool, ranks_are_started
+from eke.pace import slowdown
 from eke.plan import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
 from eke.schema import DEFAULT_PER_DEVICE, Config
 from eke.units import format_bytes
@@ -189,7 +190,7 @@ def choose_batch(
         reasons.insert(0, Decision("batch.target", str(samples_to_keep(plan.config)), why))
     cut = with_batch(plan, taken.config, reasons, taken.warnings)
     if chosen.fails:
-        refuse_what_ran_out(cut, chosen.forecast)
+        refuse_what_ran_out(cut, chosen.forecast, slowdown)
     if chosen.fits and means.keep:
         note_choice(search.key, cut.batch.samples_per_step, cut.batch.per_device)
     return cut, chosen.how == "probed"
@@ -217,15 +218,18 @@ def _reasons(
 
 def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
     how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
+    by = chosen.forecast.calibrated
+    if by is not None and by.peak is not None:
+        how += f", calibrated by {by.num_runs} runs,"
     whose = " for tensors" if plan.device.kind == "cpu" else ""
-    peak = format_bytes(chosen.forecast.peak.expected)
+    peak = format_bytes(chosen.forecast.best.expected)
     return f"{peak} expected{how} of {format_bytes(capacity)}{whose}"
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
     """What is known of the next larger micro-batch."""
     assert chosen.larger is not None
-    peak = chosen.larger.peak
+    peak = chosen.larger.best
     if chosen.larger_failed:
         return f"{size} ran out of memory when it was tried out"
     if not chosen.larger_is_open or chosen.how == "as before":

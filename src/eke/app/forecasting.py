@@ -1,25 +1,33 @@
 """What planning shows of memory: the forecast, what would make it fit, and every known device."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eke.app.planning import plan_on
-from eke.compose import Arguments, Composed, compose
+from eke.compose import Arguments, compose
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
+    ROOM,
     Advice,
+    Forecast,
     advise,
     as_json,
     compare_devices,
+    is_open,
     known_forecast,
+    ranked,
     render_advice,
     render_devices,
     render_forecast,
     traced_forecast,
+    traced_forecasts,
 )
-from eke.hardware import DEVICES
+from eke.hardware import DEVICES, usable_cores
+from eke.pace import as_json as time_as_json
+from eke.pace import forecast_time, num_runs, render_time, slowdown, speed_cell
 from eke.plan import Plan, plan_to_plain, render_plan, samples_to_keep
+from eke.report import PlanningLine
 from eke.schema import Hardware
 
 ALL = "hardware=all"
@@ -37,21 +45,56 @@ def plan_text(
         trace: spend seconds on a trace where none is kept.
     """
     found = traced_forecast(plan) if trace else known_forecast(plan)
-    advice = composed_advice(plan) if why else []
+    time = forecast_time(plan)
+    advice = composed_advice(plan, trace) if why else []
     if as_json_text:
-        content = plan_to_plain(plan) | {"memory": as_json(found)}
+        content = plan_to_plain(plan) | {"memory": as_json(found)} | time_as_json(time)
         if why:
             content["memory"]["advice"] = [" ".join(each.overrides) for each in advice]
         return json.dumps(content, indent=2)
-    parts = [render_plan(plan), render_forecast(plan, found)]
+    parts = [render_plan(plan), render_forecast(plan, found), render_time(time, plan.device.kind)]
     if why:
         parts.append(render_advice(plan, found, advice))
     return "\n\n".join(parts)
 
 
-def composed_advice(plan: Plan) -> list[Advice]:
-    """Advice whose overrides were really composed with those that were typed."""
-    return [each for each in advise(plan) if composes(plan.overrides, each.overrides)]
+def composed_advice(plan: Plan, trace: bool = False) -> list[Advice]:
+    """Advice whose overrides were really composed with those that were typed.
+
+    Args:
+        plan: what is to need less.
+        trace: spend seconds on traces of the proposals that formulas are not sure of.
+    """
+    found = [
+        each for each in advise(plan, judge=slowdown) if composes(plan.overrides, each.overrides)
+    ]
+    if not trace:
+        return found
+    seen = [_traced(each) if is_open(each.forecast) else each for each in found]
+    return ranked(each for each in seen if each.forecast.verdict in ROOM)
+
+
+def _traced(advice: Advice) -> Advice:
+    """The same, with a trace in place of formulas."""
+    return replace(advice, forecast=traced_forecast(advice.plan))
+
+
+def known_forecasts(plans: Mapping[str, Plan], trace: bool) -> dict[str, Forecast]:
+    """What is known of each plan's memory.
+
+    Args:
+        plans: by any name.
+        trace: spend seconds on traces of those that formulas are not sure of.
+    """
+    found = {name: known_forecast(plan) for name, plan in plans.items()}
+    unsure = [name for name, each in found.items() if trace and is_open(each)]
+    if unsure:
+        line = PlanningLine()
+        asked = [plans[name] for name in unsure]
+        traced = traced_forecasts(asked, line.traced, processes=usable_cores())
+        line.close()
+        found |= dict(zip(unsure, traced, strict=True))
+    return found
 
 
 def composes(typed: Sequence[str], more: Sequence[str]) -> bool:
@@ -83,8 +126,27 @@ def asks_for_all_devices(arguments: Arguments) -> bool:
     return True
 
 
-def compare_on_all_devices(arguments: Arguments, *, as_json_text: bool = False) -> str:
+def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
+    """`--why` is answered for one plan alone.
+
+    Raises:
+        ConfigError: several are named.
+    """
+    if why and (arguments.multirun or ALL in arguments.overrides):
+        many = "-m" if arguments.multirun else ALL
+        text = f"explains one configuration on one device, and {many} names several"
+        raise ConfigError(Problem("--why", "", text, "eke plan --why hardware=h100"))
+
+
+def compare_on_all_devices(
+    arguments: Arguments, *, as_json_text: bool = False, trace: bool = False
+) -> str:
     """One line for each device of the table.
+
+    Args:
+        arguments: what was typed.
+        as_json_text: for machines, under the record's field paths.
+        trace: spend seconds on traces for those devices where formulas cannot tell.
 
     Raises:
         ConfigError: the configuration is wrong, whatever the device.
@@ -95,20 +157,24 @@ def compare_on_all_devices(arguments: Arguments, *, as_json_text: bool = False) 
     refused: dict[str, tuple[str, int | None, str]] = {}
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=Hardware(option=option))
-        one = Composed(config, composed.choices | {"hardware": option}, composed.overrides)
+        choices = composed.choices | {"hardware": option}
+        one = replace(composed, config=config, choices=choices)
         try:
             plans[option] = plan_on(one, device, f"declared by hardware={option}", planning=True)
         except ConfigError as error:
             refused[option] = (device.name, device.memory_bytes, error.short())
     if not plans:
         raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[2]))
-    rows = compare_devices(plans, refused)
+    times = {option: forecast_time(plan) for option, plan in plans.items()}
+    speeds = {option: (speed_cell(found), num_runs(found)) for option, found in times.items()}
+    rows = compare_devices(plans, known_forecasts(plans, trace), refused, speeds)
     if as_json_text:
         content = [
             {
                 "hardware": row.option,
                 "memory_bytes": row.memory_bytes,
                 "memory": as_json(row.forecast) if row.forecast else None,
+                **(time_as_json(times[row.option]) if row.option in times else {}),
                 "largest_micro_batch": row.batch,
                 "per_device": row.per_device or None,
                 "refused": row.reason,
@@ -117,4 +183,5 @@ def compare_on_all_devices(arguments: Arguments, *, as_json_text: bool = False) 
         ]
         return json.dumps(content, indent=2)
     config = composed.config
-    return render_devices(rows, config.batch.per_device, samples_to_keep(config))
+    count = config.distributed.num_processes
+    return render_devices(rows, config.batch.per_device, samples_to_keep(config), count)

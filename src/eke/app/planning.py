@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eke.app.batching import Means, choose_batch, permitted
+from eke.app.recipes import adapted
 from eke.check import Facts
 from eke.compose import Composed
 from eke.errors import ConfigError, Problem
@@ -16,6 +17,7 @@ from eke.forecast import (
 )
 from eke.hardware import Device, choose
 from eke.launch import machines_at_hand
+from eke.pace import slowdown
 from eke.plan import Plan, make_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.schema import Config
@@ -77,18 +79,21 @@ def plan_on(
     Raises:
         ConfigError: every rule it breaks.
     """
+    device, reason = enough_of(composed.config, device, reason)
     config = resolve_model(composed.config, composed.overrides, planning)
-    config = resolve_tokenizer(config)
+    recipe = adapted(composed, resolve_tokenizer(config), device, num_nodes)
+    config = recipe.config
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
     allowed = permitted(Facts(config, device, planning, num_nodes), lenient)
     first, seen_to_fit = allowed[0], False
     plan = make_plan(
-        first.config, composed.choices, composed.overrides, device, reason, first.warnings
+        first.config, recipe.choices, composed.overrides, device, reason, first.warnings
     )
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
+    plan = recipe.shown_in(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
 
 
@@ -106,7 +111,7 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
     found = found or known_forecast(plan)
     if trace and is_open(found):
         found = traced_forecast(plan)
-    warning = refuse_what_cannot_fit(plan, found)
+    warning = refuse_what_cannot_fit(plan, found, slowdown)
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
@@ -128,6 +133,27 @@ def without_pool(overrides: Sequence[str]) -> list[str]:
     ]
 
 
+def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
+    """A device that is only declared, as many times as the run has processes on a machine.
+
+    Nobody has said how many there are, and what one of several needs is the question.
+
+    Args:
+        config: what is wanted.
+        device: what it will run on.
+        reason: why that one.
+    """
+    needed = processes_per_node(config)
+    if device.present or device.kind != "cuda" or needed <= device.count:
+        return device, reason
+    return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
+
+
+def processes_per_node(config: Config) -> int:
+    """On each machine, or on the one with the most."""
+    return -(-config.distributed.num_processes // config.distributed.num_nodes)
+
+
 def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
     """The device that a cluster's nodes have, as declared, and why it is taken for granted.
 
@@ -142,8 +168,7 @@ def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
     if option == "auto" and found.kind == "cpu":
         why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
         raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
-    sharing = config.distributed
-    count = -(-sharing.num_processes // sharing.num_nodes) if found.kind == "cuda" else 1
+    count = processes_per_node(config) if found.kind == "cuda" else 1
     note = f"{found.name}: what hardware={option} says the nodes have"
     # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.
     memory = found.memory_bytes if found.kind == "cuda" else None

@@ -1,33 +1,42 @@
 """A sweep: planned whole, then run on this machine's devices or in a cluster."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from eke.app.batching import means_of_a_cell
+from eke.app.outlook import outlooks, outlooks_as_json, render_outlooks
 from eke.app.planning import plan_for, weighed, without_cluster, without_pool
 from eke.app.talk import say
 from eke.compose import Arguments, Expanded, SweepCell, expand, launcher_of
 from eke.errors import ConfigError, Problem
-from eke.forecast import is_open, known_forecast, traced_forecasts
+from eke.forecast import Verdict, is_open, known_forecast, traced_forecasts
 from eke.hardware import usable_cores
 from eke.launch import (
     Books,
     Cell,
+    Devices,
     Job,
     Pool,
     SweepFile,
     find_devices,
+    forking,
     merge_duplicates,
     open_board,
+    smallest_first,
+    start_run,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
 )
 from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cluster
+from eke.pace import forecast_time, sum_line
 from eke.paths import SweepPaths
 from eke.plan import Plan
 from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.report import PlanningLine, label_cells, render_cells
+from eke.schema import Launcher
 from eke.units import format_number
 
 DETACHED_HERE = Problem(
@@ -35,6 +44,20 @@ DETACHED_HERE = Problem(
     "true",
     "a sweep on this machine ends with the process that watches over it",
     "hydra/launcher=slurm   (or start it under tmux or nohup)",
+)
+
+FORKED_THERE = Problem(
+    "launcher.fork_server",
+    "true",
+    "the pool on this machine forks runs, and here another launcher starts them",
+    "launcher.fork_server=false",
+)
+
+FORKED_ELSEWHERE = Problem(
+    "launcher.fork_server",
+    "true",
+    "needs Linux, whose kernel hands a forked process over to the pool",
+    "launcher.fork_server=false",
 )
 
 
@@ -51,12 +74,12 @@ class Planned:
     cells: list[Cell]
     jobs: list[Job]
 
-    def show(self, with_folder: bool = True) -> int:
+    def show(self) -> int:
         """Print what has become of the cells; returns the sweep's exit code."""
         records = {number: job.record for job in self.jobs for number in job.cells}
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
         rows = [cell.row for cell in self.cells]
-        say(f"\n{render_cells(shown, rows)}" + (f"\n\n  {self.paths.sweep}" * with_folder))
+        say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}")
         return sweep_exit_code(self.cells)
 
     def file(self) -> SweepFile:
@@ -64,30 +87,40 @@ class Planned:
         return SweepFile(self.paths, self.command, self.cells, self.name)
 
 
-def sweep(arguments: Arguments) -> int:
+def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
     """Plan every cell before the first one runs, then run them here or in a cluster.
 
     Refused cells are listed and left out, equal ones run once, finished ones are answered from
     their records: the same command again finishes the sweep.
+
+    Args:
+        arguments: what was typed.
+        as_json: print what is expected of each cell for machines, with `plan_only=true`.
+        trace: spend seconds on traces where formulas cannot tell, with `plan_only=true`.
     """
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
     composed = [cell.composed for cell in expanded.cells]
     launcher = launcher_of(arguments.overrides)
-    if composed[0].config.launcher.detach and launcher != "slurm":
+    if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
         line.close()
-        raise ConfigError(DETACHED_HERE)
+        raise ConfigError(problem)
     identity = sweep_id([cell.overrides for cell in expanded.cells])
     group = f"sweep-{identity}"
     cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
-    weigh_open_cells(cells, plans, line.traced)
+    planning = composed[0].config.plan_only
+    if trace or not planning:
+        weigh_open_cells(cells, plans, line.traced)
     line.close()
     duplicates = merge_duplicates(plans)
+    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
+    jobs = make_jobs(labels, plans, duplicates)
+    if as_json and planning:
+        return say(outlooks_as_json(cells, outlooks(jobs)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
     for text in idle(arguments.overrides):
         say(f"  warning: {text}")
-    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     first = composed[0].config
     planned = Planned(
         identity,
@@ -95,17 +128,34 @@ def sweep(arguments: Arguments) -> int:
         as_typed(arguments),
         named(composed[0].choices),
         cells,
-        make_jobs(labels, plans, duplicates),
+        jobs if planning else smallest_first(jobs, bytes_at_risk),
     )
-    if first.plan_only:
-        planned.show(with_folder=False)
+    if planning:
+        say("\n" + render_outlooks(cells, outlooks(jobs)))
+        say_hours(jobs)
         if launcher == "slurm" and planned.jobs:
             say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
         return EXIT_OK
     refuse_if_strict(cells, expanded)
     if launcher == "slurm":
         return run_in_cluster(planned, first.launcher.detach)
-    return run_here(planned, first.launcher.cpu_slots, first.launcher.runs_per_device)
+    return run_here(planned, first.launcher)
+
+
+def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
+    """What is asked of the wrong launcher; None where nothing is."""
+    if launcher.detach and not in_cluster:
+        return DETACHED_HERE
+    if launcher.fork_server and in_cluster:
+        return FORKED_THERE
+    return FORKED_ELSEWHERE if launcher.fork_server and sys.platform != "linux" else None
+
+
+def say_hours(jobs: Sequence[Job]) -> None:
+    """What a sweep's runs would take, each counted once: an estimate."""
+    if jobs:
+        text = sum_line([forecast_time(job.plan) for job in jobs], jobs[0].plan.device.kind)
+        say("\n" + text)
 
 
 def as_typed(arguments: Arguments) -> tuple[str, ...]:
@@ -121,15 +171,26 @@ def named(choices: Mapping[str, str]) -> str:
     return "" if chosen == "none" else chosen
 
 
-def run_here(planned: Planned, num_cpu_slots: int, runs_per_device: int) -> int:
+def run_here(planned: Planned, launcher: Launcher) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
-    devices = {
-        kind: find_devices(kind, num_cpu_slots, runs_per_device)
-        for kind in {job.kind for job in planned.jobs}
-    }
+    jobs, log = planned.jobs, planned.paths.fork_server
+    devices = sweep_devices(jobs, launcher.cpu_slots, launcher.runs_per_device)
     with open_board(len(planned.cells)) as board:
-        Pool(Books(planned.jobs, board, planned.file()), devices).run()
+        books = Books(jobs, board, planned.file())
+        if not launcher.fork_server:
+            Pool(books, devices).run()
+        else:
+            with forking([job.plan for job in jobs], devices, log, board.note) as server:
+                Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
     return planned.show()
+
+
+def sweep_devices(
+    jobs: Sequence[Job], num_cpu_slots: int, runs_per_device: int
+) -> dict[str, Devices]:
+    """This machine's devices of each kind that runs need."""
+    kinds = {job.kind for job in jobs}
+    return {kind: find_devices(kind, num_cpu_slots, runs_per_device) for kind in kinds}
 
 
 def run_in_cluster(planned: Planned, detach: bool) -> int:
@@ -166,6 +227,12 @@ def make_jobs(
     for number, first in duplicates.items():
         jobs[first].cells.append(number)
     return list(jobs.values())
+
+
+def bytes_at_risk(plan: Plan) -> int | None:
+    """Bytes that a run is expected to need, if it may run out of memory; else None."""
+    found = known_forecast(plan)
+    return found.best.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
 
 
 def plan_cells(

@@ -2,15 +2,14 @@
 
 import sys
 
-from eke.launch import is_first, let_rank_0_speak, my_rank
+from eke.launch import is_first, let_rank_0_speak, my_rank, speak
 from eke.record import EXIT_OK, EXIT_RESUMABLE
 
 
 def say(text: str) -> int:
-    """Print for the user; returns the exit code of having said it. Of several ranks one speaks."""
+    """Print for the user, if still there; returns the exit code. Of several ranks one speaks."""
     if is_first():
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        speak(text)
     return EXIT_OK
 
 
@@ -19,5 +18,5 @@ def complain(text: str, code: int) -> int:
     if my_rank() and code != EXIT_RESUMABLE:
         let_rank_0_speak()
     if is_first():
-        sys.stderr.write(text + "\n")
+        speak(text, sys.stderr)
     return code

@@ -58,6 +58,10 @@ MATMULS = frozenset(
 in 16 bits."""
 
 
+FACTORS_FIRST = frozenset({"_scaled_mm", "_grouped_mm"})
+"""Products with something else behind their factors: scales in float32, offsets in int32."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """What ran between entering and leaving a probe."""
@@ -85,6 +89,9 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         probe.seen().attention_kernels   # ("flash",)
     """
 
+    supports_higher_order_operators = True
+    """Compiled code that recomputes what draws random numbers runs it inside an operator."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
         self._kernels: set[str] = set()
@@ -110,6 +117,10 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Notes the operation, then runs it."""
+        self._note(*_innermost(func, args))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         name = getattr(func, "overloadpacket", func).__name__
         kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
         if kernel and not (name == "_softmax" and args[0].dim() != SCORES_DIM):
@@ -117,9 +128,8 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if name in LOSSES:
             self._losses.add(LOSSES[name])
         if name in MATMULS:
-            # Behind the factors of a scaled product stand their scales, in float32.
-            self._dtypes[_operand_dtype(args[:2] if name == "_scaled_mm" else args)] += 1
-        return func(*args, **(kwargs or {}))
+            factors = args[:2] if name in FACTORS_FIRST else args
+            self._dtypes[_operand_dtype(factors)] += 1
 
     def seen(self) -> Seen:
         """What has run so far; may be asked inside the block and after it."""
@@ -129,6 +139,15 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             num_matmuls=sum(self._dtypes.values()),
             loss_kernels=tuple(sorted(self._losses)),
         )
+
+
+def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operation that one of a higher order runs (with the random state kept, say)."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        for at, arg in enumerate(args):
+            if isinstance(arg, torch._ops.OpOverload):
+                return arg, args[at + 1 :]
+    return func, args
 
 
 @contextlib.contextmanager

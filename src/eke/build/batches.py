@@ -27,10 +27,24 @@ class MicroBatch:
     """Input and target tokens that are not padding."""
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """All there are."""
+        return [*self.inputs.values(), self.labels]
+
+    @property
     def num_positions(self) -> int:
         """Places in the tensors the model reads, padding included."""
         names = ("input_ids", "decoder_input_ids")
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of two tokens or more in rows that they may share; 0 where they may not."""
+        positions = self.inputs.get("position_ids")
+        if positions is None:
+            return 0
+        # Padding stays at position 0.
+        return int(((positions[:, :-1] == 0) & (positions[:, 1:] == 1)).sum())
 
     def to(self, device: torch.device) -> "MicroBatch":
         """On the device; copies from pinned memory do not wait."""

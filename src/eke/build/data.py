@@ -21,10 +21,18 @@ Samples = TaskSamples | PackedSamples | LongestSamples
 
 @dataclass
 class Padding:
-    """Places of all training micro-batches so far, and how many of them held a token."""
+    """Places and rows of all training micro-batches so far, and what was in them."""
 
     num_tokens: int = 0
     num_positions: int = 0
+    num_sequences: int = 0
+    """In rows that they may share; 0 where they may not."""
+    num_rows: int = 0
+
+    @property
+    def sequences_per_row(self) -> float | None:
+        """How many share a row; None where none may."""
+        return self.num_sequences / self.num_rows if self.num_sequences else None
 
     @property
     def frac(self) -> float | None:
@@ -82,6 +90,8 @@ class Data:
                 self.loading.pinned = made[0].labels.is_pinned()
             self.padding.num_tokens += sum(each.num_tokens for each in made)
             self.padding.num_positions += sum(each.num_positions for each in made)
+            self.padding.num_sequences += sum(each.num_sequences for each in made)
+            self.padding.num_rows += sum(len(each.inputs["input_ids"]) for each in made)
             yield made + [self.placeholder()] * (most - len(made) if even else 0)
 
     def _lengths(self) -> np.ndarray | None:

@@ -26,8 +26,10 @@ class InBackwardUpdate:
         accelerator: Backward,
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
+        knows_norm: bool,
     ) -> None:
         self.accelerator = accelerator
+        self.knows_norm = knows_norm
         self.optimizer = optimizer
         self.parameters = parameters
         self._norms: dict[nn.Parameter, Tensor] = {}
@@ -48,11 +50,13 @@ class InBackwardUpdate:
         """Gradients come into being, update their weights and go."""
         self.accelerator.backward(loss)
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self, learning_rate: float) -> Tensor | None:
         """All that is left is the norm: of the gradients there were, in the order of the weights.
 
         The learning rate was in the optimizer's groups when the backward pass began.
         """
+        if not self.knows_norm:
+            return None
         norms = [self._norms[p] for p in self.parameters if p in self._norms]
         self._norms = {}
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
@@ -68,7 +72,8 @@ class InBackwardUpdate:
         assert isinstance(parameter, nn.Parameter)
         if parameter.grad is None:
             return
-        self._norms[parameter] = torch.linalg.vector_norm(parameter.grad)
+        if self.knows_norm:
+            self._norms[parameter] = torch.linalg.vector_norm(parameter.grad)
         with self._only(parameter):
             self.optimizer.step()
         parameter.grad = None

@@ -7,6 +7,7 @@ section 3.1.
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,11 @@ from torch import Tensor, nn
 from eke.build.sharding import cut_like
 
 Groups = list[dict[str, Any]]
+
+Pairs = list[tuple[nn.Parameter, nn.Parameter]]
+"""A weight of the model, and its copy."""
+
+_PAIRS: WeakKeyDictionary[torch.optim.Optimizer, Pairs] = WeakKeyDictionary()
 
 MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
@@ -32,7 +38,7 @@ def build_with_master(
         groups: parameter groups of the model's weights.
         build: parameter groups -> optimizer.
     """
-    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    pairs: Pairs = []
     copied = []
     for group in groups:
         copies = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in group["params"]]
@@ -40,12 +46,18 @@ def build_with_master(
         copied.append({**group, "params": copies})
     optimizer = build(copied)
     _connect(optimizer, pairs)
+    _PAIRS[optimizer] = pairs
     return optimizer
 
 
-def _connect(
-    optimizer: torch.optim.Optimizer, pairs: list[tuple[nn.Parameter, nn.Parameter]]
-) -> None:
+def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The model's weights that an optimizer steps, be it on copies of them."""
+    if optimizer in _PAIRS:
+        return [weight for weight, _ in _PAIRS[optimizer]]
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     def take_gradients(*_: Any) -> None:
         for weight, copy in pairs:
             copy.grad = None if weight.grad is None else weight.grad.to(torch.float32)

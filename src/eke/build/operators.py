@@ -131,7 +131,9 @@ def compiling(what: str) -> Iterator[None]:
 def build_folder() -> Path:
     """Where operators are built: under TORCH_EXTENSIONS_DIR, or in eke's cache."""
     versions = installed_versions(("torch", "deepspeed"))
-    key = hashlib.sha256(f"{cpu_name()} {versions} {LEFT_OUT}".encode()).hexdigest()[:12]
+    # The headers' folder is in ninja's rules: two environments would build over each other.
+    what = f"{cpu_name()} {versions} {LEFT_OUT} {sys.prefix}"
+    key = hashlib.sha256(what.encode()).hexdigest()[:12]
     given = os.environ.get(FOLDER)
     return (Path(given) if given else cache_folder() / "torch_extensions") / key
 

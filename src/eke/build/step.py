@@ -37,7 +37,7 @@ def take_step(
     step: int,
     learning_rate: float,
     enter: Callable[[str], None],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """One optimizer step; nothing in it waits for the device.
 
     Args:
@@ -50,7 +50,8 @@ def take_step(
         enter: told when `forward`, `backward` and `optimizer` begin.
 
     Returns:
-        This rank's part of the loss and the norm of the whole gradient, scalars on the device.
+        This rank's part of the loss and the norm of the whole gradient, scalars on the device;
+        None where nobody wants to know the norm.
     """
     total = torch.zeros((), device=parts.device)
     for number, batch in enumerate(cut, start=1):

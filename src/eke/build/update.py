@@ -35,11 +35,11 @@ class Update(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`: this rank's share of the global batch's mean, a scalar."""
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self, learning_rate: float) -> Tensor | None:
         """Clip, step and forget the gradients; returns their norm before clipping, on the device.
 
-        The norm is that of the whole model over all ranks. The loop has written the learning rate
-        into the optimizer's groups before the first micro-batch.
+        The norm is that of the whole model over all ranks; None where nobody wants to know. The
+        loop has written the learning rate into the optimizer's groups before the first micro-batch.
         """
 
     def gather(self, keep: bool) -> WholeState | None:
@@ -74,6 +74,8 @@ class PlainUpdate:
         self.parameters = parameters
         self.world_size = plan.batch.world_size
         self.max_grad_norm = plan.config.train.max_grad_norm
+        needed = self.max_grad_norm is not None or scaler is not None
+        self.knows_norm = needed or plan.config.train.record_grad_norm
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of the earlier micro-batches only add up."""
@@ -87,7 +89,7 @@ class PlainUpdate:
         shared = loss * self.world_size if self.world_size > 1 else loss
         self.accelerator.backward(self.scaler.scale(shared) if self.scaler else shared)
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self, learning_rate: float) -> Tensor | None:
         """One step of the optimizer at this learning rate."""
         norm = self.clip()
         if self.scaler:
@@ -106,8 +108,10 @@ class PlainUpdate:
         """None."""
         return []
 
-    def clip(self) -> Tensor:
+    def clip(self) -> Tensor | None:
         """Global gradient norm before clipping; clips where that was asked for."""
+        if not self.knows_norm:
+            return None
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
         norm = total_norm([p.grad for p in self.parameters if p.grad is not None])

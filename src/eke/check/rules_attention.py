@@ -260,7 +260,11 @@ FLASH_RULES = (
         when=lambda f: _flash_package(f) and _in_float32(f),
         value=_option,
         why=lambda f: "FlashAttention computes in 16 bits; precision computes in float32",
-        fix=lambda f: "precision=bf16",
+        fix=lambda f: (
+            "precision=bf16"
+            if f.config.precision.option in ("fp32", "tf32")
+            else "precision.compute=bfloat16"
+        ),
         source=FLASH,
     ),
     Rule(

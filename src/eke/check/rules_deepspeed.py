@@ -130,7 +130,11 @@ RULES = (
         why=lambda f: (
             "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"
         ),
-        fix=lambda f: "precision=bf16",
+        fix=lambda f: (
+            "precision=bf16"
+            if f.config.precision.option == "bf16_pure"
+            else "precision.weights=float32"
+        ),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
         versions=VERSION,
     ),

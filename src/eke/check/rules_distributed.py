@@ -13,7 +13,18 @@ PLAIN = (
     "bitsandbytes' kernels take whole tensors (torch: Operator "
     "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
 )
-UNSEEN = "torchao's compiled step has not been compared with itself on parts"
+QUANTISED = (
+    "it trains, and its quantised parts cannot be read back from a checkpoint (torch: Weights only "
+    "load failed)"
+)
+FLAT = (
+    "its 4-bit states are flat, and its compiled step takes them for matrices (torch: wrong number "
+    "of dimensions)"
+)
+DRAWN = (
+    "each process would draw the same random numbers for another part: on two it strayed from "
+    "float32 copies as far as one does, and parts of uneven sizes have not been seen"
+)
 
 FAILS_ON_PARTS = {
     "adafactor": f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}",
@@ -21,7 +32,9 @@ FAILS_ON_PARTS = {
     "apollo": f"it projects whole matrices {MIXED}",
     **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"), PLAIN),
     "adamw_apex_fused": "apex's kernels take whole tensors",
-    **dict.fromkeys(("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"), UNSEEN),
+    "adamw_torchao_8bit": QUANTISED,
+    "adamw_torchao_4bit": FLAT,
+    "adamw_bf16_sr": DRAWN,
 }
 """Optimizer -> what goes wrong when each process has only a part of every tensor; the others train
 on parts like on whole tensors (tests/equivalence/test_ranks.py)."""

@@ -7,12 +7,10 @@ from eke.schema import Batch, Checkpointing, Compute, Memory
 from eke.sizes import has_master
 
 COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
-UNSEEN = "compiles its step, which has not been compared with itself one weight at a time"
 
 NOT_IN_BACKWARD = {
     "schedule_free": COUNTS,
     "adamw_apex_fused": COUNTS,
-    **dict.fromkeys(("adamw_torchao_8bit", "adamw_torchao_4bit"), UNSEEN),
     "adamw_bf16_sr": "draws the random numbers of a step once, and the same for each weight then",
 }
 """Optimizer -> what goes wrong when it steps one weight at a time; it does not matter to the others

@@ -148,9 +148,11 @@ RULES = (
             "largest number"
         ),
         fix=lambda f: (
-            "precision=bf16"
-            if f.config.precision.compute is Compute.float16
-            else "precision.evaluation=same"
+            "precision.evaluation=same"
+            if f.config.precision.compute is not Compute.float16
+            else "precision=bf16"
+            if f.config.precision.option == "fp16"
+            else "precision.compute=bfloat16"
         ),
         source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
     ),

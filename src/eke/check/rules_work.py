@@ -7,7 +7,8 @@ from pathlib import Path
 from eke.check.rule import Facts, Rule, Verdict
 from eke.hardware import usable_cores
 from eke.paths import user_path
-from eke.schema import SGD, Text
+from eke.schema import SGD, Compute, Text
+from eke.sizes import STAGE
 
 
 def _step_samples(facts: Facts) -> int:
@@ -111,6 +112,18 @@ def _cores_per_process(facts: Facts) -> int:
     return max(1, usable_cores() // _processes(facts))
 
 
+def _needs_norm(facts: Facts) -> str:
+    """What computes the norm of all gradients in any case; empty where nothing does."""
+    config = facts.config
+    if config.train.max_grad_norm is not None:
+        return f"train.max_grad_norm = {config.train.max_grad_norm} is compared with it"
+    if config.distributed.option in STAGE:
+        return f"DeepSpeed computes it in any case (distributed = {config.distributed.option})"
+    if config.precision.compute is Compute.float16:
+        return "steps that float16 overflowed are counted by it"
+    return ""
+
+
 LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 
 RULES = (
@@ -176,6 +189,20 @@ RULES = (
         why=lambda f: "there is no momentum to look ahead with, optimizer.momentum = 0",
         fix=lambda f: "optimizer.momentum=0.9",
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
+    ),
+    Rule(
+        id="norm_is_known_anyway",
+        verdict=Verdict.no_effect,
+        path="train.record_grad_norm",
+        when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
+        value=lambda f: False,
+        why=_needs_norm,
+        fix=lambda f: (
+            "train.record_grad_norm=true"
+            if f.config.train.max_grad_norm is None
+            else "train.max_grad_norm=null   (or train.record_grad_norm=true)"
+        ),
+        source="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
     ),
     Rule(
         id="too_short_to_time",

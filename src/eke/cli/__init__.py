@@ -1,6 +1,8 @@
 """The `eke` command: argument parsing and printing only."""
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 from eke.record import EXIT_RESUMABLE
 
@@ -13,6 +15,8 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (--why: what dominates, and what would make it fit)
                            (--quick: memory by formulas, if no trace is kept)
                            (hardware=all: on every known GPU)
+  eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
+                           a few short trials; written as an experiment (eke fit --help)
   eke schema FOLDER        JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
@@ -31,6 +35,10 @@ Overrides and options: eke train --help
 """
 
 
+_OWN_MODULE = ("report", "fit", "schema", "doctor", "sync")
+"""Commands whose module has their name, and is imported for them alone: each needs other things."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     try:
@@ -41,44 +49,38 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _do(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if command == "report":
-        from eke.cli import report  # and nothing that composes: a report needs records alone
-
-        return report.main(rest)
+    if command in _OWN_MODULE:
+        module = import_module(f"eke.cli.{command}")
+        wanted: Callable[[list[str]], int] = module.main
+        return wanted(rest)
     # Here, and not above: Ctrl-C while it is imported is no traceback.
     from eke import app
-    from eke.cli import completion, schema
+    from eke.cli import completion
     from eke.compose.shells import COMPLETION_FLAGS
 
     if command == "train":
         return app.main(rest)
     if command == "plan":
-        as_json = "--json" in rest
-        why = "--why" in rest
-        quick = "--quick" in rest
-        overrides = [each for each in rest if each not in ("--json", "--why", "--quick")]
-        typed = [*overrides, "plan_only=true"]
-        return app.main(typed, as_json=as_json, why=why, trace=not quick)
-    if command == "schema":
-        return schema.main(rest)
-    if command == "doctor":
-        from eke.cli import doctor  # only here: `eke --help` does without it
-
-        return doctor.main(rest)
+        return _plan(rest)
     if command in ("status", "logs", "cancel", "retry"):
         from eke.cli import folders  # only here: `eke --help` does without it
 
         return folders.main(command, rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
-    if command == "sync":
-        from eke.cli import sync  # only here: `eke --help` does without it
-
-        return sync.main(rest)
     if command in ("--version", "--help", "-h"):
         return app.main(["--version"]) if command == "--version" else _usage(0)
     sys.stderr.write(f"eke: no command {command!r}\n\n")
     return _usage(2)
+
+
+def _plan(rest: list[str]) -> int:
+    from eke import app  # only here, as above
+
+    flags = ("--json", "--why", "--quick")
+    overrides = [each for each in rest if each not in flags]
+    as_json, why, quick = (flag in rest for flag in flags)
+    return app.main([*overrides, "plan_only=true"], as_json=as_json, why=why, trace=not quick)
 
 
 def _usage(code: int) -> int:

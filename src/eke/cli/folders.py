@@ -236,13 +236,22 @@ def retry(options: argparse.Namespace) -> int:
     chosen = list(found.values())  # cells that are the same run are one
     content = read_json(sweep.sweep)
     command = content.get("command")
-    if not command or command[0] != "-m":
+    if not command or command[0] not in ("-m", "fit"):
         raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
     os.chdir(content["directory"])
     for paths in chosen:
         set_aside(paths)
     _print([f"to try again: {format_number(len(chosen), 'run')}"])
-    return app.main(command) if chosen else EXIT_OK
+    if not chosen:
+        return EXIT_OK
+    return search_again(command[1:]) if command[0] == "fit" else app.main(command)
+
+
+def search_again(arguments: Sequence[str]) -> int:
+    """Go on with `eke fit`, which is no sweep of train.py."""
+    from eke.cli import fit  # only here: of these commands, one search in many needs it
+
+    return fit.main(arguments)
 
 
 def set_aside(paths: RunPaths) -> None:

@@ -3,6 +3,7 @@
 from eke.compose.arguments import Arguments, split_arguments
 from eke.compose.ask import check_question, is_completion, run_hydra_flags
 from eke.compose.by_hydra import is_for_hydra, launcher_of, sweep_by_hydra
+from eke.compose.claims import claims, compose_with
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
@@ -16,7 +17,9 @@ __all__ = [
     "SweepCell",
     "answer_shell",
     "check_question",
+    "claims",
     "compose",
+    "compose_with",
     "expand",
     "help_text",
     "is_completion",

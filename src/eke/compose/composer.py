@@ -31,6 +31,8 @@ class Composed:
     """Group -> option, recipe, experiment and sweep included; Hydra's own groups left out."""
     overrides: tuple[str, ...]
     """The overrides as typed."""
+    config_dir: Path | None = None
+    """The folder with the user's own options, beside eke's."""
 
 
 def compose(
@@ -197,7 +199,8 @@ def typed_tree(
     if problems:
         raise ConfigError(problems)
     config.sweep = Sweep()
-    return Composed(config=config, choices=tree.choices, overrides=typed)
+    own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
+    return Composed(config=config, choices=tree.choices, overrides=typed, config_dir=own)
 
 
 def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:

@@ -8,7 +8,6 @@ from eke.compose.catalogue import GROUPS, make_catalogue
 _WIDTH = 100
 _HEAD = """\
 eke finds, runs and compares the training recipes that get the most out of the GPUs you have.
-
 usage: python train.py [-m] [group=option ...] [key=value ...]     (-m: several runs, one per value)
 """
 _TAIL = """

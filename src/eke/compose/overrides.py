@@ -205,7 +205,8 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
 
 
 def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
-    row = find_retired(key)
+    # Whatever section it was looked for in: train.gradient_checkpointing, training_args.fp16.
+    row = find_retired(key) or find_retired(key.rpartition(".")[2])
     if row:
         return Problem(key, shown(raw), _why(row, raw, catalogue), _instead(row, raw, catalogue))
     inner = key.rpartition("/")[2]

@@ -2,7 +2,7 @@
 
 from eke.corpus.ask import open_store
 from eke.corpus.cache import cache_folder, files_digest
-from eke.corpus.files import ENDINGS, find_files
+from eke.corpus.files import ENDINGS, find_files, other_format
 from eke.corpus.lengths import mix_seed, synthetic_length, synthetic_lengths
 from eke.corpus.pack import Packs, first_fit
 from eke.corpus.request import HubSource, Request, request_from_json, request_of
@@ -59,6 +59,7 @@ __all__ = [
     "mix_seed",
     "open_corpus",
     "open_store",
+    "other_format",
     "read_manifest",
     "read_piece",
     "request_from_json",

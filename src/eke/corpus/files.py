@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from eke.errors import ConfigError, Problem
@@ -44,6 +45,20 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         _check(file, key)
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
+
+
+def other_format(option: str, files: Iterable[str]) -> str:
+    """What to type for files that end like another format; empty where some end like this one.
+
+    Args:
+        option: the one that was typed: `jsonl`, `csv` or `parquet`.
+        files: their names.
+    """
+    names = [name.lower() for name in files]
+    if not names or any(name.endswith(ENDINGS[option]) for name in names):
+        return ""
+    others = (o for o, endings in ENDINGS.items() if names[0].endswith(endings))
+    return f"data={next(others, 'text')}"
 
 
 def _exists(path: Path, key: str, typed: str) -> bool:

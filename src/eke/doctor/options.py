@@ -1,7 +1,9 @@
 """Which options of every group could run here: each is put to the rules that a run is put to."""
 
 import copy
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -17,13 +19,19 @@ from eke.sizes import VALID_TASKS
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
 """Groups that ask nothing of a machine, or that need a path nobody has typed."""
 
-NEEDS_MORE = {("model", "pretrained"), ("offload", "nvme")}
-"""Options that say nothing without another key."""
+NEEDS_MORE = {("model", "pretrained")}
+"""Options that say nothing without a value that only the user knows."""
+
+EXAMPLES = {("offload", "nvme"): ("offload.path=runs",)}
+"""Options that need a folder -> the one that runs go to."""
+
+MOST_FIXES = 4
+"""Rounds of typing what the rules ask for."""
 
 
 @dataclass(frozen=True)
 class OptionFinding:
-    """What the rules say of one option on this machine, everything else left at its default."""
+    """What the rules say of one option on this machine, what it needs beside it typed."""
 
     group: str
     option: str
@@ -31,10 +39,14 @@ class OptionFinding:
     why: str = ""
     """The limit it breaks, or why it is unsafe or changes nothing; empty for nothing to say."""
     fix: str = ""
+    beside: tuple[str, ...] = ()
+    """What it needs beside it where everything else is left at its default."""
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
-    """Every option of every group that depends on the machine; some milliseconds each.
+    """Every option of every group that depends on the machine.
+
+    Some milliseconds each, and tenths of a second where something has to be typed beside it.
 
     Args:
         device: what would train here.
@@ -49,9 +61,26 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
             continue
         for option in options:
             if (group, option) not in NEEDS_MORE:
-                config = _with(catalogue, base, group, option)
-                findings.append(_finding(config, device, group, option, everywhere))
+                findings.append(_find(catalogue, base, device, (group, option), everywhere))
     return tuple(findings)
+
+
+def _find(
+    catalogue: Catalogue, base: Config, device: Device, asked: tuple[str, str], everywhere: set[str]
+) -> OptionFinding:
+    """Type what the rules ask for, until the option may run or they ask for another one."""
+    group, option = asked
+    beside: tuple[str, ...] = EXAMPLES.get(asked, ())
+    config = _typed(group, option, beside) if beside else _with(catalogue, base, group, option)
+    finding = _finding(config, device, group, option, everywhere)
+    for _ in range(MOST_FIXES):
+        more = _fixes(finding)
+        another = any(word.startswith((f"{group}=", f"{group}.")) for word in more)
+        if finding.usable or not more or another:
+            break
+        beside = _last_wins((*beside, *more))
+        finding = _finding(_typed(group, option, beside), device, group, option, everywhere)
+    return replace(finding, beside=beside if finding.usable else ())
 
 
 def _ask(config: Config, device: Device) -> tuple[list[Problem], list[Problem]]:
@@ -68,6 +97,25 @@ def _finding(
         if problems:
             return OptionFinding(group, option, usable, problems[0].why, problems[0].fix)
     return OptionFinding(group, option, True)
+
+
+def _fixes(finding: OptionFinding) -> tuple[str, ...]:
+    """The overrides of its fix, without what may be done instead; none where it is no override."""
+    words = tuple(shlex.split(finding.fix.split("   (")[0]))
+    return words if all("=" in word for word in words) else ()
+
+
+def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
+    """Each key once, with what was typed last."""
+    return tuple({word.partition("=")[0]: word for word in words}.values())
+
+
+def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
+    """What is trained where somebody types this option and those words."""
+    model = [f"{group}={option}"] if group == "model" else []
+    tasks = VALID_TASKS[compose([*model, "tracker=none"]).config.model.family]
+    chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
+    return compose(chosen).config
 
 
 def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:

@@ -133,9 +133,11 @@ def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
     groups = dict.fromkeys(finding.group for finding in findings)
     for group in groups:
         mine = [finding for finding in findings if finding.group == group]
-        usable = [finding.option for finding in mine if finding.usable]
+        usable = [finding.option for finding in mine if finding.usable and not finding.beside]
         yield group, "  ".join(usable) or "none"
         for finding in mine:
+            if finding.beside:
+                yield "", f"{finding.option} with {' '.join(finding.beside)}"
             if finding.why:
                 verdict = "mind" if finding.usable else "not"
                 fix = f" -> {finding.fix}" if finding.fix else ""

@@ -1,6 +1,6 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
-from eke.forecast.advice import Advice, advise, first_advice
+from eke.forecast.advice import ROOM, Advice, advise, first_advice, ranked
 from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
@@ -15,6 +15,7 @@ from eke.forecast.values import PHASES, Calibrated, Forecast, Method, Range, Tra
 __all__ = [
     "DOES_NOT_FIT",
     "PHASES",
+    "ROOM",
     "Advice",
     "Calibrated",
     "Chosen",
@@ -42,6 +43,7 @@ __all__ = [
     "note_forecast",
     "note_pair",
     "predicted",
+    "ranked",
     "refuse_what_cannot_fit",
     "refuse_what_ran_out",
     "render_advice",

@@ -116,7 +116,7 @@ class Search:
             return Room.yes
         if self.known.fails is not None and size >= self.known.fails:
             return Room.no
-        peak = self.forecast(number, traced).peak
+        peak = self.forecast(number, traced).best
         if peak.high <= self.capacity:
             return Room.yes
         return Room.no if peak.low > self.capacity else Room.open
@@ -150,7 +150,7 @@ class Search:
         if self.room(number, self.trace) is Room.no:
             return False
         on_cpu = self.plans[number].device.kind == "cpu"
-        return not on_cpu or self.forecast(number).peak.expected <= self.capacity
+        return not on_cpu or self.forecast(number).best.expected <= self.capacity
 
     def _failed(self, number: int) -> bool:
         size = self.plans[number].batch.per_device

@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eke.corpus import cache_folder
 from eke.files import append_line, write_atomic
@@ -50,6 +50,8 @@ LONGEST_FILE = 4 * 2**20
 """Bytes; a larger file was not written here."""
 
 Group = dict[str, Any]
+
+T = TypeVar("T")
 
 
 def group_of(plan: Plan, method: str) -> Group:
@@ -95,12 +97,21 @@ def path_of(group: Group) -> Path:
 
 def read_pairs(group: Group) -> list[Pair]:
     """Pairs of a group, the newest last, one for each run; none where nothing readable is."""
-    path = path_of(group)
+    return list(read_with(path_of(group), _pairs_in))
+
+
+def read_with(path: Path, parse: Callable[[Path, int, int], Sequence[T]]) -> Sequence[T]:
+    """What a function finds in a group's file; nothing where there is nothing readable.
+
+    Args:
+        path: of the file.
+        parse: also gets its time of change and size, to remember it by.
+    """
     try:
         if not _is_readable(path):
             return []
         found = path.stat()
-        return list(_pairs_in(path, found.st_mtime_ns, found.st_size))
+        return parse(path, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError):
         return []
 
@@ -167,13 +178,18 @@ def note_pair(plan: Plan, record: Record) -> None:
     if pair is None:
         return
     assert record.memory.predicted is not None
-    path = path_of(group_of(plan, record.memory.predicted.method))
+    group = group_of(plan, record.memory.predicted.method)
+    add_line(path_of(group), json.dumps(dataclasses.asdict(pair)))
+
+
+def add_line(path: Path, line: str) -> None:
+    """Append to a group's file, and keep it and their number within bounds; lost if impossible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not _is_readable(path):
             return
         seal(path)
-        append_line(path, json.dumps(dataclasses.asdict(pair)))
+        append_line(path, line)
         _shorten(path)
         _forget_old(path.parent)
     except OSError:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from eke.errors import ConfigError, Problem
-from eke.forecast.advice import first_advice
+from eke.forecast.advice import Judge, first_advice
 from eke.forecast.stored import as_text
 from eke.forecast.values import Forecast, Method, Verdict
 from eke.plan import Plan
@@ -19,12 +19,13 @@ _fixes: dict[Any, str] = {}
 one."""
 
 
-def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
+def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = None) -> str:
     """Refuse a plan whose lowest forecast is above its device's memory.
 
     Args:
         plan: of the run.
         found: its forecast.
+        judge: knows what the override that is proposed costs, as in `advise`.
 
     Returns:
         A warning where the expected peak has no room, or the high one has not; else nothing.
@@ -35,22 +36,23 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast) -> str:
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
     if found.peak.low > found.capacity and not plan.config.ignore_forecast:
-        raise ConfigError(_problem(plan, found))
+        raise ConfigError(_problem(plan, found, judge))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
         return ""
     return (
         f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
-        f"({_fix(plan, found)})"
+        f"({_fix(plan, found, judge)})"
     )
 
 
-def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
+def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None) -> None:
     """Refuse a plan that ran out of memory when it was tried out.
 
     Args:
         plan: of the run.
         found: its forecast.
+        judge: as above.
 
     Raises:
         ConfigError: always, unless the user starts it in any case.
@@ -58,20 +60,20 @@ def refuse_what_ran_out(plan: Plan, found: Forecast) -> None:
     if plan.config.ignore_forecast:
         return
     why = (
-        f"ran out of memory in a probe; {format_bytes(found.peak.expected)} were expected, and "
+        f"ran out of memory in a probe; {format_bytes(found.best.expected)} were expected, and "
         f"{_has(plan, found)}"
     )
-    fix = f"{_fix(plan, found)}   ({ANYWAY} starts it all the same)"
+    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
     size = str(plan.batch.per_device)
     raise ConfigError(Problem("batch.per_device", size, why, fix, DOES_NOT_FIT))
 
 
-def _problem(plan: Plan, found: Forecast) -> Problem:
+def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
     why = (
         f"needs at least {format_bytes(found.peak.low)} of memory, "
         f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
     )
-    fix = f"{_fix(plan, found)}   ({ANYWAY} starts it all the same)"
+    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
     return Problem("batch.per_device", str(plan.batch.per_device), why, fix, DOES_NOT_FIT)
 
 
@@ -84,10 +86,10 @@ def _has(plan: Plan, found: Forecast) -> str:
     return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
 
 
-def _fix(plan: Plan, found: Forecast) -> str:
+def _fix(plan: Plan, found: Forecast, judge: Judge | None) -> str:
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
     if key not in _fixes:
-        advice = first_advice(plan)
+        advice = first_advice(plan, judge)
         _fixes[key] = as_text(advice) if advice else "eke plan --why says what needs how much"
     return _fixes[key]

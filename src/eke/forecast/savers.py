@@ -5,6 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from eke.plan import Plan
+from eke.published import (
+    ADAFACTOR,
+    ADAM_8BIT,
+    CHECKPOINTING,
+    FP16,
+    LORA,
+    QUARTER_BATCH,
+    SELECTIVE,
+    Published,
+)
 from eke.schema import (
     FSDP,
     Adafactor,
@@ -21,8 +31,6 @@ from eke.schema import (
     Weights,
 )
 from eke.sizes import STAGE
-
-GUIDE = "https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one"
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ def smaller_batches(plan: Plan) -> Iterator[Change]:
             count = plan.batch.accumulation * (size // part)
             typed.append(f"batch.accumulation={count}")
             batch = replace(batch, accumulation=count)
-        slowdown = (8.86 / 7.75) ** (math.log2(size / part) / 2)
-        reason = f"4 times smaller: 8.86 to 7.75 samples/s on a V100, {GUIDE}"
+        slowdown = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
+        reason = f"4 times smaller: {QUARTER_BATCH.source}"
         yield Change(tuple(typed), replace(config, batch=batch), slowdown, reason)
 
 
@@ -61,16 +69,16 @@ def checkpointing(plan: Plan) -> Iterator[Change]:
     """Recompute what is cheap, then all."""
     config = plan.config
     order = {
-        Checkpointing.selective: ("checkpointing_selective", 1.07, "arXiv:2205.05198, table 4"),
-        Checkpointing.full: ("checkpointing", 4 / 3, "the forward pass again, a third of a step's "
-                             "FLOPs: arXiv:1604.06174"),
-    }  # fmt: skip
-    for kind, (option, slowdown, reason) in order.items():
+        Checkpointing.selective: ("checkpointing_selective", SELECTIVE, ""),
+        Checkpointing.full: ("checkpointing", CHECKPOINTING, "the forward pass again, "),
+    }
+    for kind, (option, published, what) in order.items():
         now = config.memory.checkpointing
         if now is kind or now is Checkpointing.full:
             continue
         memory = replace(config.memory, option=option, checkpointing=kind)
-        yield Change((f"memory={option}",), replace(config, memory=memory), slowdown, reason)
+        changed = replace(config, memory=memory)
+        yield Change((f"memory={option}",), changed, published.slowdown, what + published.source)
 
 
 def narrower(plan: Plan) -> Iterator[Change]:
@@ -78,8 +86,8 @@ def narrower(plan: Plan) -> Iterator[Change]:
     config, on_cpu = plan.config, plan.device.kind == "cpu"
     if config.precision.weights is not Weights.float32 or config.precision.float8.value != "off":
         return
-    slowdown = None if on_cpu else 1 / 2.1
-    reason = "on tensor cores: 8.86 to 18.64 samples/s on a V100, " + GUIDE
+    slowdown = None if on_cpu else FP16.slowdown
+    reason = f"on tensor cores: {FP16.source}"
     if on_cpu:
         reason = "depends on the processor's units for 16 bits"
     if config.precision.compute is Compute.float32:
@@ -104,15 +112,14 @@ def smaller_states(plan: Plan) -> Iterator[Change]:
         return
     if config.memory.optimizer_in_backward or config.optimizer.option == "adamw_bf16_sr":
         return
-    smaller: tuple[tuple[Optimizer, float], ...] = (
-        (AdamW8bit(option="adamw_8bit"), 9.15),
-        (Adafactor(option="adafactor"), 7.96),
+    smaller: tuple[tuple[Optimizer, Published], ...] = (
+        (AdamW8bit(option="adamw_8bit"), ADAM_8BIT),
+        (Adafactor(option="adafactor"), ADAFACTOR),
     )
-    for optimizer, speed in smaller:
+    for optimizer, published in smaller:
         changed = replace(config, optimizer=optimizer)
-        reason = f"8.86 to {speed} samples/s on a V100, {GUIDE}"
         overrides = (f"optimizer={optimizer.option}",)
-        yield Change(overrides, changed, 8.86 / speed, reason, keeps=False)
+        yield Change(overrides, changed, published.slowdown, published.source, keeps=False)
 
 
 def fused_loss(plan: Plan) -> Iterator[Change]:
@@ -146,9 +153,8 @@ def adapters(plan: Plan) -> Iterator[Change]:
     config = plan.config
     if config.peft.option != "none":
         return
-    reason = "a quarter faster: arXiv:2106.09685, section 4.2"
     changed = replace(config, peft=Lora(option="lora"))
-    yield Change(("peft=lora",), changed, 0.8, reason, keeps=False)
+    yield Change(("peft=lora",), changed, LORA.slowdown, LORA.source, keeps=False)
 
 
 def sharing(plan: Plan) -> Iterator[Change]:

@@ -141,7 +141,7 @@ def _wrapped(text: str) -> str:
 
 
 def render_advice(plan: Plan, found: Forecast, advice: list[Advice]) -> str:
-    """What dominates, and the overrides that make room, the cheapest first."""
+    """What dominates, and the overrides that make room: the same training first, then another."""
     lines = [_dominant(found), ""]
     if found.verdict is Verdict.unknown:
         lines.append("The device's memory is not known: hardware=NAME declares one.")
@@ -153,17 +153,35 @@ def render_advice(plan: Plan, found: Forecast, advice: list[Advice]) -> str:
         ]
         return "\n".join(lines)
     head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
-    lines.append(f"{head}, the cheapest first:")
-    for each in advice:
-        lines += ["", f"  {' '.join(each.overrides)}"]
-        peak = each.forecast.peak
-        lines.append(
-            f"      {format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)}: "
-            f"{each.forecast.verdict.value}"
-        )
-        lines.append(f"      {_cost(each)}")
-        lines += [_indented(f"source: {reason}") for reason in each.reasons]
+    for keeps, whose in ((True, "the same training"), (False, "another training")):
+        group = [each for each in advice if each.keeps is keeps]
+        if group:
+            lines += [] if lines[-1] == "" else [""]
+            lines.append(f"{head}, {whose}, the cheapest first:")
+            lines += [line for each in group for line in _proposal(each)]
     return "\n".join(lines)
+
+
+def _proposal(advice: Advice) -> list[str]:
+    """What to type, what it needs and costs, and where that is known from."""
+    peak = advice.forecast.best
+    return [
+        "",
+        f"  {' '.join(advice.overrides)}",
+        _indented(
+            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
+            f"({known_by(advice.forecast)}): {advice.forecast.verdict.value}"
+        ),
+        f"      {_cost(advice)}",
+        *(_indented(f"source: {reason}") for reason in advice.reasons),
+    ]
+
+
+def known_by(found: Forecast) -> str:
+    """How a forecast was made, in a few words."""
+    by = found.calibrated
+    runs = f", calibrated by {by.num_runs} runs" if by is not None and by.peak is not None else ""
+    return METHODS[found.method] + runs
 
 
 def _cost(advice: Advice) -> str:

@@ -1,8 +1,9 @@
 """Forecasts in records, and as JSON: the same fields in both."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
-from eke.forecast.advice import Advice, advise
+from eke.forecast.advice import Advice, Judge, advise
 from eke.forecast.known import known_forecast
 from eke.forecast.values import Forecast, Verdict
 from eke.plan import Plan
@@ -12,7 +13,8 @@ SAVED = 0.85
 """Share of the expected peak that advice after running out of memory must come down to: a run that
 should have fitted and did not needs more than what a forecast's error may be."""
 
-PROPOSALS = 8
+PROPOSALS = 3
+"""In a record."""
 
 
 def predicted(plan: Plan) -> PredictedMemory:
@@ -56,22 +58,56 @@ def _calibrated(found: Forecast) -> CalibratedMemory | None:
     )
 
 
-def advice_for(plan: Plan) -> list[str]:
-    """Overrides, ready to type, for a run that ran out of memory."""
+def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) -> list[str]:
+    """Overrides, ready to type, for a run that ran out of memory.
+
+    Args:
+        plan: of the run.
+        judge: as in `advise`.
+        seen: bytes that it had when there were no more, of what is forecast: what needs less than
+            that has room, whatever the device has; None where it was not measured.
+    """
     found = known_forecast(plan)
-    if found.verdict is Verdict.unknown:
+    if found.verdict is Verdict.unknown and seen is None:
         return []
-    enough = SAVED * found.peak.expected
-    proposals = advise(plan, PROPOSALS)
-    better = [each for each in proposals if each.forecast.peak.expected <= enough]
-    return [as_text(advice) for advice in (better or proposals)[:3]]
+    expected, capacity = found.best.expected, found.capacity or found.best.expected
+    for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
+        advice = advise(_with_room(plan, int(SAVED * most)), PROPOSALS, judge)
+        if advice:
+            return [as_text(each) for each in advice]
+    return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
 
 
-def note_forecast(record: Record, plan: Plan) -> None:
+def _with_room(plan: Plan, size: int) -> Plan:
+    """The same on a device with so many bytes for it."""
+    sharing = plan.processes_per_node if plan.device.kind == "cpu" else 1
+    return replace(plan, device=replace(plan.device, memory_bytes=size * sharing))
+
+
+def note_forecast(record: Record, plan: Plan, judge: Judge | None = None) -> None:
     """Put into a record what was expected and, after an out-of-memory, what would need less."""
     record.memory.predicted = predicted(plan)
     if record.outcome == Outcome.oom.value:
-        record.memory.advice = advice_for(plan)
+        record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
+
+
+def memory_seen(plan: Plan, record: Record) -> int | None:
+    """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
+
+    Of a GPU what PyTorch had reserved, with the driver's context as forecast, as for calibration;
+    of a CPU what the process had grown by since its libraries were loaded.
+    """
+    measured, expected = record.memory.measured, record.memory.predicted
+    if measured is None:
+        return None
+    if plan.device.kind != "cpu":
+        context = expected.components.get("context", 0) if expected else 0
+        reserved = measured.peak_reserved_bytes
+        return reserved + context if reserved else None
+    before, peak = measured.stages.get("kernels_loaded"), measured.process_peak_bytes
+    if before is None or peak is None or peak <= before:
+        return None
+    return peak - before
 
 
 def as_text(advice: Advice) -> str:
@@ -81,6 +117,4 @@ def as_text(advice: Advice) -> str:
 
 def as_json(found: Forecast) -> dict[str, Any]:
     """A forecast under the record's field paths: `memory.predicted.low`."""
-    from dataclasses import asdict
-
     return {"predicted": asdict(as_record(found)) | {"capacity": found.capacity}}

@@ -1,6 +1,6 @@
 """Devices: what this machine has, and what the datasheets say; importable without torch."""
 
-from eke.hardware.cpu import usable_cores
+from eke.hardware.cpu import bfloat16_units, usable_cores
 from eke.hardware.detect import choose, detect
 from eke.hardware.device import Device
 from eke.hardware.disk import file_system
@@ -14,6 +14,7 @@ __all__ = [
     "DEVICES",
     "Device",
     "DeviceSlot",
+    "bfloat16_units",
     "choose",
     "cpu_slots",
     "detect",

@@ -10,6 +10,10 @@ from eke.hardware.device import Device
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
+BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+"""As /proc/cpuinfo calls them: Linux' arch/x86/include/asm/cpufeatures.h and
+arch/arm64/kernel/cpuinfo.c."""
+
 
 def cpu_device(note: str = "") -> Device:
     """This machine's CPU: one device, whatever its cores.
@@ -23,6 +27,23 @@ def cpu_device(note: str = "") -> Device:
 def usable_cores() -> int:
     """Cores this process may use (a container or a job scheduler may leave it few)."""
     return len(os.sched_getaffinity(0))
+
+
+def bfloat16_units(proc: Path = _PROC) -> tuple[str, ...]:
+    """This CPU's instructions that multiply bfloat16, by the kernel's names; empty without any.
+
+    `avx512_bf16` and `amx_bf16` on x86, `bf16` on ARM. Without them PyTorch converts to float32
+    around each product, which is slower than float32 itself.
+    """
+    try:
+        with open(proc / "cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() in ("flags", "Features"):
+                    return tuple(name for name in BFLOAT16_UNITS if name in value.split())
+    except OSError:
+        pass
+    return ()
 
 
 def cpu_name(proc: Path = _PROC) -> str:

@@ -9,7 +9,7 @@ from eke.hardware import nvml
 from eke.hardware.cpu import cpu_device
 from eke.hardware.device import Device
 from eke.hardware.nvml import Gpu
-from eke.hardware.table import DEVICES, option_of, peaks_of
+from eke.hardware.table import DEVICES, option_of, with_datasheet
 from eke.hardware.torch_build import TorchBuild, torch_build
 
 
@@ -56,19 +56,18 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
             f"{len(gpus)} GPUs of different models ({', '.join(models)}), planned as if all were "
             f"{first.name}; CUDA_VISIBLE_DEVICES chooses among them"
         )
-    peaks, source = peaks_of(first.name)
-    if not peaks:
-        note += "; its peak FLOP/s are not known, so there is no MFU"
-    return Device(
+    device = Device(
         kind="cuda",
         name=first.name,
         count=len(gpus),
         memory_bytes=first.memory_bytes,
         capability=first.capability,
-        peak_flops=peaks,
-        source=source,
         note=note,
     )
+    device = with_datasheet(device)
+    if not device.peak_flops:
+        note += "; its peak FLOP/s are not known, so there is no MFU"
+    return replace(device, note=note)
 
 
 def choose(option: str) -> tuple[Device, str]:

@@ -19,6 +19,12 @@ class Device:
     """CUDA compute capability; None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()
     """Dense datasheet peak in FLOP/s by format: `float32`, `tf32`, `float16`, `bfloat16`."""
+    memory_bytes_per_s: float | None = None
+    """Datasheet bandwidth of its own memory; None where none is published, as for a CPU."""
+    link_bytes_per_s: float | None = None
+    """Datasheet bandwidth of its NVLinks, both directions together; None where it has none."""
+    host_bytes_per_s: float | None = None
+    """Of its PCI Express slot with 16 lanes, in one direction."""
     source: str = ""
     """Where the peaks come from; empty when there are none."""
     present: bool = True

@@ -5,9 +5,16 @@ in float32, which is what training does: a GeForce runs float16 with float32 acc
 its headline number. `float32` is the ordinary cores, `tf32` the tensor cores on float32 operands. A
 format that the device's matrix units lack has no entry.
 
+Bandwidth of the memory and of NVLink (both directions together, as NVIDIA prints it) is of the same
+datasheets. A GeForce's or TITAN's NVLink is a bridge that may not be there. PCI Express with 16
+lanes carries 15.75, 31.5 and 63 GB/s a direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128
+of 130 bits (PCI-SIG).
+
 Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
 says where error correction takes its share (T4) or the vendor counts in powers of ten.
 """
+
+from dataclasses import replace
 
 from eke.hardware.device import Device
 from eke.units import MIB
@@ -42,16 +49,29 @@ _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
 _HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
 
 
+PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+"""Generation of PCI Express -> GB/s of 16 lanes in one direction."""
+
+
 def _declared(
-    name: str, memory_mib: int, capability: tuple[int, int], source: str, **tflops: float
+    name: str,
+    memory_mib: int,
+    capability: tuple[int, int],
+    source: str,
+    speeds: tuple[float, float | None, int],
+    **tflops: float,
 ) -> Device:
-    """One row of the table; peaks in TFLOP/s."""
+    """One row of the table; speeds are memory's GB/s, NVLink's and PCI Express' generation."""
+    memory, link, generation = speeds
     return Device(
         kind="cuda",
         name=name,
         memory_bytes=memory_mib * MIB,
         capability=capability,
         peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in tflops.items()),
+        memory_bytes_per_s=memory * 1e9,
+        link_bytes_per_s=link * 1e9 if link else None,
+        host_bytes_per_s=PCIE_GB_PER_S[generation] * 1e9,
         source=source,
         present=False,
     )
@@ -62,15 +82,18 @@ _HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 9
 
 DEVICES: dict[str, Device] = {
     "v100_16": _declared(
-        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, float32=15.7, float16=125.0
+        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3), float32=15.7, float16=125.0
     ),
-    "titan_rtx": _declared("TITAN RTX", 24576, (7, 5), _TURING, float32=16.3, float16=130.5),
-    "t4": _declared("Tesla T4", 15360, (7, 5), _T4, float32=8.1, float16=65.0),
+    "titan_rtx": _declared(
+        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3), float32=16.3, float16=130.5
+    ),
+    "t4": _declared("Tesla T4", 15360, (7, 5), _T4, (320, None, 3), float32=8.1, float16=65.0),
     "rtx3090": _declared(
         "NVIDIA GeForce RTX 3090",
         24576,
         (8, 6),
         _GA102,
+        (936, 112.5, 4),
         float32=35.6,
         tf32=35.6,
         float16=71.0,  # 142 with float16 accumulation
@@ -81,20 +104,28 @@ DEVICES: dict[str, Device] = {
         24564,
         (8, 9),
         _ADA,
+        (1008, None, 4),
         float32=82.6,
         tf32=82.6,
         float16=165.2,  # 330.3 with float16 accumulation
         bfloat16=165.2,
     ),
-    "a100_40": _declared("NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, **_A100_PEAKS),
-    "a100_80": _declared("NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, **_A100_PEAKS),
-    "h100": _declared("NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, **_HOPPER_PEAKS),
-    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, **_HOPPER_PEAKS),
+    "a100_40": _declared(
+        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4), **_A100_PEAKS
+    ),
+    "a100_80": _declared(
+        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4), **_A100_PEAKS
+    ),
+    "h100": _declared(
+        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5), **_HOPPER_PEAKS
+    ),
+    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5), **_HOPPER_PEAKS),
     "b200": _declared(
         "NVIDIA B200",
         183359,
         (10, 0),
         _HGX,
+        (8000, 1800, 5),
         float32=75.0,
         tf32=1125.0,
         float16=2250.0,
@@ -103,13 +134,14 @@ DEVICES: dict[str, Device] = {
 }
 """Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""
 
-# Other models with the same datasheet peaks. H100 PCIe and NVL, V100 PCIe and laptop GPUs have
-# other clocks: they stay without peaks.
+# Other models with the same datasheet peaks; bandwidths where they differ. H100 PCIe and NVL, V100
+# PCIe and laptop GPUs have other clocks: they stay without peaks.
 _SAME_PEAKS = {
     "V100-SXM2-32GB": "v100_16",
     "A100-PCIE-40GB": "a100_40",
     "A100 80GB PCIe": "a100_80",
 }
+_OTHER_MEMORY = {"A100 80GB PCIe": 1935e9}  # the A100 datasheet's other column
 
 
 def _model(name: str) -> str:
@@ -127,7 +159,17 @@ def option_of(name: str) -> str | None:
     return None
 
 
-def peaks_of(name: str) -> tuple[tuple[tuple[str, float], ...], str]:
-    """Peaks (FLOP/s by format) and their source for the driver's name; both empty when unknown."""
-    option = option_of(name) or _SAME_PEAKS.get(_model(name))
-    return (DEVICES[option].peak_flops, DEVICES[option].source) if option else ((), "")
+def with_datasheet(device: Device) -> Device:
+    """A device that was found, with the peaks and bandwidths of its datasheet where it is known."""
+    option = option_of(device.name) or _SAME_PEAKS.get(_model(device.name))
+    if option is None:
+        return device
+    known = DEVICES[option]
+    return replace(
+        device,
+        peak_flops=known.peak_flops,
+        memory_bytes_per_s=_OTHER_MEMORY.get(_model(device.name), known.memory_bytes_per_s),
+        link_bytes_per_s=known.link_bytes_per_s,
+        host_bytes_per_s=known.host_bytes_per_s,
+        source=known.source,
+    )

@@ -2,11 +2,12 @@
 
 from eke.launch.board import open_board
 from eke.launch.books import Books
+from eke.launch.dominance import smallest_first
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.job import Job
 from eke.launch.live import place_of
 from eke.launch.nodes import Head, follow, this_task
-from eke.launch.pool import Pool, find_devices, probe_in_pool
+from eke.launch.pool import Devices, Pool, find_devices, forking, probe_in_pool, start_run
 from eke.launch.probe import Probed, probe
 from eke.launch.ranks import (
     become_worker,
@@ -19,6 +20,7 @@ from eke.launch.ranks import (
     ranks_are_started,
 )
 from eke.launch.single import run_single
+from eke.launch.speech import speak
 from eke.launch.supervise import STOP_SIGNALS
 from eke.launch.sweep import (
     Cell,
@@ -33,6 +35,7 @@ __all__ = [
     "STOP_SIGNALS",
     "Books",
     "Cell",
+    "Devices",
     "Head",
     "Job",
     "Place",
@@ -46,6 +49,7 @@ __all__ = [
     "find_devices",
     "find_place",
     "follow",
+    "forking",
     "is_first",
     "let_rank_0_speak",
     "machines_at_hand",
@@ -57,6 +61,9 @@ __all__ = [
     "probe_in_pool",
     "ranks_are_started",
     "run_single",
+    "smallest_first",
+    "speak",
+    "start_run",
     "sweep_exit_code",
     "sweep_id",
     "sweep_paths",

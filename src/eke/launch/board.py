@@ -1,5 +1,6 @@
 """A sweep while it runs: a live table on a terminal, a line for each event elsewhere."""
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 from eke.launch.follow import Tail, newest_step
 from eke.launch.job import Job
+from eke.launch.speech import speak
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
 from eke.units import format_seconds
@@ -35,6 +37,10 @@ class Board(Protocol):
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Time has passed."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something concerns all runs."""
         ...
 
 
@@ -151,9 +157,13 @@ class LineBoard:
                 parts = [f"step {step}", loss and f"loss {loss}", left and f"{left} left"]
                 self._say(job, ", ".join(part for part in parts if part))
 
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        with contextlib.suppress(OSError):  # the disk it goes to is full: that stops no run
+            speak(text)
+
     def _say(self, job: Job, text: str) -> None:
-        sys.stdout.write(f"[{job.number + 1}/{self.total}] {text}\n")
-        sys.stdout.flush()
+        self.note(f"[{job.number + 1}/{self.total}] {text}")
 
 
 class TableBoard:
@@ -174,6 +184,12 @@ class TableBoard:
 
         line = f"[{job.number + 1}/{self.total}] {describe_end(job)}: {job.label}"
         self.live.console.print(Text(line))
+
+    def note(self, text: str) -> None:
+        """A line above the table."""
+        from rich.text import Text
+
+        self.live.console.print(Text(text))
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Draw the table anew."""

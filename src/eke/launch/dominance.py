@@ -7,8 +7,10 @@ kernel) leaves two runs without an order; so does autocast, which adds 16-bit co
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from eke.launch.job import Job
 from eke.plan import Plan
 from eke.schema import Checkpointing, Config
 
@@ -24,10 +26,33 @@ FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps
 """Keys that make no difference to memory."""
 
 
+def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
+    """Jobs in an order in which one that runs out of memory leaves out as many as it can.
+
+    Those of the first round that may run out of it go by what they are expected to need, in the
+    places that they had; all others stay where they are.
+
+    Args:
+        jobs: of a sweep, as they were typed.
+        risk: bytes that a plan is expected to need, if it may run out of memory; else None.
+    """
+    found: dict[int, int] = {}
+    first = min((job.plan.config.repeat for job in jobs), default=0)
+    for place, job in enumerate(jobs):
+        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None:
+            found[place] = size
+    ordered = list(jobs)
+    for place, taken in zip(found, sorted(found, key=lambda place: found[place]), strict=True):
+        ordered[place] = jobs[taken]
+    return ordered
+
+
 def needs_at_least(plan: Plan, failed: Plan) -> str:
     """Why a plan needs no less memory than one that ran out of it; empty where that is unknown."""
     if plan.device != failed.device or plan.batch.world_size != failed.batch.world_size:
         return ""
+    if plan.batch.accumulation == 1 < failed.batch.accumulation:
+        return ""  # gradients were there while the second micro-batch went through the model
     widened = _is_wider(plan, failed)
     here, there = _flat(plan), _flat(failed)
     differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
@@ -68,7 +93,7 @@ def _flat(plan: Plan) -> dict[str, Any]:
     found = {key: value for key, value in pairs if not key.endswith(".option")}
     found["batch.per_device"] = plan.batch.per_device
     for resolved in ("batch.accumulation", "batch.target", "batch.eval_per_device"):
-        found.pop(resolved, None)  # what is added up lies in memory once
+        found.pop(resolved, None)  # looked at above
     found["model"] = type(plan.config.model).__name__
     return found
 

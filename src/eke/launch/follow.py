@@ -1,11 +1,13 @@
 """Showing a running worker: its log as it grows, and on a terminal a bar from its metrics."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from eke.launch.speech import speak
 from eke.paths import RunPaths
 from eke.record import metrics
 
@@ -48,8 +50,8 @@ class PlainView:
     def update(self, last: bool = False) -> None:
         """Print new lines of the log."""
         for line in self.log.lines(last):
-            sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            with contextlib.suppress(OSError):  # the disk it goes to is full: that stops no run
+                speak(line, sys.stderr)
 
 
 class BarView:

@@ -9,7 +9,7 @@ from eke.errors import RunError
 from eke.files import write_atomic
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.settle import settle
-from eke.launch.supervise import Spot, Worker
+from eke.launch.supervise import Spot, StartProcess, Worker, spawn
 from eke.paths import RunPaths, user_path
 from eke.plan import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
 from eke.record import Record, read_attempts
@@ -42,6 +42,7 @@ class LiveRun:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
+        start: StartProcess = spawn,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
@@ -52,6 +53,7 @@ class LiveRun:
             environment: variables of the worker's own.
             descriptors: locks that are held as long as the worker lives.
             spot: which machine this is, of a run that has several.
+            start: makes the worker's process.
 
         Raises:
             BusyError: somebody works on this run.
@@ -64,7 +66,7 @@ class LiveRun:
             write_down(place.paths, plan)
             self._attempts_before = len(read_attempts(place.paths))
             locks = [lock, *descriptors]
-            self.worker = Worker(place.paths, num_processes, environment, locks, spot)
+            self.worker = Worker(place.paths, num_processes, environment, locks, spot, start)
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):

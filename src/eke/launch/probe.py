@@ -73,7 +73,7 @@ def probe(plan: Plan, start: Start = start_here) -> Probed:
             time.sleep(POLL_S)
         too_long = not live.is_over() and not heard
         record = live.finish()
-        found = _judged(record, paths, live.worker.process.returncode)
+        found = _judged(record, paths, live.worker.process.wait())
     if heard:
         raise KeyboardInterrupt
     return Probed(None, f"it took longer than {LIMIT_S:.0f} s") if too_long else found

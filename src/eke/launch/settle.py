@@ -4,8 +4,8 @@ import dataclasses
 import re
 import signal
 
-from eke.forecast import note_forecast
 from eke.hardware import environment
+from eke.pace import note_predictions
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
 from eke.record import (
@@ -47,7 +47,7 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
     outcome, failure = end_of_ranks(paths, attempt) or alone
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
-    note_forecast(record, plan)
+    note_predictions(record, plan)
     write_record(paths, record)
     return record
 

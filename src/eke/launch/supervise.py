@@ -1,9 +1,10 @@
-"""One worker in a process group of its own, watched to its end; standard library only.
+"""One worker in a process group of its own, watched to its end.
 
 The worker prints into train.log and nowhere else, so that the log is complete even when it dies in
 native code, and so that a single run, a pool and SLURM can all use the same worker.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import eke
+from eke.launch.speech import speak
 from eke.paths import SUPERVISOR, RunPaths
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -65,6 +68,54 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**os.environ, **own, **(extra or {})}
 
 
+@dataclass(frozen=True)
+class Order:
+    """What a worker's process is started with."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """All of it."""
+    log: int
+    """Descriptor of the file it prints into."""
+    descriptors: Sequence[int]
+    """Locks that it holds, too."""
+
+
+class Process(Protocol):
+    """A child in a session of its own; what of `subprocess.Popen` is used."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self) -> int:
+        """Its exit code, once it has one."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+
+StartProcess = Callable[[Order], Process]
+
+
+def spawn(order: Order) -> Process:
+    """Start a process that has imported nothing yet."""
+    return subprocess.Popen(
+        order.command,
+        stdin=subprocess.DEVNULL,
+        stdout=order.log,
+        stderr=order.log,
+        env=order.environment,
+        start_new_session=True,
+        pass_fds=order.descriptors,
+    )
+
+
 class Worker:
     """A worker's process group, from its start to its end."""
 
@@ -75,6 +126,7 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
+        start: StartProcess = spawn,
     ) -> None:
         """Start it.
 
@@ -84,19 +136,14 @@ class Worker:
             environment: variables of its own.
             descriptors: locks that the worker holds, too: until it is gone, whoever started it.
             spot: which machine this is, of a run that has several.
+            start: makes the process.
         """
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
+        command = worker_command(paths, num_processes, spot)
         with open(file, "ab") as log:
-            self.process = subprocess.Popen(
-                worker_command(paths, num_processes, spot),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=worker_environment(environment),
-                start_new_session=True,
-                pass_fds=descriptors,
-            )
+            order = Order(command, worker_environment(environment), log.fileno(), descriptors)
+            self.process = start(order)
 
     def is_over(self) -> bool:
         """Whether it has ended."""
@@ -145,8 +192,9 @@ def forward_signals(
         if len(heard) > 1:
             kill()
             return
-        sys.stderr.write(f"\n{say}\n")
         ask(number)
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            speak(f"\n{say}", sys.stderr)
 
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
     for listened in STOP_SIGNALS:

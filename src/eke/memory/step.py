@@ -175,7 +175,7 @@ def _update(
     """The step of one process that has it all, as `eke.run.share` gives it."""
     alone = NoAccelerate()
     if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(alone, optimizer, parameters)
+        return InBackwardUpdate(alone, optimizer, parameters, plan.config.train.record_grad_norm)
     return PlainUpdate(plan, alone, model, optimizer, scaler, parameters)
 
 

@@ -53,9 +53,11 @@ def answer_line(line: str) -> dict[str, Any]:
     except Exception as error:  # cattrs raises groups of whatever went wrong
         return {"reason": f"not a readable plan ({type(error).__name__})"}
     # Imports torch and transformers: only once there is something to trace.
+    from eke.build.imports import import_transformers
     from eke.memory.adapt import Untraceable
     from eke.memory.predict import trace
 
+    import_transformers()
     try:
         return {"traced": converter.unstructure(trace(plan))}
     except Untraceable as error:

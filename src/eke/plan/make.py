@@ -38,7 +38,7 @@ DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
 in loss within about a minute on two cores."""
 
-IMPLEMENTATIONS = {
+NAMED_IMPLEMENTATIONS = {
     "adamw_forloop": "forloop",
     "adamw_foreach": "foreach",
     "adamw_fused": "fused",
@@ -319,7 +319,7 @@ def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
 def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
     option = config.optimizer.option
     if option != "adamw":
-        return IMPLEMENTATIONS.get(option, "")
+        return NAMED_IMPLEMENTATIONS.get(option, "")
     if config.offload.option != "none":
         reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
         decisions.append(Decision("optimizer implementation", "deepspeed_cpu", reason))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eke.corpus import HubSource, Request, first_fit
+from eke.corpus import HubSource, Request, first_fit, other_format
 from eke.errors import ConfigError, Problem
 from eke.prepare.columns import BadRowError, Columns, Fields
 from eke.prepare.lines import Row, csv_rows, jsonl_rows
@@ -173,7 +173,9 @@ class RowStore:
             why = f"none of {counts.num_rows} rows can be used: {'; '.join(counts.bad_rows)}"
         else:
             why = f"all of {counts.num_rows} rows are empty" if counts.num_rows else "has no rows"
-        fix = self._bad_fix() or "data.path=FILE_OR_FOLDER"
+        files = [name for name, _ in self.request.train]
+        other = other_format(self.request.option, files)  # the hub's have none
+        fix = self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
         if self.request.hub is not None:
             raise ConfigError(Problem("data.name", self.request.path, why, "data.split=SPLIT"))
         raise ConfigError(Problem("data.path", self.request.path, why, fix))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eke.corpus import HubSource
+from eke.corpus import HubSource, other_format
 from eke.errors import ConfigError, Problem
 from eke.prepare.columns import Columns
 from eke.prepare.lines import Row, reading, streamed
@@ -23,7 +23,8 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
         names = list(pyarrow.parquet.read_schema(file).names)
     except Exception as error:  # Arrow's own tree of errors
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
-        raise ConfigError(Problem("data.path", file, why, "data=jsonl   (or csv)")) from error
+        fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
+        raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require(names)
     wanted = [column for _, column in columns.wanted]
     try:

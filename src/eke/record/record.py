@@ -18,6 +18,39 @@ class Spread:
 
 
 @dataclass
+class CalibratedStep:
+    """What finished runs made of a predicted step time."""
+
+    runs: int
+    """Different configurations that ran on this device, with these libraries."""
+    needed: int
+    """Of them before anything is corrected: with fewer, the rest is absent."""
+    factor: float | None = None
+    """Corrected over predicted."""
+    within_frac: float | None = None
+    """Relative error of the expected value that 95 % of runs stay below."""
+    versions: str = ""
+
+
+@dataclass
+class PredictedStep:
+    """The time model's estimate (eke.pace.StepTime): seconds of one optimizer step."""
+
+    low: float
+    expected: float
+    high: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Expected seconds of each: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
+    limit: str = ""
+    """The largest part, in words."""
+    basis: str = ""
+    """What the device's rates are known from."""
+    notes: list[str] = field(default_factory=list)
+    """What is not modelled, or only widely."""
+    calibrated: CalibratedStep | None = None
+
+
+@dataclass
 class Timing:
     """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
 
@@ -31,6 +64,8 @@ class Timing:
     checkpoint_s: float | None = None
     steady_step_s: Spread | None = None
     """One optimizer step after warm-up."""
+    predicted_step_s: PredictedStep | None = None
+    """What was expected of `steady_step_s.median`; None where nothing is known of the device."""
     warmup_steps_s: list[float] = field(default_factory=list)
     data_frac: float | None = None
     """Share of the steady steps' time that was spent waiting for data."""

@@ -53,8 +53,14 @@ def read_record(paths: RunPaths) -> Record | None:
         raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
 
 
-def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
-    """Note that a worker starts on this run; returns the attempt's number, from 0."""
+def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -> int:
+    """Note that a worker starts on this run; returns the attempt's number, from 0.
+
+    Args:
+        paths: the run folder.
+        machine: fingerprint of what it was planned for.
+        process: how this one was made, where that is a choice.
+    """
     attempt = len(read_attempts(paths))
     entry = {
         "attempt": attempt,
@@ -62,6 +68,7 @@ def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
         "host": socket.gethostname(),
         "started": time.time(),
         "machine": machine,
+        **({"process": process} if process else {}),
     }
     metrics.seal(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))

@@ -40,6 +40,10 @@ class PlanningLine:
         """The memory of so many cells is traced, of those that may not fit."""
         self._show(f"traced the memory of {done} of {total} cells")
 
+    def combined(self, done: int, total: int) -> None:
+        """So many sets of techniques are checked."""
+        self._show(f"checked {done} of {total} sets of techniques")
+
     def close(self) -> None:
         """Wipe the line, if there is one on a terminal."""
         if self._written and self._stream.isatty():

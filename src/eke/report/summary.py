@@ -56,6 +56,7 @@ def _speed_lines(record: Record) -> list[Line]:
         lines.append(("samples/second", f"{rates.samples_per_s:.2f}", tokens))
     if timing.steady_step_s:
         lines.append(("step", _spread(timing.steady_step_s), _phases(record)))
+        lines += _predicted_step_lines(record, timing.steady_step_s.median)
         warmup = timing.warmup_steps_s
         if warmup:
             slowest = format_seconds(max(warmup))
@@ -65,6 +66,21 @@ def _speed_lines(record: Record) -> list[Line]:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
         lines.append(("model FLOP/s", format_flops(rates.model_flops_per_s), mfu))
     return lines
+
+
+def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
+    """What was expected of the same quantity, and how far off that was; not of a shared device."""
+    predicted = record.timing.predicted_step_s
+    if predicted is None or record.shared_device or not measured > 0:
+        return []
+    inside = "within" if predicted.low <= measured <= predicted.high else "outside"
+    low, high = format_seconds(predicted.low), format_seconds(predicted.high)
+    error = predicted.expected / measured - 1
+    note = f"{error:+.0%} of the measured step, {inside} {low} to {high}"
+    by = predicted.calibrated
+    if by is not None and by.factor is not None:
+        note += f"; calibrated by {by.runs} runs"
+    return [("predicted step", format_seconds(predicted.expected), note)]
 
 
 def _around_training(record: Record) -> str:
@@ -135,7 +151,13 @@ def _predicted_lines(record: Record, measured: int) -> list[Line]:
 def _advice_lines(record: Record) -> list[Line]:
     """After running out of memory: what to type, and what was expected."""
     lines: list[Line] = []
-    predicted = record.memory.predicted
+    predicted, measured = record.memory.predicted, record.memory.measured
+    if record.outcome == Outcome.oom.value and measured is not None:
+        if measured.peak_reserved_bytes:
+            lines.append(("had", format_bytes(measured.peak_reserved_bytes), "reserved by PyTorch"))
+        elif measured.process_peak_bytes:
+            size = format_bytes(measured.process_peak_bytes)
+            lines.append(("had", size, "the process at its largest, Python and libraries included"))
     if record.memory.advice and predicted is not None:
         between = f"{format_bytes(predicted.low)} to {format_bytes(predicted.high)}"
         lines.append(("predicted", format_bytes(predicted.expected), between))

@@ -8,6 +8,7 @@ import torch
 
 from eke.forecast import note_pair
 from eke.hardware import foreign_processes
+from eke.pace import note_pace
 from eke.paths import SHARED_DEVICE, RunPaths
 from eke.plan import Plan, remove_swap, swap_folder
 from eke.record import (
@@ -64,6 +65,7 @@ def work(attempt: Attempt) -> int:
     record.shared_device = is_shared(foreign)
     write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
     note_pair(plan, record)
+    note_pace(plan, record)
     tracker.summary(summary_values(record))
     tracker.finish(outcome.exit_code)
     if tracker.problem:

@@ -20,6 +20,7 @@ from eke.build.precision import Formats, build_formats
 from eke.build.schedule import Multiplier, build_schedule
 from eke.build.step import Stepped
 from eke.build.trainable import build_trainable
+from eke.build.transfer import Transfer
 from eke.build.update import Update
 from eke.paths import RunPaths
 from eke.plan import Plan
@@ -56,6 +57,7 @@ class Job:
     cache_release: CacheRelease
     multiplier: Multiplier
     data: Data
+    transfer: Transfer
     meter: Meter
     stop: StopFlag
     start_step: int
@@ -157,6 +159,7 @@ def build_job(
         cache_release=build_cache_release(plan, device),
         multiplier=build_schedule(plan),
         data=build_data(plan),
+        transfer=Transfer(device),
         meter=meter,
         stop=stop,
         start_step=started.step,

@@ -110,7 +110,7 @@ def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[Micro
     """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
     job.meter.enter("data")
     # A rank without samples in an epoch's last, short step still takes part in the exchange.
-    cut = [batch.to(job.device) for batch in next(batches) or [job.data.placeholder()]]
+    cut = [job.transfer(batch) for batch in next(batches) or [job.data.placeholder()]]
     return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
 
 
@@ -134,7 +134,7 @@ def evaluate(job: Job, step: int) -> None:
     num_targets = 0
     with evaluation_weights(job.optimizer):
         for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
-            moved = batch.to(job.device)
+            moved = job.transfer(batch)
             with look_at_evaluation(job):
                 add_evaluation(job.model, job.loss, job.formats, moved, total)
             num_targets += batch.num_targets

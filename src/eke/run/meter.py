@@ -63,7 +63,8 @@ class StepNote:
     stamps: list[tuple[str, Any]]
     """Phase that starts, and when; the last one is the end."""
     loss: Tensor
-    grad_norm: Tensor
+    grad_norm: Tensor | None
+    """None where nobody wants to know."""
     learning_rate: float
     num_samples: int
     num_tokens: int
@@ -97,7 +98,7 @@ class Meter:
         self,
         step: int,
         loss: Tensor,
-        grad_norm: Tensor,
+        grad_norm: Tensor | None,
         learning_rate: float,
         num_samples: int,
         num_tokens: int,
@@ -116,12 +117,16 @@ class Meter:
         if not self.notes:
             return []
         losses = ranks.sum(_stack([note.loss for note in self.notes]))
-        values = torch.stack([losses, _stack([note.grad_norm for note in self.notes])]).tolist()
-        rows = [self._row(*each) for each in zip(self.notes, *values, strict=True)]
+        norms = [note.grad_norm for note in self.notes if note.grad_norm is not None]
+        values = torch.cat([losses, _stack(norms)] if norms else [losses]).tolist()  # one wait
+        known = iter(values[len(self.notes) :])
+        rows = []
+        for note, loss in zip(self.notes, values, strict=False):
+            rows.append(self._row(note, loss, None if note.grad_norm is None else next(known)))
         self.notes = []
         return rows
 
-    def _row(self, note: StepNote, loss: float, grad_norm: float) -> metrics.Row:
+    def _row(self, note: StepNote, loss: float, grad_norm: float | None) -> metrics.Row:
         seconds = dict.fromkeys(metrics.PHASES, 0.0)
         for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
             seconds[phase] += self.clock.seconds(start, end)
@@ -129,7 +134,7 @@ class Meter:
             metrics.STEP: note.step + 1,
             metrics.ATTEMPT: self.attempt,
             metrics.LOSS: loss,
-            metrics.GRAD_NORM: grad_norm,
+            **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),
             **{metrics.phase_key(phase): value for phase, value in seconds.items()},

@@ -4,7 +4,17 @@ import logging
 import os
 import warnings
 
+from eke.build.imports import import_transformers
 from eke.plan import Plan
+
+QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+"""torch's native code, its profiler above all, writes notes that mean nothing to users; bars
+fill a log."""
 
 TALKERS = {
     "torchao": logging.ERROR,  # 0.18: kernels built for other devices, triton, on every import
@@ -13,6 +23,12 @@ TALKERS = {
     "DeepSpeed": logging.ERROR,  # 0.19: that it runs on the CPU it was asked to run on
 }
 """Logger -> the lowest level worth reading."""
+
+
+def quiet_environment() -> None:
+    """Before torch is imported: what its native code reads once."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
 
 
 def quiet_imports() -> None:
@@ -27,6 +43,7 @@ def quiet_libraries(plan: Plan) -> None:
         # DeepSpeed looks for a device of its own where it is not told.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_imports()
+    import_transformers()
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from eke.build.compile import compile_report
-from eke.forecast import note_forecast
 from eke.hardware import environment
+from eke.pace import note_predictions
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
 from eke.record import Failure, MeasuredMemory, Outcome, Record, metrics
@@ -29,7 +29,7 @@ def make_record(
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
-    note_forecast(record, plan)
+    note_predictions(record, plan)
     if unreadable:
         record.warnings.append(f"{unreadable} torn lines in {paths.metrics.name}, from a kill")
     if job:

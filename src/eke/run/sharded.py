@@ -41,12 +41,13 @@ class ShardedUpdate:
         """Ranks average their gradients here, too, where they should sum them."""
         self.plain.backward(loss)
 
-    def apply(self, learning_rate: float) -> Tensor:
+    def apply(self, learning_rate: float) -> Tensor | None:
         """One step on the parts; the norm is that of the whole gradient."""
         if not self.gradient_bytes:
             gradients = [p.grad for p in self.plain.parameters]
             self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
-        return whole(self.plain.apply(learning_rate))
+        norm = self.plain.apply(learning_rate)
+        return None if norm is None else whole(norm)
 
     def held(self) -> list[Tensor]:
         """None."""

@@ -56,7 +56,9 @@ def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks)
     """
     config = plan.config.distributed
     if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(plain.accelerator, plain.optimizer, plain.parameters)
+        return InBackwardUpdate(
+            plain.accelerator, plain.optimizer, plain.parameters, plain.knows_norm
+        )
     if ranks.world_size > 1 and isinstance(config, FSDP):
         return ShardedUpdate(plain, model, config.exchange)
     return plain

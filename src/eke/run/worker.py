@@ -11,21 +11,12 @@ import time
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.paths import RANK, RunPaths
+from eke.paths import PROCESS, RANK, RunPaths
 from eke.plan import Plan, read_plan
 from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
 from eke.run.process import end_first, resident_bytes
-from eke.run.quiet import quiet_imports
+from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
-
-QUIET = {
-    "KINETO_LOG_LEVEL": "99",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TQDM_DISABLE": "1",
-}
-"""torch's native code, its profiler above all, writes notes that mean nothing to users; bars
-fill a log."""
 
 PLAN_TIMEOUT_S = 120.0
 PLAN_POLL_S = 0.1
@@ -41,7 +32,8 @@ def main(arguments: list[str]) -> int:
     stop.listen()
     stop_with_supervisor()
     drop_settings_of_launchers()
-    empty = resident_bytes()
+    # Of a forked worker nobody can tell: what it has imported came with it.
+    empty = None if "torch" in sys.modules else resident_bytes()
     try:
         rank = int(os.environ.get(RANK, "0"))
         if rank:
@@ -61,7 +53,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     plan = read_plan(paths)
     if plan.probe:
         end_first()
-    number = start_attempt(paths, plan.machine)
+    number = start_attempt(paths, plan.machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     from eke.run.attempt import Attempt, work
@@ -113,8 +105,7 @@ def set_up_output() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    for name, level in QUIET.items():
-        os.environ.setdefault(name, level)
+    quiet_environment()
     quiet_imports()
 
 

@@ -213,7 +213,10 @@ class Train:
     epochs: float | None = field(default=None, metadata=above(0))
     """Passes over the training samples."""
     max_grad_norm: float | None = field(default=1.0, metadata=above(0))
-    """Clip the global gradient norm; null does not clip (the norm is still recorded)."""
+    """Clip the global gradient norm; null does not clip."""
+    record_grad_norm: bool = True
+    """Write the norm of all gradients of each step; false, where nothing needs it, reads them once
+    less."""
     log_every: int = field(default=10, metadata=at_least(1))
     """Steps between writes of metrics.jsonl; the device is never waited for in between."""
     eval_every: int | None = field(default=None, metadata=at_least(1))

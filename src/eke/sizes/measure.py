@@ -1,5 +1,7 @@
 """From a configuration to the size of its model."""
 
+from collections import OrderedDict
+from collections.abc import Callable
 from math import prod
 
 from eke.errors import ConfigError, Problem
@@ -10,6 +12,21 @@ from eke.sizes.flops import training_flops
 from eke.sizes.size import ModelSize
 from eke.sizes.structure import Structure, Tokens
 
+MAX_KEPT = 16
+"""Models whose tensors are kept: a sweep, or a search for the fastest run, asks for few models,
+each some thousand times."""
+
+_kept: OrderedDict[str, Structure] = OrderedDict()
+
+
+def _once(content: str, make: Callable[[], Structure]) -> Structure:
+    """What was made of the same content before, or is made now."""
+    found = _kept.pop(content, None) or make()
+    _kept[content] = found  # the newest is the last
+    if len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    return found
+
 
 def structure(config: Config) -> Structure:
     """The tensors and the attention of the model with its task head.
@@ -17,12 +34,7 @@ def structure(config: Config) -> Structure:
     Raises:
         ConfigError: if the family has no head for the task.
     """
-    family, task = config.model.family, config.task.option
-    tasks = VALID_TASKS[family]
-    if task not in tasks:
-        why = f"{family} models have a head for {' and '.join(tasks)} only"
-        raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
-    return FAMILIES[family](config)
+    return _once(repr((config.model, config.task)), lambda: _structure(config))
 
 
 def training_structure(config: Config) -> Structure:
@@ -31,7 +43,17 @@ def training_structure(config: Config) -> Structure:
     Raises:
         ConfigError: if the family has no head for the task.
     """
-    return adapt(config, structure(config))
+    content = repr((config.model, config.task, config.peft))
+    return _once(content, lambda: adapt(config, structure(config)))
+
+
+def _structure(config: Config) -> Structure:
+    family, task = config.model.family, config.task.option
+    tasks = VALID_TASKS[family]
+    if task not in tasks:
+        why = f"{family} models have a head for {' and '.join(tasks)} only"
+        raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
+    return FAMILIES[family](config)
 
 
 def _architecture(config: Config) -> str:

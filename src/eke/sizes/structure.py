@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import prod
 
 
@@ -54,7 +55,7 @@ class Weight:
     four_bits: bool = False
     """Kept as 4-bit numbers, a scale to each block of them."""
 
-    @property
+    @cached_property
     def role(self) -> Role:
         """What it is to an optimizer; the build side reads the same from a module."""
         if sum(length > 1 for length in self.shape) < 2:
@@ -62,7 +63,7 @@ class Weight:
         stacked = len(self.shape) > 2
         return Role.outer if stacked and self.place is Role.hidden else self.place
 
-    @property
+    @cached_property
     def num_active(self) -> int:
         """Numbers that one token is multiplied with, where it is multiplied at all."""
         chosen, of = self.active

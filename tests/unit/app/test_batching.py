@@ -1,34 +1,20 @@
 """`batch=auto` as it is typed: what the plan says, what is refused, and when a run is tried out."""
 
 import json
-import sys
 
 import pytest
 
 from eke import app
 from eke.app import batching
 from eke.cli import main as cli
-from eke.hardware import Device
 from eke.launch import Probed
 from eke.units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 WORK = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20",
         "tracker=none")  # fmt: skip
 AUTO = (*WORK, "batch=auto", "batch.target=64")
-
-
-@pytest.fixture(autouse=True)
-def own_machine(monkeypatch, tmp_path):
-    """A CPU with as much memory as a test says, and a cache of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def has(memory: int) -> None:
-        cpu = Device(kind="cpu", name="test cpu", memory_bytes=memory)
-        monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
-
-    has(8 * GIB)
-    return has
 
 
 @pytest.fixture

@@ -152,6 +152,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ("optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"),
         CPU,
     ),
+    "norm_is_known_anyway": (("train.record_grad_norm=false",), CPU),
     "too_short_to_time": (("train.steps=5",), CPU),
     "persistent_needs_workers": (("dataloader.persistent=true",), CPU),
     "prefetch_needs_workers": (("dataloader.prefetch=4",), CPU),

@@ -317,7 +317,7 @@ COMPARED = (
     "dp_needs_two_gpus", "ddp_of_one", "fsdp_of_one", "p2p_needs_gpus",
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
     "adapted_layers_have_biases", "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",
-    "entity_is_wandbs", "uri_is_mlflows",
+    "entity_is_wandbs", "uri_is_mlflows", "norm_is_known_anyway",
 )  # fmt: skip
 """Rules whose setting changes nothing in a run of two steps."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import TINY
 from unit.check.cases import CASES, FIX_IS_WORDS, TOPICS, facts_of, prepare
-from unit.check.devices import CPU
+from unit.check.devices import CPU, H200
 
 from eke.app import plan_for
 from eke.check import RULES, Facts, Verdict, check
@@ -135,6 +135,32 @@ def test_a_password_in_a_uri_is_not_repeated() -> None:
     overrides, device = CASES["uri_has_password"]
     refused, _ = check(Facts(compose(list(overrides)).config, device))
     assert "secret" not in ConfigError(refused).render()
+
+
+@pytest.mark.parametrize(
+    ("typed", "device", "fix"),
+    [
+        (
+            ("distributed=zero2", "precision=fp32", "precision.weights=bfloat16", "peft=lora"),
+            CPU,
+            "precision.weights=float32",
+        ),
+        (
+            ("attention=flash2", "precision=bf16", "precision.compute=float32"),
+            H200,
+            "precision.compute=bfloat16",
+        ),
+    ],
+    ids=["weights", "compute"],
+)
+def test_a_format_that_was_typed_by_itself_is_mended_by_itself(typed, device, fix) -> None:
+    """Another option of the group would leave the key as it was typed."""
+    problems, _ = check(Facts(compose(list(typed)).config, device))
+    assert fix in {problem.fix for problem in problems}
+    mended = compose([*(o for o in typed if fix.split("=")[0] not in o), fix]).config
+    paths = {"precision.weights", "attention"}
+    left, _ = check(Facts(mended, device))
+    assert not [p for p in left if p.path in paths and p.rule != "package_missing"]
 
 
 def test_an_id_names_one_rule() -> None:

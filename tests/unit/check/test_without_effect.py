@@ -52,6 +52,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mode_is_wandbs": (("tracker.mode=online",), ()),
     "entity_is_wandbs": (("tracker.entity=team",), ()),
     "uri_is_mlflows": (("tracker.uri=sqlite:///mlflow.db",), ()),
+    "norm_is_known_anyway": (("train.record_grad_norm=false",), ()),
 }
 """Rule -> overrides with the setting, and without it."""
 

@@ -47,7 +47,7 @@ def test_lines_are_split_as_a_shell_does(line, parts) -> None:
         pytest.param("optimizer=sgd optimizer.n", ["optimizer.nesterov="], id="of the option"),
         pytest.param("optimizer=sgd optimizer.b", [], id="not of another"),
         pytest.param("optimizer.n", [], id="of the default option"),
-        pytest.param("recipe=low_memory optimizer.ne", ["optimizer.nesterov="], id="a recipe's"),
+        pytest.param("recipe=guide_best optimizer.ne", ["optimizer.nesterov="], id="a recipe's"),
         pytest.param("-m optimizer=sgd,adamw optimizer.n", ["optimizer.nesterov="], id="of either"),
         pytest.param("seed=1 see", [], id="typed already"),
         pytest.param(

@@ -8,7 +8,9 @@ import pytest
 from unit.check.devices import CPU, H200, V100
 from unit.hardware.test_gpus import TwoGpus
 
+from eke.check import Facts, check
 from eke.cli import main
+from eke.compose import compose
 from eke.compose.catalogue import make_catalogue
 from eke.doctor import examine, render
 from eke.doctor.options import LEFT_OUT, NEEDS_MORE, find_options
@@ -48,6 +50,42 @@ def test_every_option_is_put_to_the_rules() -> None:
     asked = {(g, o) for g, options in catalogue.options.items() for o in options}
     left_out = {(g, o) for g, o in asked if g in LEFT_OUT} | NEEDS_MORE
     assert set(findings_of(CPU)) == asked - left_out
+
+
+@pytest.mark.parametrize(
+    ("option", "beside"),
+    [
+        (("offload", "optimizer_cpu"), ("distributed=zero2", "distributed.num_processes=1")),
+        (("memory", "max_savings"), ("train.max_grad_norm=null",)),
+        (("optimizer", "adamw"), ()),
+    ],
+    ids=["two keys", "one key", "nothing"],
+)
+def test_what_an_option_needs_beside_it_is_typed(option, beside) -> None:
+    finding = findings_of(CPU)[option]
+    assert finding.usable, finding
+    assert finding.beside == beside
+    typed = ["tracker=none", "=".join(option), *beside]
+    device = dataclasses.replace(CPU, present=True)
+    assert check(Facts(compose(typed).config, device))[0] == []
+
+
+def test_state_on_a_disk_is_put_to_the_rules_with_a_folder(monkeypatch) -> None:
+    monkeypatch.setattr("eke.check.rules_nvme.has_libaio_header", lambda flags: False)
+    finding = findings_of(CPU)["offload", "nvme"]
+    assert not finding.usable
+    assert "libaio" in finding.why
+    assert finding.beside == ()
+    monkeypatch.setattr("eke.check.rules_nvme.has_libaio_header", lambda flags: True)
+    monkeypatch.setattr("eke.check.rules_nvme.file_system", lambda folder: "ext4")
+    finding = findings_of(CPU)["offload", "nvme"]
+    assert finding.usable, finding
+    assert "distributed=zero3" in finding.beside
+
+
+def test_what_is_typed_beside_an_option_is_shown(found) -> None:
+    lines = [line.strip() for line in render(found, 200).splitlines()]
+    assert "max_savings with train.max_grad_norm=null" in lines
 
 
 @pytest.mark.parametrize(

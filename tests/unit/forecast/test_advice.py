@@ -9,17 +9,22 @@ from eke.check import Facts, check
 from eke.errors import ConfigError
 from eke.forecast import (
     DOES_NOT_FIT,
+    Traced,
     Verdict,
     advise,
+    cache,
     first_advice,
     forecast,
     refuse_what_cannot_fit,
     render_advice,
 )
+from eke.forecast.calibration import NEEDED
+from eke.forecast.pairs import add_line, group_of, path_of
 from eke.forecast.savers import SAVERS
-from eke.forecast.stored import advice_for
-from eke.plan import Plan
-from eke.units import MIB
+from eke.forecast.stored import advice_for, memory_seen
+from eke.plan import Plan, outline_record
+from eke.record import MeasuredMemory, Outcome
+from eke.units import GIB, MIB
 
 WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
 
@@ -35,6 +40,11 @@ CASES = (
     ("model=tiny_bert", "task=masked_lm"),
     ("model=tiny_t5", "task=seq2seq_lm"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
 
 
 def weigh(plan: Plan) -> str:
@@ -84,6 +94,77 @@ def test_advice_has_room_and_passes_the_rules(share) -> None:
         again = forecast(plan_of(*kept(WORK, each.overrides), *each.overrides, device=plan.device))
         assert again.verdict in (Verdict.fits, Verdict.tight)
         assert again.peak == each.forecast.peak
+        assert again.peak == forecast(each.plan).peak
+
+
+def opposite(now: Plan, changed: Plan) -> tuple[float, str]:
+    """A device on which checkpointing is free, and all else is dear."""
+    return (1.0 if changed.config.memory.checkpointing.value != "off" else 3.0), "a clock"
+
+
+def test_the_cheapest_by_the_time_model_comes_first() -> None:
+    """By published figures smaller batches cost less; this device says otherwise."""
+    plan = cramped(share=0.6)
+    by_figures, by_clock = first_advice(plan), first_advice(plan, opposite)
+    assert by_figures is not None
+    assert by_clock is not None
+    assert by_figures.overrides[0].startswith("batch.per_device=")
+    assert by_clock.overrides[0].startswith("memory=checkpointing")
+    assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
+    assert advise(plan, judge=opposite)[0].overrides == by_clock.overrides
+    with pytest.raises(ConfigError) as caught:
+        refuse_what_cannot_fit(sized(0.99), forecast(sized(0.99)), opposite)
+    assert "memory=checkpointing" in caught.value.problems[0].fix
+
+
+def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
+    """A device on which changing the training is what is cheap."""
+    keeps = changed.config.peft == now.config.peft and (
+        changed.config.optimizer == now.config.optimizer
+    )
+    return (2.0 if keeps else 0.1), "a clock"
+
+
+def test_the_same_training_comes_before_another_however_cheap_that_is() -> None:
+    plan = cramped(share=0.9)
+    found = advise(plan, 20, free_adapters)
+    kept = [advice.keeps for advice in found]
+    assert True in kept
+    assert False in kept
+    assert kept == sorted(kept, reverse=True)
+    first = first_advice(plan, free_adapters)
+    assert first is not None
+    assert first.keeps
+
+
+def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
+    """16-bit operands were passed over where only 16-bit weights surely had room."""
+    plan = plan_of(*WORK, device=GPU)
+    pure = plan_of(*WORK, "precision=bf16_pure", device=GPU)
+    memory = forecast(pure).peak.high
+    assert memory > forecast(plan_of(*WORK, "precision=bf16", device=GPU)).peak.expected
+    found = advise(replace(plan, device=replace(GPU, memory_bytes=memory)), 20)
+    typed = {advice.overrides: advice.forecast.verdict for advice in found}
+    assert typed["precision=bf16",] is Verdict.tight
+    assert typed["precision=bf16_pure",] is Verdict.fits
+
+
+def test_proposals_are_judged_by_what_is_known_best() -> None:
+    """By a trace that is kept, and as finished runs have corrected it: as the plan itself is."""
+    plan = cramped(share=0.9)
+    first = advise(plan, 20)[0]
+    group = group_of(first.plan, "trace")
+    cache.keep(cache.key_of(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {}))
+    for n in range(NEEDED):
+        line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 120}}'
+        add_line(path_of(group), line)
+    found = advise(plan, 20)
+    (first,) = [each for each in found if each.overrides == first.overrides]
+    assert first.forecast.peak.expected == 9 * MIB
+    assert first.forecast.best.expected == pytest.approx(1.2 * 9 * MIB)
+    text = " ".join(render_advice(plan, forecast(plan), found).split())
+    assert f"(traced, calibrated by {NEEDED} runs): fits" in text
+    assert "(by formulas): fits" in text
 
 
 def test_smaller_batches_keep_the_samples_of_a_step() -> None:
@@ -101,9 +182,10 @@ def test_nothing_makes_room_in_nothing() -> None:
 
 
 def test_advice_is_text_of_80_columns() -> None:
-    plan = cramped(share=0.5)
-    text = render_advice(plan, forecast(plan), advise(plan))
-    assert "would make it fit" in text
+    plan = cramped(share=0.9)
+    text = render_advice(plan, forecast(plan), advise(plan, 20))
+    same, another = text.index("the same training, the"), text.index("another training, the")
+    assert 0 < text.index("would make it fit") < same < another
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
 
 
@@ -117,6 +199,35 @@ def test_after_an_out_of_memory_proposals_save_something() -> None:
         typed = text.split()
         less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
         assert less <= 0.85 * expected
+
+
+def test_what_ran_out_early_is_to_save_more() -> None:
+    """Where a limit lies below the device's memory, what was measured says so."""
+    plan = plan_of(*WORK)
+    seen = forecast(plan).peak.expected // 4
+    assert advice_for(plan, seen=seen)
+    for text in advice_for(plan, seen=seen):
+        typed = text.split()
+        assert forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected <= 0.85 * seen
+    assert advice_for(plan, seen=1) == advice_for(plan), "a guess is better than nothing"
+
+
+@pytest.mark.parametrize(
+    ("device", "measured", "seen"),
+    [
+        (CPU, MeasuredMemory(process_peak_bytes=3 * GIB, stages={"kernels_loaded": GIB}), 2 * GIB),
+        (CPU, MeasuredMemory(process_peak_bytes=3 * GIB), None),
+        (GPU, MeasuredMemory(peak_reserved_bytes=3 * GIB, process_peak_bytes=9 * GIB), 3 * GIB),
+        (GPU, MeasuredMemory(process_peak_bytes=9 * GIB, stages={"kernels_loaded": GIB}), None),
+        (GPU, None, None),
+    ],
+    ids=["cpu", "cpu, nothing known before", "gpu", "gpu, nothing reserved", "nothing"],
+)
+def test_what_a_run_had_when_it_ran_out(device, measured, seen) -> None:
+    plan = plan_of(*WORK, device=device)
+    record = outline_record(plan, [], 0, Outcome.oom, None)
+    record.memory.measured = measured
+    assert memory_seen(plan, record) == seen
 
 
 # --- the rule ------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eke.hardware.cpu import cpu_device, cpu_name, memory_limit
+from eke.hardware.cpu import bfloat16_units, cpu_device, cpu_name, memory_limit
 
 GIB = 2**30
 
@@ -111,3 +111,22 @@ def test_the_cpu_is_one_device_without_a_capability_or_invented_peaks():
     assert device.capability is None
     assert device.peak_flops == ()
     assert device.memory_bytes is None or device.memory_bytes > 2**20
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\n", ("avx512_bf16",)),
+        ("flags : avx512_bf16 amx_tile amx_bf16\n", ("amx_bf16", "avx512_bf16")),
+        ("Features\t: fp asimd bf16 i8mm\n", ("bf16",)),
+        ("flags : fpu avx2\n", ()),
+        ("model name : bf16 machine\n", ()),
+    ],
+)
+def test_units_for_bfloat16(text, units, tmp_path) -> None:
+    write(tmp_path / "cpuinfo", f"processor : 0\n{text}")
+    assert bfloat16_units(tmp_path) == units
+
+
+def test_units_where_linux_says_nothing(tmp_path) -> None:
+    assert bfloat16_units(tmp_path) == ()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from eke.hardware import DEVICES, option_of
-from eke.hardware.table import peaks_of
+from eke.hardware import DEVICES, Device, option_of
+from eke.hardware.table import with_datasheet
 from eke.paths import conf_folder
 
 
@@ -78,9 +78,27 @@ def test_a_driver_name_is_one_model_or_none(name: str, option: str | None):
 
 
 def test_another_memory_size_of_the_same_chip_has_the_same_peaks():
-    assert peaks_of("Tesla V100-SXM2-32GB") == peaks_of("Tesla V100-SXM2-16GB")
+    found = [with_datasheet(Device("cuda", f"Tesla V100-SXM2-{n}GB")) for n in (16, 32)]
+    assert found[0].peak_flops == found[1].peak_flops
+    assert found[0].memory_bytes_per_s == found[1].memory_bytes_per_s == 900e9
     assert option_of("Tesla V100-SXM2-32GB") is None
 
 
 def test_an_unknown_model_has_no_peaks():
-    assert peaks_of("NVIDIA H100 PCIe") == ((), "")
+    unknown = Device("cuda", "NVIDIA H100 PCIe")
+    assert with_datasheet(unknown) == unknown
+
+
+def test_another_memory_has_a_bandwidth_of_its_own():
+    card = with_datasheet(Device("cuda", "NVIDIA A100 80GB PCIe"))
+    assert card.peak_flops == DEVICES["a100_80"].peak_flops
+    assert card.memory_bytes_per_s == 1935e9
+
+
+def test_every_device_of_the_table_has_its_bandwidths():
+    for option, device in DEVICES.items():
+        assert device.memory_bytes_per_s, option
+        assert device.host_bytes_per_s, option
+        # The memory of a GPU is faster than any way out of it.
+        assert device.memory_bytes_per_s > (device.link_bytes_per_s or 0), option
+        assert device.memory_bytes_per_s > device.host_bytes_per_s, option

@@ -301,12 +301,29 @@ def test_parquet_of_other_types(tmp_path) -> None:
         plan_of("data=parquet", f"data.path={tmp_path}", "train.steps=1")
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "fix"),
+    [
+        ("parquet", "a.txt", "data=text"),
+        ("parquet", "a.jsonl.gz", "data=jsonl"),
+        ("jsonl", "a.md", "data=text"),
+        ("jsonl", "a.csv", "data=csv"),
+    ],
+)
+def test_a_file_of_another_format_is_read_by_the_fix(option, name, fix, tmp_path) -> None:
+    (tmp_path / name).write_text("some text\n" * 9)
+    (problem,) = refusal(f"data={option}", f"data.path={tmp_path}", "data.pattern='*'")
+    assert problem.path == "data.path"
+    assert problem.fix == fix
+
+
 def test_a_cut_parquet_file(tmp_path) -> None:
     whole = tmp_path / "whole.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": [f"text {n}" for n in range(5000)]}), whole)
     (tmp_path / "a.parquet").write_bytes(whole.read_bytes()[:-200])
     (problem,) = refusal("data=parquet", f"data.path={tmp_path / 'a.parquet'}")
     assert "is no parquet file" in problem.why
+    assert problem.fix == "data.path=FILE_OR_FOLDER"
     damaged = bytearray(whole.read_bytes())
     damaged[100:2000] = os.urandom(1900)
     (tmp_path / "a.parquet").write_bytes(damaged)

@@ -14,6 +14,7 @@ from eke.record import (
     MeasuredMemory,
     MemoryRecord,
     PredictedMemory,
+    PredictedStep,
     Record,
     Spread,
     Throughput,
@@ -47,6 +48,8 @@ class Run:
     machine: Mapping[str, str] = field(default_factory=lambda: MACHINE)
     shared: bool | None = None
     steps: int = STEPS
+    predicted_step: float | None = None
+    """Expected over measured seconds of a step; None where the time model said nothing."""
     overrides: tuple[str, ...] | None = None
 
     @property
@@ -147,8 +150,16 @@ def _timing(run: Run) -> Timing:
         startup_s=3.0,
         train_s=run.steps * step,
         steady_step_s=Spread(step, step, step, run.steps),
+        predicted_step_s=_predicted_step(run, step),
         phases={"forward": Spread(step / 3, 0, 0, 1), "backward": Spread(2 * step / 3, 0, 0, 1)},
     )
+
+
+def _predicted_step(run: Run, step: float) -> PredictedStep | None:
+    if run.predicted_step is None:
+        return None
+    expected = run.predicted_step * step
+    return PredictedStep(expected / 2, expected, 2 * expected)
 
 
 def _memory(run: Run) -> MemoryRecord:

@@ -213,6 +213,19 @@ def test_prediction_beside_measurement(tmp_path):
     assert compared(tmp_path, [Run()]).rows[0].prediction_error == pytest.approx(0.0)
 
 
+def test_predicted_step_time_beside_measurement(tmp_path):
+    told = Run({"precision": "fp32"}, predicted_step=1.25)
+    (row,) = compared(tmp_path, [told]).rows
+    assert row.step_prediction_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    "run", [Run(), Run(predicted_step=1.25, shared=True)], ids=["no estimate", "a shared device"]
+)
+def test_without_both_no_step_time_is_compared(tmp_path, run):
+    assert compared(tmp_path, [run]).rows[0].step_prediction_error is None
+
+
 # --- the verdict ----------------------------------------------------------------------------------
 
 

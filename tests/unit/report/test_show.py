@@ -173,6 +173,35 @@ def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tm
         assert "NaN" not in drawn
 
 
+@pytest.fixture
+def told(tmp_path):
+    runs = [Run({"precision": "fp32"}, predicted_step=1.25),
+            Run({"precision": "bf16"}, speed=200, predicted_step=0.9)]  # fmt: skip
+    return compare([make_sweep(tmp_path, runs)])
+
+
+def test_predicted_step_times_are_in_every_format(told):
+    page, files = table(told), as_plain(told)["configurations"]
+    titles = [column["title"] for column in page["columns"]]
+    at = titles.index("predicted step")
+    assert [row["texts"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
+    assert [each["step_prediction_error"] for each in files] == pytest.approx([0.25, -0.1])
+    rows = list(csv.DictReader(io.StringIO(as_csv(told))))
+    assert [float(row["timing.predicted_step_s.expected"]) for row in rows] == pytest.approx(
+        [0.1, 0.036]
+    )
+    drawn = {title: spec for title, _, spec in charts(told)}
+    points = drawn["Predicted and measured step time"]["data"]["values"]
+    assert {p["text"] for p in points} == {
+        "100 ms predicted, 80 ms measured", "36 ms predicted, 40 ms measured"}  # fmt: skip
+
+
+def test_without_estimates_there_is_no_word_of_step_times(ladder):
+    for text in (render_terminal(ladder, width=300), json.dumps(table(ladder))):
+        assert "predicted step" not in text
+    assert not [title for title, _, _ in charts(ladder) if "step time" in title]
+
+
 def test_losses_are_drawn_from_the_steps(tmp_path):
     make_run(tmp_path / "a", Run({"precision": "fp32"}), [3.0, 2.0, 1.0])
     make_run(tmp_path / "b", Run({"precision": "bf16"}), [3.0, 2.5, float("inf")])

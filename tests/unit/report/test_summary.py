@@ -6,10 +6,12 @@ import pytest
 from unit.record.samples import bare_record, failed, full_record
 
 from eke.record import (
+    CalibratedStep,
     Loss,
     MeasuredMemory,
     MemoryRecord,
     PredictedMemory,
+    PredictedStep,
     Spread,
     Throughput,
     Timing,
@@ -207,6 +209,39 @@ def test_without_a_comparable_number_nothing_is_compared() -> None:
     measured = MeasuredMemory(basis="b", peak_allocated_bytes=4 * 2**30)
     memory = MemoryRecord(predicted, measured)
     assert "predicted" not in render_summary(full_record(memory=memory), FOLDER)
+
+
+def timed(record, **more) -> str:
+    record.timing.predicted_step_s = PredictedStep(0.5, 0.8, 2.0, **more)
+    record.timing.steady_step_s = Spread(1.0, 0.9, 1.1, 10)
+    return render_summary(record, FOLDER)
+
+
+def test_the_predicted_step_stands_beside_the_measured_one() -> None:
+    assert "-20% of the measured step, within 500 ms to 2 s" in timed(full_record())
+    by = CalibratedStep(runs=7, needed=5, factor=1.5)
+    assert "; calibrated by 7 runs" in timed(full_record(), calibrated=by)
+    record = full_record()
+    record.shared_device = True
+    assert "predicted step" not in timed(record)
+    assert "predicted step" not in render_summary(full_record(), FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("measured", "had"),
+    [
+        (MeasuredMemory(process_peak_bytes=5 * 2**30), "5.00 GiB"),
+        (MeasuredMemory(peak_reserved_bytes=7 * 2**30, process_peak_bytes=2**30), "7.00 GiB"),
+    ],
+    ids=["a process", "a GPU"],
+)
+def test_after_an_out_of_memory_the_summary_says_what_it_had(measured, had) -> None:
+    memory = MemoryRecord(PredictedMemory(1, 2, 3), measured, ["batch.per_device=4"])
+    lines = render_summary(full_record(outcome="oom", memory=memory), FOLDER).splitlines()
+    assert [line.split()[:3] for line in lines if line.split()[:1] == ["had"]] == [
+        ["had", *had.split()]
+    ]
+    assert "  had " not in render_summary(full_record(memory=memory), FOLDER)
 
 
 def test_after_an_out_of_memory_the_summary_says_what_to_type() -> None:

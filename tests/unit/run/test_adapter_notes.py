@@ -44,6 +44,18 @@ def test_effective_tells_what_is_there(method, job_of) -> None:
     assert 0 < found["trained_frac"] < 0.5
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
+def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) -> None:
+    job = job_of("precision=bf16_pure", "precision.master=on", f"optimizer={optimizer}")
+    assert not [warning for warning in job.warnings if "adapters" in warning]
+
+
+def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.run.notes.adapters.stepped_weights", lambda optimizer: [])
+    job = job_of("precision=bf16_pure", "precision.master=on")
+    assert any("the optimizer knows nothing of 28 adapters" in w for w in job.warnings)
+
+
 def test_nothing_is_said_of_a_model_without_adapters(job_of) -> None:
     job = job_of("peft=none")
     assert "peft" not in job.effective

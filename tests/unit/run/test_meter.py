@@ -43,6 +43,18 @@ def seconds_of(row: metrics.Row) -> dict[str, float]:
     return {phase: row[metrics.phase_key(phase)] for phase in metrics.PHASES}
 
 
+def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
+    meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
+    for step, norm in enumerate((torch.tensor(0.5), None, torch.tensor(0.75))):
+        for phase in metrics.PHASES:
+            meter.enter(phase)
+        meter.end_step(step, torch.tensor(float(step)), norm, 1e-3, 8, 256)
+    rows = meter.flush()
+    assert [row.get(metrics.GRAD_NORM) for row in rows] == [0.5, None, 0.75]
+    assert metrics.GRAD_NORM not in rows[1]
+    assert [row[metrics.LOSS] for row in rows] == [0.0, 1.0, 2.0]
+
+
 def test_a_row_says_everything_about_its_step() -> None:
     meter = Meter(FakeClock(ONE_STEP), attempt=2, timed_from=0)
     do_step(meter, step=6)

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+import torch
+from support import last_wins
 
 from eke.build import pinned
-from eke.build.attention import Seen
+from eke.build.attention import KernelProbe, Seen
 from eke.build.model import build_model_and_report
 from eke.paths import RunPaths
 from eke.run.engines import train
@@ -25,7 +27,7 @@ def trained(make_plan, tiny, tmp_path) -> Callable[..., Job]:
     """Overrides -> the job after two steps."""
 
     def run(*overrides: str) -> Job:
-        plan = make_plan(*tiny, *SHORT, *overrides)
+        plan = make_plan(*last_wins(*tiny, *SHORT, *overrides))
         tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, tmp_path, 0, plan.config.tracker)
         paths, meter = RunPaths(tmp_path), Meter(HostClock(), 0, 0)
         job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
@@ -91,10 +93,36 @@ def test_compiled_code_is_looked_into(trained) -> None:
     assert not about(job, "had no effect")
 
 
+@pytest.mark.slow
+def test_random_numbers_that_compiled_code_draws_twice_are_looked_into(trained) -> None:
+    """Recomputed dropout runs within an operator that keeps the generator's state."""
+    job = trained(
+        "model=tiny_bert", "task=sequence_classification", "compile=aot_eager",
+        "memory=checkpointing_selective", "model.dropout=0.1", "attention=eager",
+    )  # fmt: skip
+    assert job.effective["attention_kernels"] in ([], ["eager"]), "a compiler may decompose it"
+    assert job.effective["matmul_dtypes"] == ["float32"]
+    assert not about(job, "had no effect")
+
+
+def test_an_operation_within_one_of_a_higher_order_is_seen() -> None:
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    queries = torch.ones(1, 2, 4, 8)
+    with KernelProbe() as probe:
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        run_and_save_rng_state(attend, queries, queries, queries)
+        run_and_save_rng_state(torch.ops.aten.mm.default, torch.ones(2, 2), torch.ones(2, 2))
+    seen = probe.seen()
+    assert (seen.attention_kernels, seen.num_matmuls) == (("flash_cpu",), 1)
+    assert seen.matmul_dtypes == ("float32",)
+
+
 def test_experts_are_no_eager_attention(trained) -> None:
     job = trained("model=tiny_moe", "model.num_local_experts=2")
     assert job.effective["attention_kernels"] == ["flash_cpu"], "the router has a softmax, too"
     assert job.effective["experts_implementation"] == "grouped_mm"
+    assert job.effective["matmul_dtypes"] == ["float32"], "offsets of the experts are no factors"
     assert not about(job, "attention")
 
 

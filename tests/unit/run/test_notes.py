@@ -1,11 +1,13 @@
 """What is read into `effective` follows what was built, not what was asked for."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 from support import TINY, last_wins
 
+import eke.build.batches as batches
 import eke.build.checkpointing as checkpointing
 import eke.run.job as job_module
 import eke.run.loop as loop
@@ -159,6 +161,46 @@ def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> 
         "dataloader.workers = 1: 0 loader processes live",
         "dataloader.persistent had no effect: evaluation's loader processes have ended",
     ]
+
+
+RAGGED = (
+    "data.lengths=uniform",
+    "data.min_len=2",
+    "data.seq_len=16",
+    "data.num_samples=32",
+    "train.steps=6",
+)
+
+
+@pytest.mark.parametrize("packing", ["on", "padding_free"])
+def test_sequences_that_share_a_row_are_counted(packing, trained) -> None:
+    job = trained(*RAGGED, f"data.packing={packing}", "attention=eager")
+    assert job.effective["sequences_per_row"] > 1
+    assert job.warnings == []
+    assert "sequences_per_row" not in trained(*RAGGED).effective
+
+
+def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
+    build = batches.Collator.__call__
+
+    def one_each(collate, samples):
+        return build(dataclasses.replace(collate, padding_free=False), samples)
+
+    monkeypatch.setattr(batches.Collator, "__call__", one_each)
+    job = trained(*RAGGED, "data.packing=padding_free", "attention=eager")
+    assert "sequences_per_row" not in job.effective
+    assert job.warnings == ["data.packing=padding_free had no effect: no row held two sequences"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
+    if not compiled:
+        monkeypatch.setattr("eke.run.start.compile_model", lambda plan, model: model)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    job = trained("compile=eager")
+    said = [warning for warning in job.warnings if "compile" in warning]
+    assert said == ([] if compiled else ["compile=eager had no effect: no graph was captured"])
 
 
 def test_what_a_compiler_hides_is_said_not_to_be_looked_into(trained) -> None:

@@ -78,6 +78,28 @@ def test_a_builder_that_makes_something_else_is_found_out(option, monkeypatch) -
     assert warnings[0].startswith(f"optimizer={option} had no effect: no state is ")
 
 
+@pytest.mark.parametrize("option", sorted(set(BUILDERS) - {"paged_adamw_8bit"}))
+def test_another_optimizer_in_its_place_is_warned_about(option, monkeypatch) -> None:
+    def other(plan, groups):
+        kind = torch.optim.AdamW if option == "sgd" else torch.optim.SGD
+        return kind(groups, lr=0.1)
+
+    monkeypatch.setitem(BUILDERS, option, other)
+    _, warnings, _ = noted(f"optimizer={option}")
+    assert len(warnings) == 1, warnings
+    assert warnings[0].startswith(f"optimizer={option} had no effect: ")
+
+
+@pytest.mark.parametrize("option", ["adamw_forloop", "adamw_foreach", "adamw_fused"])
+def test_another_loop_over_the_weights_is_warned_about(option, monkeypatch) -> None:
+    other = {"foreach": True} if option == "adamw_fused" else {"fused": True}
+    monkeypatch.setitem(BUILDERS, option, lambda _, groups: torch.optim.AdamW(groups, **other))
+    found, warnings, _ = noted(f"optimizer={option}")
+    (built,) = other
+    assert found["optimizer_implementation"] == built
+    assert warnings == [f"optimizer={option} had no effect: the implementation is {built}"]
+
+
 def test_shares_are_those_of_the_real_tensors() -> None:
     found, _, plan = noted("optimizer=adamw_8bit")
     embedding = plan.config.model.vocab_size * plan.config.model.hidden_size

@@ -1,5 +1,6 @@
-"""distributed.p2p: what NCCL will read, and what the record says of it."""
+"""What the record says of the exchange between processes: whether there is one, and how."""
 
+import dataclasses
 import os
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from unit.build.plans import hand_plan
 
+from eke.run.notes.sharding import note_copies
 from eke.run.notes.transport import note_transport
 from eke.run.ranks import P2P_VARIABLE, choose_transport
 from eke.schema import PeerToPeer
@@ -57,3 +59,17 @@ def test_a_cpu_has_no_nccl() -> None:
     job = job_of("auto", ["", ""], device="cpu")
     note_transport(job)
     assert job.effective == {}
+
+
+def test_copies_that_exchange_nothing_are_noticed() -> None:
+    """tests/equivalence/test_ranks.py sees those that do."""
+    job = job_of("auto", ["", ""], "cpu")
+    job.plan = dataclasses.replace(
+        job.plan, batch=dataclasses.replace(job.plan.batch, world_size=2)
+    )
+    job.model = torch.nn.Linear(2, 2)
+    note_copies(job)
+    assert job.effective == {"copies": 1}
+    assert job.warnings == [
+        "distributed=ddp had no effect: gradients of 1 of 2 processes are exchanged"
+    ]

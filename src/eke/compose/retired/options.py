@@ -122,7 +122,8 @@ OPTIONS: tuple[Row, ...] = (
      "is PyTorch's older FSDP; keeping the weights after forward is a key of fsdp",
      "distributed=fsdp distributed.reshard_after_forward=false"),
     ("distributed=tp distributed=pp distributed=ep distributed=cp distributed=tensor_parallel "
-     "distributed=pipeline_parallel distributed=expert_parallel distributed=3d",
+     "distributed=pipeline_parallel distributed=expert_parallel distributed=3d "
+     "distributed=tensor distributed=pipeline distributed=expert",
      PARALLEL, "distributed=fsdp"),
     ("tracker=comet_ml",
      OTHER_TRACKER, "tracker=wandb"),
@@ -144,6 +145,5 @@ OPTIONS: tuple[Row, ...] = (
     ("model=llama3", "is a family; its sizes have names", "model=llama3_8b"),
     ("model=qwen model=qwen3", "is a family; its sizes have names", "model=qwen3_0_6b"),
     ("model=mixtral model=moe", "is a family; its sizes have names", "model=mixtral_8x7b"),
-    ("recipe=fastest", f"{LATER}; choose the techniques", "precision=bf16 compile=inductor"),
 )
 # fmt: on

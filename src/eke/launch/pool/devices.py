@@ -85,6 +85,10 @@ class Devices:
         """Different devices."""
         return len({slot.device for slot in self.slots})
 
+    def threads(self) -> dict[str, str]:
+        """Variables of every process that has one CPU slot; none where it may use all cores."""
+        return _threads(len(self.slots[0].cores))
+
     def take(self, count: int, *, gather: bool = False) -> Grant | None:
         """Lease so many different devices, or none.
 

@@ -30,6 +30,11 @@ BUSY_S = 2.0
 Start = Callable[[Plan, Place, Grant], Running]
 
 
+def at_once() -> bool:
+    """Whether runs can be started: always."""
+    return True
+
+
 @dataclass
 class Pool:
     """Runs, and the devices they share."""
@@ -38,6 +43,8 @@ class Pool:
     devices: Mapping[str, Devices]
     """By kind."""
     start: Start = start_run
+    ready: Callable[[], bool] = at_once
+    """Whether runs can be started yet; asked once there is one to start."""
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     _tried: float = 0.0
@@ -70,7 +77,8 @@ class Pool:
         for job in ended:
             self.collect(job)
         now = time.monotonic()
-        if not self.heard and (ended or now - self._tried >= RETRY_S):
+        due = not self.heard and (ended or now - self._tried >= RETRY_S)
+        if due and self.ready():
             self._tried = now
             start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
         self.books.ledger.flush()

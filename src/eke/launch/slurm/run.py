@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from eke.errors import EkeError, RunError
 from eke.files import read_json
-from eke.forecast import note_forecast
 from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import outcome_of
+from eke.pace import note_predictions
 from eke.paths import RunPaths, user_path
 from eke.plan import Plan, outline_record
 from eke.record import Failure, Outcome, Record, metrics, read_attempts, read_record, write_record
@@ -109,7 +109,7 @@ class ClusterRun:
             told = state or "and SLURM remembers no reason"
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
-            note_forecast(record, self.plan)
+            note_predictions(record, self.plan)
             try:
                 write_record(paths, record)
             except OSError as error:

@@ -11,7 +11,16 @@ from eke.report.compare.curves import Curve, curve_of
 from eke.report.compare.effects import Effect, Rung, alone, ladder, main_effects
 from eke.report.compare.front import pareto
 from eke.report.compare.gather import Gathered, gather
-from eke.report.compare.measures import MEASURES, PEAK, PREDICTED, RESERVED, SAMPLES, STEP
+from eke.report.compare.measures import (
+    MEASURES,
+    PEAK,
+    PREDICTED,
+    PREDICTED_STEP,
+    RESERVED,
+    SAMPLES,
+    STEP,
+    Measure,
+)
 from eke.report.compare.parity import Quality, quality
 from eke.report.compare.statistics import Estimate, Ratio, correct, estimate, ratio
 from eke.report.compare.variants import Machine, Variant, group
@@ -47,8 +56,16 @@ class Row:
     @property
     def prediction_error(self) -> float | None:
         """Predicted over measured tensors, less one."""
-        predicted, measured = self.estimates.get(PREDICTED.key), self.estimates.get(PEAK.key)
-        return predicted.value / measured.value - 1 if predicted and measured else None
+        return self._error(PREDICTED, PEAK)
+
+    @property
+    def step_prediction_error(self) -> float | None:
+        """Predicted over measured time of a step, less one."""
+        return self._error(PREDICTED_STEP, STEP)
+
+    def _error(self, expected: Measure, measure: Measure) -> float | None:
+        told, found = self.estimates.get(expected.key), self.estimates.get(measure.key)
+        return told.value / found.value - 1 if told and found else None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", F
 RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False, False)
 RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False, False)
 PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", None, False)
+PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", None, False)
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False, False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False, False)
 STARTUP = Measure("timing.startup_s", "start-up", "s", False, True)
@@ -37,8 +38,8 @@ COMPILE = Measure("timing.compile_s", "compiling", "s", False, True)
 DEVICE_HOURS = Measure("device_hours", "device-hours", "h", False, True)
 
 MEASURES = (
-    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, EVAL_LOSS, TRAIN_LOSS,
-    STARTUP, COMPILE, DEVICE_HOURS,
+    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
+    TRAIN_LOSS, STARTUP, COMPILE, DEVICE_HOURS,
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def measured(record: Record) -> dict[str, float]:
     Speeds of a run that shared its device are absent: they measure the neighbour as well.
     """
     memory, predicted = record.memory.measured, record.memory.predicted
+    step = record.timing.predicted_step_s
     values: Mapping[Measure, float | None] = {
         SAMPLES: record.throughput.samples_per_s,
         TOKENS: record.throughput.tokens_per_s,
@@ -57,6 +59,7 @@ def measured(record: Record) -> dict[str, float]:
         RESERVED: memory.peak_reserved_bytes if memory else None,
         RESIDENT: memory.process_peak_bytes if memory else None,
         PREDICTED: predicted.allocated_bytes if predicted else None,
+        PREDICTED_STEP: step.expected if step else None,
         EVAL_LOSS: record.loss.eval_final,
         TRAIN_LOSS: record.loss.train_final,
         STARTUP: record.timing.startup_s,

@@ -4,11 +4,18 @@ Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests
 tooltip; sizes follow the page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eke.report.compare import Comparison, OneMachine, Row
-from eke.report.compare.measures import PEAK, PREDICTED, SAMPLES, STEP
+from eke.report.compare.measures import (
+    PEAK,
+    PREDICTED,
+    PREDICTED_STEP,
+    SAMPLES,
+    STEP,
+    Measure,
+)
 from eke.report.compare.statistics import Ratio
 from eke.report.compare.wording import times
 from eke.units import GIB, MIB, format_bytes, format_seconds
@@ -48,6 +55,8 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
             (f"Where a step's time goes{where}", "Medians.", phases(rows)),
             (f"Predicted and measured memory{where}", "On the line, the forecast was right.",
              predictions(rows)),
+            (f"Predicted and measured step time{where}", "On the line, the estimate was right.",
+             step_predictions(rows)),
         ]  # fmt: skip
     return [(title, note, spec) for title, note, spec in found if spec]
 
@@ -174,11 +183,27 @@ def phases(rows: Sequence[Row]) -> Spec | None:
 def predictions(rows: Sequence[Row]) -> Spec | None:
     """Forecast of the peak of tensors against its measurement."""
     size, unit = _unit(rows)
+    return _predicted(rows, PREDICTED, PEAK, size, unit, format_bytes)
+
+
+def step_predictions(rows: Sequence[Row]) -> Spec | None:
+    """Estimate of a step's time against its measurement."""
+    return _predicted(rows, PREDICTED_STEP, STEP, 1.0, "s", format_seconds)
+
+
+def _predicted(
+    rows: Sequence[Row],
+    expected: Measure,
+    measure: Measure,
+    size: float,
+    unit: str,
+    text: Callable[[float], str],
+) -> Spec | None:
     points = [
-        {"name": row.variant.label, "measured": peak.value / size, "predicted": told.value / size,
-         "text": f"{format_bytes(told.value)} predicted, {format_bytes(peak.value)} measured"}
+        {"name": row.variant.label, "measured": found.value / size, "predicted": told.value / size,
+         "text": f"{text(told.value)} predicted, {text(found.value)} measured"}
         for row in _first(rows, MAX_POINTS)
-        if (peak := row.estimates.get(PEAK.key)) and (told := row.estimates.get(PREDICTED.key))
+        if (found := row.estimates.get(measure.key)) and (told := row.estimates.get(expected.key))
     ]  # fmt: skip
     if len(points) < 2:
         return None

@@ -54,24 +54,31 @@ def columns(comparison: Comparison, wide: bool = True) -> list[Column]:
         wide: there is room for all.
     """
     rows = comparison.rows
-    found = [*_names(comparison), *_numbers(comparison)]
+    found = [*_names(comparison), *_numbers(comparison), *_factors(comparison)]
     kept = [c for c in found if wide or not c.is_wide]
     return [c for c in kept if c.key in ("label", "outcome") or any(c.text(r) for r in rows)]
 
 
 def _names(comparison: Comparison) -> list[Column]:
-    has_rows = any(row.variant.row for row in comparison.rows)
     several = len(comparison.machines) > 1
     names = [Column("label", "configuration", _label, _unsorted, False)]
-    # A label that is made of the factors says them; a row's name does not.
-    if has_rows or len(comparison.factors) > FACTORS_IN_LABEL:
-        names += [
-            Column(f"factor {key}", key, _factor(key), _unsorted, False, is_wide=True)
-            for key in comparison.factors
-        ]
     if several:
         names.append(Column("machine", "machine", lambda r: r.variant.machine, _unsorted, False))
     return names
+
+
+def _factors(comparison: Comparison) -> list[Column]:
+    """Behind the numbers, which are what is looked for first, also on a phone.
+
+    A label that is made of the factors says them; a row's name does not.
+    """
+    has_rows = any(row.variant.row for row in comparison.rows)
+    if not has_rows and len(comparison.factors) <= FACTORS_IN_LABEL:
+        return []
+    return [
+        Column(f"factor {key}", key, _factor(key), _unsorted, False, is_wide=True)
+        for key in comparison.factors
+    ]
 
 
 def _numbers(comparison: Comparison) -> list[Column]:
@@ -94,8 +101,12 @@ def _numbers(comparison: Comparison) -> list[Column]:
         Column("equal_time", "loss at equal time", _at_equal_time,
                lambda r: r.loss_at_equal_time, is_wide=True,
                help="training loss when the shortest run ended"),
-        Column("prediction", "predicted memory", _signed, lambda r: r.prediction_error,
-               is_wide=True, help="predicted over measured peak of tensors, less one"),
+        Column("prediction", "predicted memory", lambda r: _signed(r.prediction_error),
+               lambda r: r.prediction_error, is_wide=True,
+               help="predicted over measured peak of tensors, less one"),
+        Column("step_prediction", "predicted step", lambda r: _signed(r.step_prediction_error),
+               lambda r: r.step_prediction_error, is_wide=True,
+               help="predicted over measured median of an optimizer step, less one"),
         _measure(DEVICE_HOURS, lambda v: f"{v:.3g}", wide=True, help="training steps only"),
         Column("front", "front", lambda r: "*" if r.on_front else "", lambda r: float(r.on_front),
                False, help="nothing else is both smaller and faster"),
@@ -180,8 +191,7 @@ def _at_equal_time(row: Row) -> str:
     return "" if row.loss_at_equal_time is None else f"{row.loss_at_equal_time:.4f}"
 
 
-def _signed(row: Row) -> str:
-    error = row.prediction_error
+def _signed(error: float | None) -> str:
     return "" if error is None else f"{100 * error:+.1f} %"
 
 

@@ -121,6 +121,7 @@ def _row(row: Row) -> dict[str, Any]:
         "loss": _named(asdict(row.quality)),
         "loss_at_equal_time": row.loss_at_equal_time,
         "prediction_error": row.prediction_error,
+        "step_prediction_error": row.step_prediction_error,
         "phases": dict(row.phases),
         "runs": [_run(entry) for entry in variant.entries],
     }

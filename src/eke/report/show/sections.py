@@ -42,7 +42,7 @@ def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
 
 def provenance(comparison: Comparison) -> Section:
     """Where the numbers come from."""
-    rows = [("command", f"python train.py {' '.join(c)}") for c in comparison.commands]
+    rows = [("command", f"{_program(c)} {' '.join(c)}") for c in comparison.commands]
     for part in comparison.machines:
         facts = dict(part.machine.facts)
         where = f"machine {part.machine.letter}"
@@ -55,6 +55,11 @@ def provenance(comparison: Comparison) -> Section:
     rows += [("all have", shared)] if shared else []
     rows.append(("records", ", ".join(comparison.folders)))
     return Section("Where this comes from", "", ("what", "which"), tuple(rows))
+
+
+def _program(command: tuple[str, ...]) -> str:
+    """Of `eke fit` the trials are a sweep, too."""
+    return "eke" if command[0] == "fit" else "python train.py"
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:

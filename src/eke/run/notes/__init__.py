@@ -8,17 +8,18 @@ from collections.abc import Callable
 
 from eke.run.job import Job
 from eke.run.notes.adapters import note_adapters
+from eke.run.notes.compiler import note_compiler
 from eke.run.notes.deepspeed import note_deepspeed
 from eke.run.notes.formats import note_evaluation_formats, note_formats
 from eke.run.notes.kernels import note_kernels
-from eke.run.notes.loading import note_loading
+from eke.run.notes.loading import note_loading, note_packing
 from eke.run.notes.memory import (
     count_optimizer_calls,
     note_cache_release,
     note_offload,
     note_recomputation,
 )
-from eke.run.notes.sharding import note_devices, note_sharding
+from eke.run.notes.sharding import note_copies, note_devices, note_sharding
 from eke.run.notes.states import note_states
 from eke.run.notes.trainer import note_engine
 from eke.run.notes.transport import note_transport
@@ -32,12 +33,14 @@ AFTER_WARM_UP: tuple[Callable[[Job], None], ...] = (
     note_sharding,
     note_deepspeed,
     note_devices,
+    note_copies,
+    note_compiler,
     note_transport,
     note_engine,
 )
 """Asked once, after the second step: gradients have been there and the optimizer has its state."""
 
-AT_THE_END: tuple[Callable[[Job], None], ...] = (note_cache_release,)
+AT_THE_END: tuple[Callable[[Job], None], ...] = (note_cache_release, note_packing)
 """Asked once, after training, however it ended."""
 
 __all__ = [

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from eke.build import deepspeed
 from eke.build.adapter_files import is_adapted
-from eke.build.deepspeed import stepped_weights
 from eke.build.four_bits import quant_states, quant_tensors
+from eke.build.master import stepped_weights
 from eke.build.sharding import part
 from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
@@ -87,5 +88,5 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _held(job: Job) -> set[int]:
     if isinstance(job.update, DeepSpeedUpdate):  # whose optimizer has flat pieces of them
-        return {id(p) for p in stepped_weights(job.update.engine)}
-    return {id(p) for group in job.optimizer.param_groups for p in group["params"]}
+        return {id(p) for p in deepspeed.stepped_weights(job.update.engine)}
+    return {id(p) for p in stepped_weights(job.optimizer)}

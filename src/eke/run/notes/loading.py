@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from eke.build.sources import is_ragged
 from eke.run.job import Job
+from eke.schema import Packing
 
 
 def note_loading(job: Job) -> None:
@@ -19,6 +21,17 @@ def note_loading(job: Job) -> None:
         job.warn("dataloader.persistent had no effect: evaluation's loader processes have ended")
     if job.plan.compute.pin_memory and not loading.pinned:
         job.warn("dataloader.pin_memory had no effect: batches came in pageable memory")
+
+
+def note_packing(job: Job) -> None:
+    """How many sequences shared a row, in all steps of this attempt."""
+    packing, shared = job.plan.config.data.packing, job.data.padding.sequences_per_row
+    if shared is not None:
+        job.effective["sequences_per_row"] = shared
+    if packing is Packing.off or not is_ragged(job.plan.config):
+        return  # of samples that are all as long, a rule has warned before the start
+    if shared is None or shared <= 1:
+        job.warn(f"data.packing={packing.value} had no effect: no row held two sequences")
 
 
 def _living(iterator: Any) -> int:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from eke.build.data_parallel import LossOnDevice
 from eke.build.sharding import is_cut, mesh_of, part_bytes
@@ -21,6 +22,21 @@ def note_devices(job: Job) -> None:
         job.warn(
             f"distributed=dp used {len(module.devices)} of {job.plan.batch.devices} devices: "
             "each takes a row at least"
+        )
+
+
+def note_copies(job: Job) -> None:
+    """How many processes exchange their copies' gradients; Trainer's wrapper is its own."""
+    config = job.plan.config
+    if config.distributed.option != "ddp" or config.engine.option != "loop":
+        return
+    wrapped = [m for m in job.model.modules() if isinstance(m, DistributedDataParallel)]
+    processes = wrapped[0].process_group.size() if wrapped else 1
+    job.effective["copies"] = processes
+    if processes != job.plan.batch.world_size:
+        job.warn(
+            f"distributed=ddp had no effect: gradients of {processes} of "
+            f"{job.plan.batch.world_size} processes are exchanged"
         )
 
 

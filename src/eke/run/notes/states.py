@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from eke.build.optimizer.lowrank import projected_parameters
 from eke.build.optimizer.states import is_quantised, num_paged_bytes, state_tensors
+from eke.plan import NAMED_IMPLEMENTATIONS
 from eke.run.job import Job
 from eke.schema import AdamW8bit, AdamWTorchAO4bit, AdamWTorchAO8bit, Apollo, GaLore, Lion8bit
 
@@ -19,6 +20,7 @@ def note_states(job: Job) -> None:
     )
     job.effective |= found
     config = job.plan.config.optimizer
+    _note_class(job, found)
     for schemas, key, what in WANTED:
         if isinstance(config, schemas) and not found[key]:
             job.warn(f"optimizer={config.option} had no effect: {what}")
@@ -26,6 +28,34 @@ def note_states(job: Job) -> None:
         job.warn(f"optimizer={config.option} had no effect: no state is paged")
     if config.option == "adamw_bf16_sr" and not found["optimizer_stochastic_rounding"]:
         job.warn(f"optimizer={config.option} had no effect: no weight is rounded at random")
+
+
+TORCH = "AdamW torch"
+CLASSES = {
+    "adamw": (TORCH, "DeepSpeedCPUAdam deepspeed"),
+    "adamw_forloop": (TORCH,),
+    "adamw_foreach": (TORCH,),
+    "adamw_fused": (TORCH,),
+    "adamw_apex_fused": ("FusedAdam apex",),
+    "adafactor": ("Adafactor transformers",),
+    "lion": ("Lion bitsandbytes",),
+    "sgd": ("SGD torch",),
+    "muon": ("Muon+AdamW torch", "Muon torch"),
+    "schedule_free": ("AdamWScheduleFree schedulefree",),
+}
+"""Option -> class and library of what it builds; what the others do shows in their state."""
+
+
+def _note_class(job: Job, found: dict[str, Any]) -> None:
+    """Warn where the optimizer, or its loop over the weights, is another one than asked for."""
+    option = job.plan.config.optimizer.option
+    built = f"{found['optimizer']} {found['optimizer_library']}"
+    if option in CLASSES and built not in CLASSES[option]:
+        job.warn(f"optimizer={option} had no effect: it is {found['optimizer']}")
+        return
+    loop = found["optimizer_implementation"]
+    if option in NAMED_IMPLEMENTATIONS and loop != NAMED_IMPLEMENTATIONS[option]:
+        job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
 
 
 QUANTISED = (AdamW8bit, AdamWTorchAO8bit, AdamWTorchAO4bit, Lion8bit)

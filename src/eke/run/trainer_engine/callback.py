@@ -1,21 +1,24 @@
 """What eke does when Trainer says where it is."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from eke.run.loop import evaluate
 from eke.run.notes.trainer import note_trainer
 from eke.run.trainer_engine.steps import Steps
 
-if TYPE_CHECKING:
-    from eke.run.trainer_engine.trainer import PlanTrainer
-
 
 class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
     """Evaluates, notes, writes, saves and stops where eke's own loop does."""
 
-    def __init__(self, steps: Steps, trainer: "PlanTrainer") -> None:
+    def __init__(self, steps: Steps, trainer: Trainer) -> None:
         self.steps = steps
         self.trainer = trainer
 

@@ -51,7 +51,7 @@ class Steps:
         self.totals = StepTotals(0, 0, 0)
         self.loss = torch.zeros((), device=job.device)
         """This rank's share of the step's mean loss so far."""
-        self.grad_norm = torch.zeros((), device=job.device)
+        self.grad_norm: Tensor | None = None
         self.learning_rate = 0.0
         """As the optimizer had it in this step."""
         self.stopped: Stopped | None = None
@@ -76,7 +76,7 @@ class Steps:
         """One micro-batch's share of the step's mean loss is known."""
         self.loss += share.detach()
 
-    def clip(self) -> Tensor:
+    def clip(self) -> Tensor | None:
         """Clip as planned; the norm before, on the device."""
         self.grad_norm = self.update.clip()
         return self.grad_norm

@@ -93,10 +93,10 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
             self.steps.job.meter.enter("optimizer")
         return loss
 
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:
         return self.steps.clip()
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | None:
         """Asked for in every step, after clipping or instead of it."""
         return self.steps.clip() if grad_norm is None else grad_norm
 

@@ -1,11 +1,12 @@
 """What can only need more memory than a run that ran out of it is skipped, and nothing else."""
 
+import dataclasses
 from collections import deque
 
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.dominance import needs_at_least
+from eke.launch.dominance import needs_at_least, smallest_first
 from eke.record import Outcome
 
 BASE = (*SYNTHETIC, "batch.per_device=4")
@@ -28,6 +29,7 @@ BASE = (*SYNTHETIC, "batch.per_device=4")
         (("memory=checkpointing",), False),
         (("batch.per_device=8", "memory=checkpointing"), False),
         (("batch.accumulation=2",), True),
+        (("batch.accumulation=2", "batch.per_device=2"), False),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else None,
 )
@@ -49,6 +51,27 @@ def test_the_order_of_techniques(failed, here, needs_more) -> None:
     assert bool(needs_at_least(plan_of(*BASE, here), plan_of(*BASE, failed))) is needs_more
 
 
+def test_gradients_that_waited_for_another_micro_batch_are_not_there_in_one() -> None:
+    """The same samples at once may need less: a Llama of 1B by 2.3 GiB (docs/lab.md)."""
+    twice = plan_of(*BASE, "batch.accumulation=2")
+    assert not needs_at_least(plan_of(*SYNTHETIC, "batch.per_device=8"), twice)
+    more = plan_of(*SYNTHETIC, "batch.per_device=8", "batch.accumulation=2")
+    assert needs_at_least(more, twice)
+
+
+def test_what_may_run_out_is_tried_with_the_least_first(make_jobs) -> None:
+    """In the places that those of the first round had; nothing else moves."""
+    jobs = make_jobs(1, 1, 1, 1, 1)
+    for job, repeat in zip(jobs, (0, 0, 0, 0, 1), strict=True):
+        config = dataclasses.replace(job.plan.config, repeat=repeat)
+        job.plan = dataclasses.replace(job.plan, config=config)
+    needs = dict(zip((job.plan.run_id for job in jobs), (30, None, 10, 20, 1), strict=True))
+    ordered = smallest_first(jobs, lambda plan: needs[plan.run_id])
+    assert [job.plan.run_id for job in ordered] == ["c", "b", "d", "a", "e"]
+    assert [job.plan.run_id for job in jobs] == ["a", "b", "c", "d", "e"]
+    assert smallest_first([], lambda plan: None) == []
+
+
 def test_16_bit_weights_that_do_not_fit_leave_no_room_for_32_bits() -> None:
     narrow = plan_of(*BASE, "precision=bf16_pure", "optimizer=sgd", "optimizer.momentum=0")
     wide = plan_of(*BASE, "precision=fp32", "optimizer=sgd", "optimizer.momentum=0")
@@ -60,8 +83,6 @@ def test_16_bit_weights_that_do_not_fit_leave_no_room_for_32_bits() -> None:
 
 
 def test_a_pool_skips_what_can_only_need_more(make_jobs, make_pool, machine, gpus) -> None:
-    import dataclasses
-
     jobs = make_jobs(1, 1, 1)
     sizes = {"a": 4, "b": 8, "c": 2}
     for job in jobs:

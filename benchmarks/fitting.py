@@ -1,0 +1,145 @@
+"""How near `eke fit` comes to the exhaustive best, and with how many trials.
+
+    python benchmarks/fitting.py simulated            # made-up machines: no run is started
+    python benchmarks/fitting.py real                 # every configuration of a small space, here
+
+`simulated` searches random machines whose generator (tests/unit/fit/surfaces.py) shares no code
+with the time model, with estimates of two qualities and without. `real` makes a search, then runs
+the whole space twice in reversed orders and asks how good the search's choice was there. --output
+FILE keeps what was found as JSON.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO / "tests"))
+
+from unit.fit.surfaces import OFF, make, search  # noqa: E402
+
+from eke.files import write_json  # noqa: E402
+from eke.fit.trials import SHORT  # noqa: E402
+from eke.hardware.cpu import cpu_name  # noqa: E402
+
+KINDS = {
+    "estimates off by 12 % a technique": (True, 1.0),
+    "estimates off by 24 % a technique": (True, 2.0),
+    "no estimates": (False, 1.0),
+}
+BUDGETS = (4, 8, 16)
+
+TYPED = ("model=tiny", "data.seq_len=64", "compile=none", "memory=none", "tracker=none")
+SPACE = {
+    "attention": ("sdpa", "eager"),
+    "kernels": ("none", "fused_linear_cross_entropy"),
+    "batch.per_device": ("1", "2", "4", "8"),
+}
+"""What is not typed, and every micro-batch of eight samples per step."""
+
+
+def simulated(count: int) -> list[dict[str, Any]]:
+    """One row for each kind of estimate and budget."""
+    rows = []
+    for kind, (estimated, error) in KINDS.items():
+        surfaces = [make(seed, estimated, error) for seed in range(10_000, 10_000 + count)]
+        for budget in BUDGETS:
+            found = [search(each, seed, budget) for seed, each in enumerate(surfaces)]
+            off = sorted(each.off - 1 for each in found)
+            rows.append({
+                "estimates": kind,
+                "budget": budget,
+                "searches": count,
+                "within_5_percent": sum(each.off <= OFF for each in found) / count,
+                "median_off": statistics.median(off),
+                "p90_off": off[int(0.9 * count)],
+                "mean_trials": statistics.fmean(each.num_trials for each in found),
+                "searches_with_out_of_memory": sum(each.num_out_of_memory > 0 for each in found),
+                "most_out_of_memory": max(each.num_out_of_memory for each in found),
+            })  # fmt: skip
+            print(json.dumps(rows[-1]))
+    return rows
+
+
+def real(budget: int) -> list[dict[str, Any]]:
+    """A search, then its whole space; one row."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = Path(folder) / "options"
+        options.mkdir()
+        flags = ("--config-dir", str(options), "--budget-trials", str(budget))
+        run(folder, "-m", "eke.cli", "fit", *flags, *TYPED)
+        fit = json.loads(next(Path(folder).glob("runs/sweep-*/fit.json")).read_text())
+        cells = [f"{key}={','.join(values)}" for key, values in SPACE.items()]
+        space = (*TYPED, *cells, "batch.target=8", *SHORT, "sweep.repeats=2", "rerun=true")
+        run(folder, str(REPO / "train.py"), "-m", *space)
+        measured = step_times(Path(folder))
+    best = min(measured.values())
+    chosen = key_of(dict(text.split("=", 1) for text in fit["best"]))
+    order = sorted(measured.values())
+    return [{
+        "configurations": len(measured),
+        "trials": len(fit["trials"]),
+        "chosen": " ".join(chosen),
+        "off_exhaustive_best": measured[chosen] / best - 1,
+        "rank": order.index(measured[chosen]) + 1,
+        "typed_off": measured[key_of({})] / best - 1,
+        "median_off": statistics.median(order) / best - 1,
+    }]  # fmt: skip
+
+
+def step_times(folder: Path) -> dict[tuple[str, ...], float]:
+    """Configuration -> seconds per step, the geometric mean of its repeats in the sweep."""
+    times = defaultdict(list)
+    (sweep,) = [f for f in folder.glob("runs/sweep-*") if not (f / "fit.json").exists()]
+    for cell in json.loads((sweep / "sweep.json").read_text())["cells"]:
+        record = json.loads((folder / cell["folder"] / "record.json").read_text())
+        typed = dict(text.split("=", 1) for text in cell["overrides"])
+        times[key_of(typed)].append(record["timing"]["steady_step_s"]["median"])
+    return {key: statistics.geometric_mean(values) for key, values in times.items()}
+
+
+def key_of(typed: dict[str, str]) -> tuple[str, ...]:
+    """A configuration's values in the space, with the defaults of what is not typed."""
+    usual = {"attention": "sdpa", "kernels": "none", "batch.per_device": "8"}
+    return tuple(f"{key}={typed.get(key, usual[key])}" for key in SPACE)
+
+
+def run(folder: str, *arguments: str) -> None:
+    """A Python program in a folder; its output is this one's."""
+    path = os.pathsep.join([str(REPO / "src"), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, *arguments], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["simulated", "real"])
+    parser.add_argument("--count", type=int, default=200, help="made-up machines")
+    parser.add_argument("--budget", type=int, default=8, help="trials of the real search")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    rows = simulated(options.count) if options.what == "simulated" else real(options.budget)
+    if options.what == "real":
+        print(json.dumps(rows, indent=1))
+    if options.output:
+        content = {
+            "what": f"eke fit beside the exhaustive best: {options.what}",
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"processor": cpu_name(), "load": os.getloadavg()[0]},
+            "rows": rows,
+        }
+        write_json(options.output, content)
+
+
+if __name__ == "__main__":
+    main()

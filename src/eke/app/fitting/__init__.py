@@ -1,0 +1,39 @@
+"""`eke fit`: candidates on paper, then a few short trials, and the best written."""
+
+from eke.app.fitting.keeping import keep
+from eke.app.fitting.preparing import prepare
+from eke.app.fitting.trying import Wish
+from eke.app.talk import complain, say
+from eke.errors import EkeError
+from eke.fit import free_path, likely
+from eke.paths import conf_folder
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+
+__all__ = ["Wish", "fit"]
+
+
+def fit(wish: Wish, name: str) -> int:
+    """Search, and write what was found; returns the exit code.
+
+    Args:
+        wish: what was asked for.
+        name: of the option to write; empty is `fit_` and the model's.
+    """
+    try:
+        folder = wish.arguments.config_dir or conf_folder()
+        if name:
+            free_path(folder, name)  # before anything takes time
+        fitting = prepare(wish)
+        name = name or f"fit_{fitting.baseline.choices['model']}"
+        free_path(folder, name)
+        if fitting.baseline.config.plan_only:
+            return say("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
+        found = fitting.run()
+        keep(fitting, found, name)
+        return EXIT_OK if found.best is not None else EXIT_FAILED
+    except EkeError as error:
+        return complain(str(error), error.exit_code)
+    except OSError as error:
+        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_FAILED)
+    except KeyboardInterrupt:
+        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)

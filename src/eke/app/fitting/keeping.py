@@ -1,0 +1,79 @@
+"""What a search leaves: an option of `experiment`, and a small report beside its trials."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from eke.app.fitting.trying import Fitting
+from eke.app.talk import say
+from eke.compose import compose
+from eke.files import write_atomic, write_json
+from eke.fit import Fit, describe_fit, short_name, without, write_experiment
+from eke.paths import conf_folder
+
+REPORT, VALUES = "fit.md", "fit.json"
+"""Files in the folder of a search."""
+
+
+def keep(fitting: Fitting, fit: Fit, name: str) -> None:
+    """Write all that was found, and say where.
+
+    Args:
+        fitting: the search.
+        fit: how it ended.
+        name: of the option.
+
+    Raises:
+        ConfigError: there is an option of that name that somebody else has written.
+        OSError: a folder cannot be written.
+    """
+    folder = fitting.paths.folder
+    text = describe_fit(fit, fitting.baseline)
+    command = f"eke fit {' '.join(fitting.wish.command)}"
+    write_atomic(folder / REPORT, _report(command, fitting, text))
+    write_json(folder / VALUES, _values(command, fitting, fit))
+    say(f"\n{text}")
+    # What was typed is enough where it is the best: no file has to say it again.
+    if fit.best is not None and fit.best is not fit.typed:
+        _keep_option(fitting, fit.best.candidate.overrides, name, text)
+    say(f"\n  {folder / REPORT}   (all trials: eke report {folder})")
+
+
+def _keep_option(fitting: Fitting, winner: tuple[str, ...], name: str, text: str) -> None:
+    """Write the best as an option of `experiment`, and say how to run it."""
+    own = fitting.wish.arguments.config_dir
+    best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
+    evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
+    path = write_experiment(best, name, own, own or conf_folder(), evidence)
+    flag = f" --config-dir {own}" if own else ""
+    say(f"\nwritten to {path}:\n  python train.py{flag} experiment={name}")
+
+
+def _report(command: str, fitting: Fitting, text: str) -> str:
+    device = fitting.baseline.device.name
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"# {command}\n\n{device}, {when}\n\n```\n{text}\n```\n"
+
+
+def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
+    gain = fit.gain
+    return {
+        "schema_version": 1,
+        "command": command,
+        "objective": fit.objective.value,
+        "numerics": fit.numerics.value,
+        "device": fitting.baseline.device.name,
+        "num_configurations": len(fit.candidates.found),
+        "refused": fit.candidates.refused,
+        "num_too_large": fit.candidates.too_large,
+        "best": list(fit.best.candidate.overrides) if fit.best else None,
+        "gain": asdict(gain) if gain else None,
+        "trials": [
+            {
+                "configuration": short_name(fit.candidates.found[t.number], fitting.baseline),
+                "overrides": list(fit.candidates.found[t.number].overrides),
+                "expected_s": fit.candidates.found[t.number].point.expected_s,
+                **asdict(t),
+            }
+            for t in fit.trials
+        ],
+    }

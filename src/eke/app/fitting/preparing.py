@@ -1,0 +1,90 @@
+"""Everything of a search before its first trial: seconds, and no process."""
+
+from eke.app.fitting.trying import Fitting, Wish
+from eke.app.planning import plan_for
+from eke.app.recipes import chosen_overrides
+from eke.app.talk import say
+from eke.compose import Composed, compose, launcher_of
+from eke.errors import ConfigError, Problem
+from eke.fit import Search, axes_for, describe_candidates, enumerate_candidates, group_of
+from eke.launch import sweep_id, sweep_paths
+from eke.pace import StepTime, forecast_time
+from eke.plan import Plan
+from eke.recipes import RECIPES
+from eke.report import PlanningLine
+
+
+def prepare(wish: Wish) -> Fitting:
+    """Everything before the first trial; seconds, and no process.
+
+    Raises:
+        ConfigError: the command is wrong, or nothing of it can run.
+    """
+    arguments = wish.arguments
+    in_cluster = launcher_of(arguments.overrides) == "slurm"
+    composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    refuse_what_is_searched(composed)
+    baseline = plan_for(composed, planning=True, in_cluster=in_cluster, refuse=False)
+    if not baseline.device.present and not composed.config.plan_only:
+        why = f"this machine has no {baseline.device.name}, and a search runs trials"
+        raise ConfigError(
+            Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
+        )
+    axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
+    composed = pinned(composed, baseline)
+    line = PlanningLine()
+    found = enumerate_candidates(
+        baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
+    )
+    line.close()
+    say(describe_candidates(found, baseline, wish.numerics))
+    if not found.found:
+        why = "nothing that could be tried fits into memory"
+        fix = f"eke plan --why {' '.join(composed.overrides)}"
+        raise ConfigError(Problem("eke fit", "", why, fix))
+    points = [candidate.point for candidate in found.found]
+    search = Search(points, wish.objective, wish.budget, found.first)
+    which = [text for text in composed.overrides if not text.startswith("hydra")]
+    identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
+    paths = sweep_paths(composed.config.paths.runs, identity)
+    return Fitting(wish, composed.overrides, found, search, baseline, paths)
+
+
+def pinned(composed: Composed, baseline: Plan) -> Composed:
+    """The same as typed without a recipe that adapts, which would answer each candidate anew.
+
+    The micro-batch is the search's own.
+    """
+    if composed.choices.get("recipe") not in RECIPES:
+        return composed
+    every = chosen_overrides(baseline, composed.config_dir)
+    chosen = [text for text in every if group_of(text) != "batch"]
+    typed = [text for text in composed.overrides if not text.startswith("recipe=")]
+    return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
+
+
+def refuse_what_is_searched(composed: Composed) -> None:
+    """What has no meaning for a search.
+
+    Raises:
+        ConfigError: a key is typed that only a run or a sweep has.
+    """
+    config = composed.config
+    one_run = "is about one run; trials are answered from their records"
+    meant_otherwise = {
+        "rerun": (config.rerun, one_run),
+        "ignore_forecast": (config.ignore_forecast, one_run),
+        "launcher.fork_server": (
+            config.launcher.fork_server,
+            "trials follow each other, each in a process that has imported nothing yet",
+        ),
+    }
+    for key, (wanted, why) in meant_otherwise.items():
+        if wanted:
+            raise ConfigError(Problem(key, "true", why, f"{key}=false"))
+
+
+def expected_step_s(plan: Plan) -> float | None:
+    """Seconds per optimizer step by the time model; None where it says nothing."""
+    found = forecast_time(plan)
+    return found.step_s.expected if isinstance(found, StepTime) else None

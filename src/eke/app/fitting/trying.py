@@ -1,0 +1,169 @@
+"""A search under way: which candidate, its trial, and what it says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from eke.app.sweep import make_jobs, plan_cells, sweep_devices
+from eke.app.talk import say
+from eke.compose import Arguments, SweepCell, compose, launcher_of
+from eke.fit import (
+    Candidates,
+    Fit,
+    Measured,
+    Numerics,
+    Objective,
+    Search,
+    Trial,
+    describe_trial,
+    fit_of,
+    is_higher,
+    measured,
+    room_of,
+    short_name,
+    trial_overrides,
+)
+from eke.forecast import is_open, traced_forecast
+from eke.launch import Books, Cell, Job, Pool, SweepFile, open_board
+from eke.launch.slurm import Cluster, place_in_cluster
+from eke.paths import SweepPaths
+from eke.plan import Plan
+from eke.record import EXIT_RESUMABLE
+
+IN_QUEUE = 3
+"""Trials on GPUs that are submitted to a cluster at a time: each wave waits in the queue once.
+Those on CPUs would share a node's memory bandwidth, and slow each other down."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What `eke fit` was asked for."""
+
+    command: tuple[str, ...]
+    """What was typed behind `eke fit`."""
+    arguments: Arguments
+    objective: Objective
+    numerics: Numerics
+    budget: int
+
+
+@dataclass
+class Fitting:
+    """A search under way: its candidates, and its trials as the cells of a sweep."""
+
+    wish: Wish
+    typed: tuple[str, ...]
+    candidates: Candidates
+    search: Search
+    baseline: Plan
+    paths: SweepPaths
+    cells: list[Cell] = field(default_factory=list)
+    trials: list[Measured] = field(default_factory=list)
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether trials run on nodes of a cluster."""
+        return launcher_of(self.wish.arguments.overrides) == "slurm"
+
+    def run(self) -> Fit:
+        """Try candidates until nothing better is expected, then the best once more.
+
+        Raises:
+            KeyboardInterrupt: a signal asked to stop; the same command goes on.
+        """
+        at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
+        while chosen := self.worth_trying(at_once):
+            self.try_out(chosen)
+        if again := self.search.to_confirm():
+            self.try_out(again)
+        return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
+
+    def worth_trying(self, count: int) -> list[int]:
+        """Numbers of candidates, each of which has been looked at closely."""
+        while chosen := self.search.next(count):
+            unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
+            if not [n for n in unsure if self.look_closely(n)]:
+                return chosen
+        return []
+
+    def look_closely(self, number: int) -> bool:
+        """Trace a candidate's memory; returns whether it then counts otherwise than before."""
+        found = self.candidates.found[number]
+        forecast = traced_forecast(found.plan)
+        room = room_of(forecast)
+        point = replace(found.point, room=room, peak_bytes=forecast.best.expected)
+        self.candidates.found[number] = replace(found, point=point, forecast=forecast)
+        self.search.narrow(number, room, forecast.best.expected)
+        return room is not found.point.room
+
+    def try_out(self, numbers: Sequence[int]) -> None:
+        """Run trials of candidates, and tell the search what they found."""
+        repeats = {n: sum(each.number == n for each in self.trials) for n in numbers}
+        for n in numbers:
+            done = len(self.trials) + numbers.index(n) + 1
+            again = ", once more" if repeats[n] else ""
+            say(f"trial {done} of at most {self.wish.budget}: {self.name(n)}{again}")
+        new = [self._cell(n, repeats[n]) for n in numbers]
+        first = len(self.cells)
+        cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.in_cluster)
+        self.cells += cells
+        labels = [self.name(n) for n in numbers]
+        jobs = make_jobs(labels, plans, {})
+        for job in jobs:
+            job.cells = [first + job.number]
+        self._run(jobs)
+        by_number = {job.number: job for job in jobs}
+        for at, n in enumerate(numbers):
+            self._note(self._measured(n, repeats[n], cells[at], by_number.get(at)))
+
+    def name(self, number: int) -> str:
+        """What sets a candidate apart from what was typed."""
+        if number == self.candidates.first:
+            return "as typed"
+        return short_name(self.candidates.found[number], self.baseline)
+
+    def _cell(self, number: int, repeat: int) -> SweepCell:
+        candidate = self.candidates.found[number]
+        overrides = trial_overrides(self.typed, candidate.overrides, repeat)
+        composed = compose(overrides, self.wish.arguments.config_dir, in_sweep=True)
+        return SweepCell(composed, self.name(number), repeat)
+
+    def _run(self, jobs: list[Job]) -> None:
+        command = ("fit", *self.wish.command)
+        file = SweepFile(self.paths, command, self.cells, "fit")
+        with open_board(len(jobs)) as board:
+            if self.in_cluster:
+                cluster = Cluster(
+                    Books(jobs, board, file, place_in_cluster), self.paths, self.paths.folder.name
+                )
+                cluster.submit()
+                cluster.watch()
+            else:
+                launcher = self.baseline.config.launcher
+                devices = sweep_devices(jobs, launcher.cpu_slots, launcher.runs_per_device)
+                Pool(Books(jobs, board, file), devices).run()
+        if any(job.outcome is None or job.outcome.exit_code == EXIT_RESUMABLE for job in jobs):
+            raise KeyboardInterrupt
+
+    def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
+        if job is None or job.record is None:
+            reason = cell.reason or (job.reason if job else "") or "it has no record"
+            return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)
+        found = measured(
+            number, repeat, job.record, job.folder, self.baseline.steps.total,
+            self.baseline.device.kind == "cuda",
+            self.candidates.found[number].forecast.components.get("context", 0),
+        )  # fmt: skip
+        typed = next((t.loss for t in self.trials if t.number == self.candidates.first), None)
+        if self.wish.numerics is Numerics.same and is_higher(found.loss, typed):
+            reason = f"its loss is higher: {found.loss:.4f} and not {typed:.4f}"
+            found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
+        return found
+
+    def _note(self, found: Measured) -> None:
+        self.trials.append(found)
+        self.search.tell(found.number, found.trial)
+        say(f"  {describe_trial(found, self.candidates.found[found.number], self.baseline)}")
+
+
+def _silent(done: int, total: int) -> None:
+    """A few cells are planned at once."""

@@ -1,0 +1,73 @@
+"""`eke fit`: the fastest configuration that fits, found with a few short trials."""
+
+import argparse
+from collections.abc import Sequence
+
+from eke.app.fitting import Wish, fit
+from eke.app.talk import complain
+from eke.compose import split_arguments
+from eke.errors import EkeError
+from eke.fit import Numerics, Objective
+
+DESCRIPTION = """\
+Finds the fastest configuration that fits, and writes it as an option of `experiment`.
+
+What is typed behind it is what train.py takes. Groups that are typed stay as they are; of the
+others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
+the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
+step and the length of samples are kept.
+
+  eke fit model=bert_large task=masked_lm batch.per_device=32 precision=bf16
+  eke fit model=llama_1b --numerics mixed --name mine
+  eke fit model=tiny plan_only=true          what would be tried
+  eke fit model=llama_1b hydra/launcher=slurm hardware=h100
+"""
+
+MIN_TRIALS = 2
+"""What was typed, and something else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "eke fit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--objective", choices=[each.value for each in Objective], default="speed",
+        help="what the best has least of: seconds, peak memory, or device-seconds per sample",
+    )  # fmt: skip
+    parser.add_argument(
+        "--numerics", choices=[each.value for each in Numerics], default="same",
+        help="same: the formats as typed (default); mixed: 16-bit or TF32 products over float32 "
+        "weights, too; reduced: bfloat16 weights, float8 and 8-bit states, too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget-trials", type=_trials, default=8, metavar="N",
+        help="trials of 20 steps at most (default 8), the one that confirms the best included",
+    )  # fmt: skip
+    parser.add_argument("--name", default="", help="of the option written (default fit_MODEL)")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
+    options, overrides = parser.parse_known_args(list(arguments))
+    folder = ["--config-dir", options.config_dir] if options.config_dir else []
+    try:
+        typed = split_arguments([*folder, *overrides])
+    except EkeError as error:
+        return complain(str(error), error.exit_code)
+    wish = Wish(
+        tuple(arguments),
+        typed,
+        Objective(options.objective),
+        Numerics(options.numerics),
+        options.budget_trials,
+    )
+    return fit(wish, options.name)
+
+
+def _trials(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
+    if count < MIN_TRIALS:
+        raise argparse.ArgumentTypeError(f"{count} is too few: what was typed is one of them")
+    return count

@@ -1,0 +1,48 @@
+"""Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
+
+from eke.fit.candidates import Candidate, Candidates, enumerate_candidates, room_of
+from eke.fit.experiment import free_path, write_experiment
+from eke.fit.found import Fit, fit_of
+from eke.fit.objective import Objective
+from eke.fit.point import Point, Room, Trial
+from eke.fit.search import Search
+from eke.fit.show import (
+    describe_candidates,
+    describe_fit,
+    describe_trial,
+    likely,
+    short_name,
+)
+from eke.fit.space import Axis, Numerics, Value, axes_for, group_of
+from eke.fit.trials import Measured, is_higher, measured, trial_overrides, without
+
+__all__ = [
+    "Axis",
+    "Candidate",
+    "Candidates",
+    "Fit",
+    "Measured",
+    "Numerics",
+    "Objective",
+    "Point",
+    "Room",
+    "Search",
+    "Trial",
+    "Value",
+    "axes_for",
+    "describe_candidates",
+    "describe_fit",
+    "describe_trial",
+    "enumerate_candidates",
+    "fit_of",
+    "free_path",
+    "group_of",
+    "is_higher",
+    "likely",
+    "measured",
+    "room_of",
+    "short_name",
+    "trial_overrides",
+    "without",
+    "write_experiment",
+]

@@ -1,0 +1,175 @@
+"""Every configuration that could be tried: refused by rules, cut to what has room; no torch."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eke.check import Facts, check
+from eke.compose import Composed, compose
+from eke.errors import ConfigError
+from eke.fit.point import Point, Room
+from eke.fit.space import PER_DOUBLING, Axis, Value, group_of
+from eke.fit.trials import without
+from eke.forecast import Forecast, Verdict, known_forecast
+from eke.plan import Plan, possible_batches, replan, with_batch
+from eke.schema import Config
+
+MAX_SIZES = 6
+"""Micro-batches of one set of techniques that are looked at, the largest with room: a step is cut
+into as few pieces as possible, unless less memory is the aim or smaller pieces stay in a cache."""
+
+_ROOMS = {Verdict.fits: Room.fits, Verdict.tight: Room.tight, Verdict.does_not_fit: Room.none}
+
+
+def room_of(forecast: Forecast) -> Room:
+    """What a forecast's verdict means to a search; an unknown device's memory is no hindrance."""
+    return _ROOMS.get(forecast.verdict, Room.fits)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration that rules allow."""
+
+    point: Point
+    values: tuple[Value, ...]
+    plan: Plan
+    """For forecasts; the run itself is planned again from what is typed."""
+    forecast: Forecast
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What makes it of what was typed, the micro-batch included."""
+        batch = self.plan.batch
+        cut = (
+            f"batch.per_device={batch.per_device}",
+            f"batch.target={batch.samples_per_step}",
+            "batch.accumulation=null",
+        )
+        return (*(text for value in self.values for text in value.overrides), *cut)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All of them, and what became of the others."""
+
+    found: list[Candidate]
+    first: int | None
+    """Number of what was typed; None where it cannot run."""
+    num_sets: int
+    """Sets of techniques that were looked at."""
+    refused: dict[str, int]
+    """Rule -> sets of techniques that it refused."""
+    too_large: int
+    """Configurations that rules allow and that cannot fit."""
+
+
+def enumerate_candidates(
+    baseline: Plan,
+    composed: Composed,
+    axes: Sequence[Axis],
+    config_dir: Path | None,
+    expected_s: Callable[[Plan], float | None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Candidates:
+    """All combinations of the axes' values, each with its micro-batches.
+
+    Args:
+        baseline: what was typed, planned.
+        composed: the same before its plan.
+        axes: what may be varied.
+        config_dir: a folder with the user's own options.
+        expected_s: the time model: seconds per optimizer step.
+        progress: told how many sets of techniques of how many are looked at.
+    """
+    every = [value for axis in axes for value in axis.values]
+    sections = {value: _sections(composed, value, config_dir) for value in every}
+    target = baseline.batch.samples_per_step
+    found: list[Candidate] = []
+    refused: dict[str, int] = {}
+    first, too_large = None, 0
+    sets = list(itertools.product(*(axis.values for axis in axes)))
+    for number, values in enumerate(sets):
+        progress(number, len(sets))
+        changed: dict[str, Any] = {}
+        for value in values:
+            changed |= sections[value]
+        config = _with_target(replace(baseline.config, **changed), baseline, target)
+        if config is None:
+            continue
+        problems, _ = check(Facts(config, baseline.device, planning=True))
+        if problems:
+            rule = problems[0].rule or problems[0].path
+            refused[rule] = refused.get(rule, 0) + 1
+            continue
+        sizes = _cut(baseline, config, values, expected_s)
+        fitting = [each for each in sizes if each.point.room is not Room.none]
+        too_large += len(sizes) - len(fitting)
+        is_typed = not any(value.overrides for value in values)
+        for each in _largest(fitting, baseline.batch.per_device if is_typed else None):
+            if is_typed and each.point.micro_batch == baseline.batch.per_device:
+                first = len(found)
+            found.append(each)
+    progress(len(sets), len(sets))
+    return Candidates(found, first, len(sets), refused, too_large)
+
+
+def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:
+    """Sections of the configuration that a value changes."""
+    if not value.overrides:
+        return {}
+    typed = without(composed.overrides, value.overrides)
+    config = compose([*typed, *value.overrides], config_dir, in_sweep=True).config
+    return {group: getattr(config, group) for group in map(group_of, value.overrides)}
+
+
+def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
+    """The same samples per step, with an open micro-batch; None where devices cannot share them."""
+    if target % config.distributed.num_processes:
+        return None
+    size = min(baseline.batch.per_device, target // config.distributed.num_processes)
+    batch = replace(config.batch, option="fixed", target=target, accumulation=None, per_device=size)
+    return replace(config, batch=batch)
+
+
+def _cut(
+    baseline: Plan,
+    config: Config,
+    values: tuple[Value, ...],
+    expected_s: Callable[[Plan], float | None],
+) -> list[Candidate]:
+    """The configuration with each of its micro-batches, the largest first."""
+    try:
+        whole = replan(baseline, config)
+    except ConfigError:  # the user's own DeepSpeed configuration contradicts it
+        return []
+    cut = []
+    for each in reversed(possible_batches(config)):
+        plan = with_batch(whole, each, (), ())
+        forecast = known_forecast(plan)
+        names = tuple(value.name for value in values)
+        point = Point(
+            names,
+            plan.batch.per_device,
+            plan.batch.world_size * plan.batch.devices,
+            room_of(forecast),
+            forecast.best.expected,
+            expected_s(plan),
+            _usual(values, plan.batch.per_device / baseline.batch.per_device),
+        )
+        cut.append(Candidate(point, values, plan, forecast))
+    return cut
+
+
+def _usual(values: tuple[Value, ...], larger: float) -> float:
+    """Time of a step over that of what was typed, whose micro-batch is so many times larger."""
+    techniques = math.prod(value.usual for value in values)
+    return float(techniques * PER_DOUBLING ** math.log2(larger))
+
+
+def _largest(cut: Sequence[Candidate], typed: int | None) -> list[Candidate]:
+    """The largest micro-batches, and the one that was typed."""
+    kept = list(cut[:MAX_SIZES])
+    return kept + [each for each in cut[MAX_SIZES:] if each.point.micro_batch == typed]

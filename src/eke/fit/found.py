@@ -1,0 +1,145 @@
+"""What a search has found, as values: shown, written down and tested alike."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from eke.fit.candidates import Candidate, Candidates
+from eke.fit.objective import Objective
+from eke.fit.search import Search
+from eke.fit.space import Numerics
+from eke.fit.surrogate import NOISE
+from eke.fit.trials import Measured
+
+Z_95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One candidate that was measured."""
+
+    candidate: Candidate
+    tried: tuple[Measured, ...]
+    """Its trials with a step time, in their order."""
+    between: float = 0.0
+    """Standard deviation of the logarithm of a step time from trial to trial of one configuration,
+    as those that were repeated show it."""
+
+    @property
+    def logarithms(self) -> list[float]:
+        """Of the trials' seconds per optimizer step."""
+        return [math.log(each.trial.step_s) for each in self.tried if each.trial.step_s]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per optimizer step, its share of compiling included: geometric mean of trials."""
+        return math.exp(statistics.fmean(self.logarithms))
+
+    @property
+    def error(self) -> float:
+        """Standard error of its logarithm."""
+        errors = [max(each.trial.spread, self.between, NOISE) for each in self.tried]
+        return math.sqrt(sum(error**2 for error in errors)) / len(errors)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Over all devices."""
+        return self.candidate.plan.batch.samples_per_step / self.step_s
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest measured peak of one device."""
+        return max((each.trial.peak_bytes or 0 for each in self.tried), default=0) or None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The best configuration over what was typed."""
+
+    factor: float
+    """Of the objective: 2 is twice as fast, or half the memory, or half the cost."""
+    low: float
+    """Of a 95 % interval of `factor`; of memory, which hardly varies, the same."""
+    high: float
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it is more than chance."""
+        return self.low > 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The end of a search."""
+
+    objective: Objective
+    numerics: Numerics
+    candidates: Candidates
+    trials: tuple[Measured, ...]
+    standings: tuple[Standing, ...]
+    """The best first."""
+    typed: Standing | None
+    """What was typed; None where it could not be measured."""
+    between: float = 0.0
+    """As in each standing."""
+
+    @property
+    def best(self) -> Standing | None:
+        """The best that was measured."""
+        return self.standings[0] if self.standings else None
+
+    @property
+    def gain(self) -> Gain | None:
+        """None where nothing was measured, or what was typed was not."""
+        if self.best is None or self.typed is None:
+            return None
+        before, after = self.typed, self.best
+        if self.objective is Objective.memory:
+            if not before.peak_bytes or not after.peak_bytes:
+                return None
+            factor = before.peak_bytes / after.peak_bytes
+            return Gain(factor, factor, factor)
+        devices = 1.0
+        if self.objective is Objective.cost:
+            devices = before.candidate.point.devices / after.candidate.point.devices
+        factor = devices * before.step_s / after.step_s
+        if after is before:
+            return Gain(1.0, 1.0, 1.0)
+        error = Z_95 * math.hypot(before.error, after.error)
+        return Gain(factor, factor * math.exp(-error), factor * math.exp(error))
+
+
+def fit_of(
+    search: Search, candidates: Candidates, trials: Sequence[Measured], numerics: Numerics
+) -> Fit:
+    """What a finished search has found."""
+    standings = {
+        number: Standing(
+            candidates.found[number],
+            tuple(each for each in trials if each.number == number and each.trial.step_s),
+        )
+        for number in search.ranking()
+    }
+    between = deviation_between([each.logarithms for each in standings.values()])
+    standings = {number: replace(each, between=between) for number, each in standings.items()}
+    first = None if candidates.first is None else standings.get(candidates.first)
+    return Fit(
+        search.objective,
+        numerics,
+        candidates,
+        tuple(trials),
+        tuple(standings.values()),
+        first,
+        between,
+    )
+
+
+def deviation_between(groups: Sequence[Sequence[float]]) -> float:
+    """Standard deviation within groups, pooled over those with several values; 0 without any."""
+    repeated = [group for group in groups if len(group) > 1]
+    if not repeated:
+        return 0.0
+    squares = sum(statistics.variance(group) * (len(group) - 1) for group in repeated)
+    return math.sqrt(squares / sum(len(group) - 1 for group in repeated))

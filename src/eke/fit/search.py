@@ -1,0 +1,165 @@
+"""Which configuration to try next, and which one is the best: no plans, no processes.
+
+Expected improvement chooses (Jones, Schonlau and Welch 1998, doi:10.1023/A:1008306431147): what is
+well known to be slow is never tried, and nor is what is well known to be fast.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from eke.fit.objective import Objective
+from eke.fit.point import Point, Room, Trial
+from eke.fit.surrogate import NOISE, Array, Surrogate, expected_improvement
+
+ENOUGH = 0.003
+"""Expected improvement below which no more is tried: a third of a percent."""
+
+RISK = 0.5
+"""What the improvement of a tight configuration counts: it may run out of memory instead."""
+
+CONFIRMING = 1
+"""Trials that are kept for running the best one again."""
+
+CLOSE = 0.03
+"""A second configuration within this of the best is run again beside it."""
+
+
+@dataclass
+class Search:
+    """The state of a search.
+
+    Args:
+        points: what there is to choose from; `first` among them.
+        objective: what counts.
+        budget: trials at most, the confirming ones included.
+        first: number of the point to begin with: what was typed. None where that cannot run.
+    """
+
+    points: list[Point]
+    objective: Objective
+    budget: int
+    first: int | None
+    trials: list[tuple[int, Trial]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._surrogate = Surrogate(self.points)
+
+    # --- what happened ----------------------------------------------------------------------
+
+    def tell(self, number: int, trial: Trial) -> None:
+        """A point was tried; one may be told twice."""
+        self.trials.append((number, trial))
+        if trial.ran_out:
+            self._close_what_needs_as_much(number)
+
+    def narrow(self, number: int, room: Room, peak_bytes: int | None) -> None:
+        """More is known of a point's memory."""
+        self.points[number] = replace(self.points[number], room=room, peak_bytes=peak_bytes)
+
+    @property
+    def left(self) -> int:
+        """Trials that are still allowed."""
+        return self.budget - len(self.trials)
+
+    # --- what to do -------------------------------------------------------------------------
+
+    def next(self, count: int = 1) -> list[int]:
+        """Numbers of the points to try now, at the same time; none where that is not worth it.
+
+        Args:
+            count: points at most; a further one is chosen as if the others had turned out as
+                expected (Ginsbourger et al. 2010, "kriging believer").
+        """
+        chosen: list[int] = []
+        room = self.left - (CONFIRMING if self.budget > CONFIRMING + 1 else 0)
+        while len(chosen) < min(count, room):
+            found = self._best_to_try(chosen)
+            if found is None:
+                break
+            chosen.append(found)
+        return chosen
+
+    def to_confirm(self) -> list[int]:
+        """The best point, and another one as good as it, to be run again."""
+        ranked = self.ranking()
+        if not ranked or self.left < 1:
+            return []
+        scores = [self._found(number) for number in ranked[:2]]
+        rivals = len(scores) == 2 and scores[1] - scores[0] < CLOSE * self.objective.weight
+        return ranked[: min(2 if rivals else 1, self.left)]
+
+    def ranking(self) -> list[int]:
+        """Points that were measured, the best first."""
+        tried = {number for number, trial in self.trials if trial.step_s is not None}
+        return sorted(tried, key=self._found)
+
+    def by_expectation(self) -> list[int]:
+        """Points that may have room, the best by the prior and by what was found so far first."""
+        mean, _ = self._posterior(())
+        able = [n for n, point in enumerate(self.points) if point.room is not Room.none]
+        return sorted(able, key=lambda number: self._score(number, float(mean[number])))
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _best_to_try(self, chosen: Sequence[int]) -> int | None:
+        if self.first is not None and not self.trials and self.first not in chosen:
+            return self.first
+        mean, deviation = self._posterior(chosen)
+        scores = np.array([self._score(n, value) for n, value in enumerate(mean)])
+        improvement = expected_improvement(
+            scores, self.objective.weight * deviation, self._to_beat(scores, chosen)
+        )
+        improvement *= [self._chance(number) for number in range(len(self.points))]
+        for number in {*chosen, *(number for number, _ in self.trials)}:
+            improvement[number] = 0.0
+        best = int(np.argmax(improvement))
+        enough = ENOUGH * self.objective.weight if self.ranking() else 0.0
+        return best if improvement[best] > enough else None
+
+    def _posterior(self, chosen: Sequence[int]) -> tuple[Array, Array]:
+        seen = [number for number, trial in self.trials if trial.step_s is not None]
+        values = [math.log(trial.step_s) for _, trial in self.trials if trial.step_s is not None]
+        spread = [trial.spread for _, trial in self.trials if trial.step_s is not None]
+        if chosen:
+            mean, _ = self._surrogate.posterior(seen, values, spread)
+            believed = [number for number in chosen if number not in seen]
+            seen, spread = seen + believed, spread + [NOISE] * len(believed)
+            values = values + [float(mean[number]) for number in believed]
+        return self._surrogate.posterior(seen, values, spread)
+
+    def _score(self, number: int, log_step_s: float) -> float:
+        point = self.points[number]
+        return self.objective.score(float(log_step_s), self._peak(number), point.devices)
+
+    def _peak(self, number: int) -> int | None:
+        measured = [t.peak_bytes for n, t in self.trials if n == number and t.peak_bytes]
+        return measured[-1] if measured else self.points[number].peak_bytes
+
+    def _to_beat(self, scores: Array, chosen: Sequence[int]) -> float:
+        tried = {*self.ranking(), *chosen}
+        if not tried:  # nothing is measured: what is expected to be best is tried
+            return float(np.max(scores))
+        return float(min(scores[number] for number in tried))
+
+    def _found(self, number: int) -> float:
+        """The score by what was measured alone: the mean over a point's trials."""
+        times = [math.log(t.step_s) for n, t in self.trials if n == number and t.step_s]
+        return self._score(number, sum(times) / len(times))
+
+    def _chance(self, number: int) -> float:
+        room = self.points[number].room
+        if room is Room.fits:
+            return 1.0
+        ran_out = any(trial.ran_out for _, trial in self.trials)
+        return 0.0 if room is Room.none or ran_out else RISK
+
+    def _close_what_needs_as_much(self, number: int) -> None:
+        """What ran out of memory takes with it whatever is expected to need as much."""
+        limit = self.points[number].peak_bytes
+        for other, point in enumerate(self.points):
+            as_much = limit is not None and (point.peak_bytes or 0) >= limit
+            if other == number or as_much:
+                self.points[other] = replace(point, room=Room.none)

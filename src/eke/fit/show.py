@@ -1,0 +1,179 @@
+"""A search in words: before it, during it, and its end."""
+
+from eke.fit.candidates import Candidate, Candidates
+from eke.fit.found import Fit, Gain, Standing
+from eke.fit.objective import Objective
+from eke.fit.point import Room
+from eke.fit.search import Search
+from eke.fit.space import Numerics
+from eke.fit.trials import Measured, is_higher
+from eke.plan import Plan
+from eke.units import format_bytes, format_number, format_seconds
+
+ALLOWS = {
+    Numerics.same: "formats as typed",
+    Numerics.mixed: "16-bit or TF32 products over float32 weights allowed",
+    Numerics.reduced: "bfloat16 weights, float8 products and 8-bit states allowed",
+}
+
+BETTER = {
+    Objective.speed: "as fast as what was typed",
+    Objective.memory: "less peak memory than what was typed",
+    Objective.cost: "as much for the same device-seconds as what was typed",
+}
+
+WAITING = 0.05
+"""Share of a step that waits for data from which on it is worth saying."""
+
+UNSTEADY = 0.1
+"""Standard deviation between trials of one configuration from which on it is worth saying: with two
+of them, one took about 15 % longer."""
+
+
+def short_name(candidate: Candidate, baseline: Plan) -> str:
+    """What sets a candidate apart from what was typed, the rest of the batch left out."""
+    own = [text for value in candidate.values for text in value.overrides]
+    if candidate.plan.batch.per_device != baseline.batch.per_device:
+        own.append(f"batch.per_device={candidate.plan.batch.per_device}")
+    return " ".join(own) or "as typed"
+
+
+def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numerics) -> str:
+    """How much there is to choose from, and what was left out."""
+    refused = sum(candidates.refused.values())
+    rules = sorted(candidates.refused.items(), key=lambda item: -item[1])
+    lines = [
+        f"eke fit: {format_number(len(candidates.found), 'configuration')} of "
+        f"{format_number(candidates.num_sets, 'set')} of techniques on {baseline.device.name}",
+        f"  kept: {format_number(baseline.batch.samples_per_step, 'sample')} per step; "
+        f"{ALLOWS[numerics]}",
+    ]
+    if refused:
+        most = ", ".join(f"{rule} ({count})" for rule, count in rules[:3])
+        lines.append(f"  refused by rules: {format_number(refused, 'set')}: {most}")
+    if candidates.too_large:
+        lines.append(f"  cannot fit: {format_number(candidates.too_large, 'configuration')}")
+    tight = sum(candidate.point.room is Room.tight for candidate in candidates.found)
+    if tight:
+        lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
+    if not all(candidate.point.expected_s for candidate in candidates.found):
+        lines.append("  no estimate of their speed: trials alone decide")
+    return "\n".join(lines)
+
+
+def describe_trial(trial: Measured, candidate: Candidate, baseline: Plan) -> str:
+    """One line about a trial that has ended."""
+    if trial.trial.step_s is None:
+        return f"{trial.outcome}: {trial.reason}" if trial.reason else trial.outcome
+    parts = [f"{format_seconds(trial.steady_s or 0)} a step"]
+    samples = baseline.batch.samples_per_step / (trial.steady_s or 1)
+    parts[0] += f" ({samples:.3g} samples/s)"
+    if candidate.point.expected_s:
+        parts.append(f"expected {format_seconds(candidate.point.expected_s)}")
+    if trial.trial.peak_bytes:
+        parts.append(format_bytes(trial.trial.peak_bytes))
+    if trial.compile_s >= 1:
+        parts.append(f"compiled for {format_seconds(trial.compile_s)}")
+    if trial.shared:
+        parts.append("beside another process, which may have slowed it")
+    return ", ".join(parts)
+
+
+def describe_fit(fit: Fit, baseline: Plan) -> str:
+    """The end: the best configuration, how sure that is, and all that was measured."""
+    if fit.best is None:
+        return "nothing could be measured; the trials' logs say why"
+    lines = [_verdict(fit, fit.gain, baseline), ""]
+    lines += [f"  {line}" for line in table(fit, baseline)]
+    lines += [f"  {note}" for note in notes(fit, baseline)]
+    return "\n".join(lines)
+
+
+def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
+    assert fit.best is not None
+    name = short_name(fit.best.candidate, baseline)
+    if gain is None:
+        return f"best of what could be measured: {name} (what was typed could not)"
+    if fit.best is fit.typed:
+        return "what was typed is the best that was found"
+    between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
+    if not gain.is_resolved:
+        return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[fit.objective]}"
+    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[fit.objective]}"
+
+
+def table(fit: Fit, baseline: Plan) -> list[str]:
+    """A line for each configuration that was measured, the best first."""
+    head = ("step", "samples/s", "peak", "trials", "configuration")
+    rows = [head, *(_row(standing, baseline) for standing in fit.standings)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head) - 1)]
+    return [
+        "  ".join(
+            [*(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]
+        )
+        for row in rows
+    ]
+
+
+def _row(standing: Standing, baseline: Plan) -> tuple[str, ...]:
+    return (
+        format_seconds(standing.step_s),
+        f"{standing.samples_per_s:.4g}",
+        format_bytes(standing.peak_bytes) if standing.peak_bytes else "",
+        str(len(standing.tried)),
+        short_name(standing.candidate, baseline),
+    )
+
+
+def notes(fit: Fit, baseline: Plan) -> list[str]:
+    """What a reader of the table should know."""
+    found = []
+    total = format_number(baseline.steps.total, "step")
+    if any(trial.compile_s >= 1 for trial in fit.trials):
+        found.append(f"steps include their share of compiling, once for {total}")
+    if fit.between > UNSTEADY:
+        found.append(
+            f"trials of one configuration differ by {fit.between:.0%} (standard deviation): was "
+            "the machine busy? Again on a quiet one: paths.runs=ANOTHER_FOLDER"
+        )
+    failed = [trial for trial in fit.trials if trial.trial.step_s is None]
+    for trial in failed:
+        name = short_name(fit.candidates.found[trial.number], baseline)
+        found.append(f"{trial.outcome}: {name}: {trial.reason}")
+    if fit.best is not None:
+        waits = max((each.data_frac or 0 for each in fit.best.tried), default=0)
+        if waits > WAITING:
+            found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
+        found += _about_loss(fit)
+    return found
+
+
+def _about_loss(fit: Fit) -> list[str]:
+    """Whether the best configuration learns the same in the few steps of a trial."""
+    assert fit.best is not None
+    best, typed = fit.best.tried[0].loss, fit.typed.tried[0].loss if fit.typed else None
+    if best is None or typed is None or fit.best is fit.typed:
+        return []
+    verdict = (
+        "higher, which this class of numerics allows" if is_higher(best, typed) else "no higher"
+    )
+    return [f"its loss after a trial is {verdict}: {best:.4f}, as typed {typed:.4f}"]
+
+
+def likely(candidates: Candidates, search: Search, baseline: Plan, count: int = 8) -> str:
+    """What would be tried, as far as that is known before the first trial."""
+    if not all(candidate.point.expected_s for candidate in candidates.found):
+        first = search.next()
+        names = [short_name(candidates.found[number], baseline) for number in first]
+        return f"would try first: {', '.join(names)}; without an estimate, trials lead from there"
+    alike: dict[tuple[str, str], list[str]] = {}
+    for number in search.by_expectation():
+        candidate = candidates.found[number]
+        seconds = format_seconds(candidate.point.expected_s or 0)
+        peak = format_bytes(candidate.forecast.best.expected)
+        alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
+    lines = ["the best by estimate, of which trials would be made:", ""]
+    for (seconds, peak), names in list(alike.items())[:count]:
+        others = f"   (or {len(names) - 1} others, by estimate alike)" if len(names) > 1 else ""
+        lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{others}")
+    return "\n".join(lines)

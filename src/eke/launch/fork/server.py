@@ -1,0 +1,175 @@
+"""The fork server as its pool sees it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from eke.launch.fork.decide import Surroundings, why_fresh
+from eke.launch.fork.process import Adopted, adopting
+from eke.launch.supervise import Order, Process, spawn, worker_environment
+from eke.paths import PROCESS
+from eke.plan import Plan
+from eke.run.fork_request import GO, LET_GO, LONGEST_WORD, READY, Request, send_request
+
+MODULE = "eke.run.fork_server"
+"""What the server runs; never imported here, where torch is not."""
+
+IMPORT_LIMIT_S = 300.0
+"""For its imports, which take seconds; minutes on a network file system."""
+
+ANSWER_LIMIT_S = 30.0
+"""For a fork, which takes hundredths of a second."""
+
+
+class ForkServer:
+    """One for a sweep, started when the first run is due; without it, runs get fresh processes."""
+
+    def __init__(
+        self,
+        log: Path,
+        modules: Sequence[str],
+        say: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            log: where it prints.
+            modules: what the sweep's runs need beside what all runs do.
+            say: tells the user, once, that it is gone.
+            environment: what its workers have in common, and nobody else.
+        """
+        self._log, self._modules, self._say = log, modules, say
+        self._surroundings = Surroundings.here(worker_environment(environment))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._deadline = 0.0
+        self._ready = False
+        self.lost = ""
+        """Why there is none any more; empty while there is, or may be."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None where there is none."""
+        return self._process.pid if self._process else None
+
+    def is_ready(self) -> bool:
+        """Whether runs can be started, by it or without it; the first question starts it."""
+        if self._ready or self.lost:
+            return True
+        try:
+            if self._process is None:
+                self._launch()
+                return False
+            self._ready = self._has_said_so()
+        except (OSError, _Unfit) as error:
+            self._lose(str(error))
+        return self._ready or bool(self.lost)
+
+    def start(self, plan: Plan, order: Order) -> Process:
+        """Start a process by a fork, or afresh where that is not possible; it finds out which.
+
+        Args:
+            plan: of its run.
+            order: as for a fresh process.
+
+        Raises:
+            OSError: there is no process to be had.
+        """
+        why = self.lost or why_fresh(plan, Surroundings.here(order.environment), self._surroundings)
+        if not why:
+            try:
+                return self._fork(_noted(order, "forked"))
+            except (OSError, _Unfit) as error:
+                self._lose(str(error))
+                why = self.lost
+        return spawn(_noted(order, f"fresh: {why}"))
+
+    def _launch(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        with theirs, open(self._log, "ab") as log:
+            self._control = ours
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), *self._modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self._surroundings.environment),
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        ours.setblocking(False)
+        self._deadline = time.monotonic() + IMPORT_LIMIT_S
+
+    def _has_said_so(self) -> bool:
+        assert self._control is not None
+        try:
+            said = self._control.recv(LONGEST_WORD).decode(errors="replace")
+        except BlockingIOError:
+            if time.monotonic() > self._deadline:
+                raise _Unfit(f"its imports take longer than {IMPORT_LIMIT_S:.0f} s") from None
+            return False
+        if said != READY:
+            raise _Unfit(said or f"it ended before it was ready, see {self._log}")
+        self._control.settimeout(ANSWER_LIMIT_S)
+        return True
+
+    def _fork(self, order: Order) -> Process:
+        """Have a worker forked; it starts once this process knows that it is its child.
+
+        The worker alone has the other end of the line: whatever goes wrong there ends it.
+        """
+        assert self._control is not None
+        _, flag, module, *arguments = order.command
+        assert flag == "-m"
+        request = Request(
+            module,
+            arguments,
+            dict(order.environment),
+            os.getcwd(),
+            sorted(os.sched_getaffinity(0)),
+        )
+        ours, theirs = socket.socketpair()
+        ours.settimeout(ANSWER_LIMIT_S)
+        with ours, adopting():
+            with theirs:
+                send_request(
+                    self._control, request, [theirs.fileno(), order.log, *order.descriptors]
+                )
+            said = ours.recv(LONGEST_WORD)
+            if not said:
+                raise _Unfit(f"it is gone, or could not fork, see {self._log}")
+            child = Adopted(int(said))
+            self._control.recv(len(LET_GO))  # or it is gone, and its copies with it
+            ours.sendall(GO)
+        return child
+
+    def _lose(self, why: str) -> None:
+        self.lost = f"the fork server is lost: {why}"
+        self.close()
+        self._say(f"{self.lost}; runs get fresh processes")
+
+    def close(self) -> None:
+        """End it; what it has forked goes on."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class _Unfit(Exception):
+    """The server cannot be used, and why."""
+
+
+def _noted(order: Order, how: str) -> Order:
+    """The same, with a word on what kind of process it is."""
+    return replace(order, environment={**order.environment, PROCESS: how})

@@ -1,0 +1,42 @@
+"""recipe=low_memory: the least memory that techniques of a step's own cost can reach.
+
+Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
+8 bits); float32 weights. The micro-batch, clipping, and where state lives stay as typed.
+"""
+
+from collections.abc import Callable
+
+from eke.recipes.formats import half
+from eke.recipes.search import Axis, Mixer
+from eke.recipes.ways import ADAFACTOR, ADAMW_8BIT, RECOMPUTATION, TORCHAO_8BIT, loss
+from eke.recipes.wish import Candidate, Change, Recipe, Situation
+
+STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
+
+AS_GOOD = 1.01
+"""Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
+than a few per cent (docs/forecast.md)."""
+
+
+def least(
+    situation: Situation, is_decided: Callable[[str], bool], change: Change
+) -> list[Candidate]:
+    """The combination with the lowest forecast."""
+    mixer = Mixer.of(situation, is_decided, change, (STATES, RECOMPUTATION, loss(situation)))
+    mixes = list(mixer.mixes())
+    if not mixes:
+        return []
+    lowest = min(mix.forecast.peak.expected for mix in mixes)
+    return mixer.told(next(m for m in mixes if m.forecast.peak.expected <= AS_GOOD * lowest))
+
+
+LOW_MEMORY = Recipe(
+    "low_memory",
+    first=(half,),
+    then=(),
+    search=least,
+    menu=(
+        ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
+         "kernels=fused_linear_cross_entropy"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,140 @@
+"""Optuna chooses learning rate, warm-up and schedule; what learns badly is ended early.
+
+    pip install optuna
+    python sweeps/optuna/search.py --trials 20 model=tiny train.steps=300 train.eval_every=50
+
+Everything but the flags is handed to train.py. A trial is an ordinary run under `runs/`: its losses
+are read from `metrics.jsonl` while it trains, and a median pruner ends the worse half. The study is
+in `runs/optuna.db`: the same command goes on with it. Search spaces are Python: change `suggest`.
+
+Source: https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
+"""
+
+import argparse
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import optuna
+
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+POLL_S = 0.2
+"""Between two looks at a run's metrics."""
+
+FINISHED, RESUMABLE = 0, 75
+"""train.py's exit codes for a run that is done, and for one that was asked to stop."""
+
+
+def suggest(trial: optuna.Trial) -> list[str]:
+    """One point of the search space, as overrides."""
+    return [
+        f"optimizer.lr={trial.suggest_float('optimizer.lr', 1e-4, 1e-2, log=True):.3g}",
+        f"schedule.warmup_frac={trial.suggest_float('schedule.warmup_frac', 0.0, 0.2):.2f}",
+        f"schedule={trial.suggest_categorical('schedule', ['cosine', 'linear', 'wsd'])}",
+    ]
+
+
+def folder_of(overrides: Sequence[str]) -> Path:
+    """Where a run's files are, or will be; a command that is refused ends this program."""
+    command = [sys.executable, str(TRAIN), *overrides, "plan_only=true"]
+    eke = [sys.executable, "-m", "eke.cli", "plan", "--json", "--quick", *overrides]
+    plan = subprocess.run(eke, capture_output=True, text=True, check=False)
+    if plan.returncode:
+        sys.exit(plan.stderr or f"{' '.join(command)} is refused")
+    content = json.loads(plan.stdout)
+    return Path(content["config"]["paths"]["runs"]) / content["run_id"]
+
+
+class Curve:
+    """A run's evaluation losses, read as they are written."""
+
+    def __init__(self, metrics: Path) -> None:
+        self.metrics, self.position, self.last = metrics, 0, math.nan
+
+    def new(self) -> Iterator[tuple[int, float]]:
+        """Step and loss of each evaluation since the last call."""
+        if not self.metrics.exists():
+            return
+        with self.metrics.open("rb") as file:
+            file.seek(self.position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # still being written
+                self.position += len(line)
+                row = json.loads(line)
+                if "eval/loss" in row:
+                    self.last = float(row["eval/loss"])  # what is not finite is written as text
+                    yield row["train/global_step"], self.last
+
+
+def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.TrialState, float]:
+    """Train one point and follow it; returns how it ended, and its last evaluation loss."""
+    curve = Curve(folder_of(overrides) / "metrics.jsonl")
+    process = subprocess.Popen([sys.executable, str(TRAIN), *overrides])
+    pruned = False
+    try:
+        ended = False
+        while not ended:
+            ended = process.poll() is not None
+            for step, loss in curve.new():
+                trial.report(loss, step)
+            if not (ended or pruned) and trial.should_prune():
+                process.send_signal(signal.SIGTERM)  # it saves a checkpoint and ends
+                pruned = True
+            time.sleep(POLL_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if pruned:
+        return optuna.trial.TrialState.PRUNED, curve.last
+    if process.returncode == RESUMABLE:
+        raise KeyboardInterrupt
+    good = process.returncode == FINISHED and math.isfinite(curve.last)
+    return optuna.trial.TrialState.COMPLETE if good else optuna.trial.TrialState.FAIL, curve.last
+
+
+def main() -> None:
+    """Ask, run, tell, until there are as many trials as asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--trials", type=int, default=20, help="of the study, earlier ones included"
+    )
+    parser.add_argument("--study", default="eke", help="name of the study")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    options, overrides = parser.parse_known_args()
+    Path("runs").mkdir(exist_ok=True)
+    study = optuna.create_study(
+        study_name=options.study,
+        storage="sqlite:///runs/optuna.db",
+        load_if_exists=True,
+        direction="minimize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
+    )
+    # The storage does not keep the sampler's state: with the same seed it would begin anew.
+    study.sampler = optuna.samplers.TPESampler(seed=options.seed + len(study.trials))
+    while len([t for t in study.trials if t.state.is_finished()]) < options.trials:
+        trial = study.ask()
+        point = suggest(trial)
+        state, loss = run(trial, [*overrides, *point])
+        told = loss if state is optuna.trial.TrialState.COMPLETE else None
+        study.tell(trial, told, state=state)
+        print(f"trial {trial.number}: {state.name.lower()}, loss {loss:.4f}: {' '.join(point)}")
+    done = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
+    if not done:
+        sys.exit("no trial came to its end; their logs say why")
+    best = [f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in study.best_params.items()]  # fmt: skip
+    print(f"best: loss {study.best_value:.4f}: python train.py {' '.join([*overrides, *best])}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; the same command goes on with the study")

@@ -1,0 +1,200 @@
+"""docs/benchmarks.md says what the records in results/ say, and nothing else."""
+
+import json
+import os
+import re
+
+import pytest
+from reference import benchmarks_tables as tables
+from reference.accuracy import ABSENT
+from reference.benchmarks_page import SECTIONS, benchmarks_page, origin, slug
+from support import REPO
+
+PAGE = REPO / "docs" / "benchmarks.md"
+SOURCES = [source for section in SECTIONS for source in section.sources]
+COMMANDS = sorted({command for source in SOURCES for command in source.expected.values()})
+SUMMARY = {"median": 2.0, "p10": 1.5, "p90": 2.5, "low": 1.9, "high": 2.1, "n": 3}
+
+
+def test_the_page_is_up_to_date() -> None:
+    fresh = benchmarks_page(REPO / "results")
+    if os.environ.get("EKE_UPDATE"):
+        PAGE.write_text(fresh)
+    else:
+        assert fresh == PAGE.read_text(), (
+            "run EKE_UPDATE=1 pytest tests/conf/test_benchmarks_page.py"
+        )
+
+
+def test_what_has_no_record_is_not_measured(tmp_path) -> None:
+    page = benchmarks_page(tmp_path)
+    assert [line for line in page.splitlines() if line.startswith("## ")][:-1] == [
+        f"## {letter}. {section.title}" for letter, section in zip("abcdefg", SECTIONS, strict=True)
+    ]
+    assert "|" not in page, "a table without a record"
+    for source in SOURCES:
+        for name, command in source.expected.items():
+            assert f"**{name}**: {ABSENT}; `{command}`" in page
+
+
+def test_every_record_of_a_benchmark_is_shown_once_a_section() -> None:
+    page = PAGE.read_text()
+    for section in SECTIONS:
+        for source in section.sources:
+            for path in (REPO / "results").glob(source.pattern):
+                assert f"**[{path.stem}](../results/{path.name})**" in page
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_exist(command: str) -> None:
+    _, script, *arguments = command.split()
+    text = (REPO / script).read_text()
+    for option in arguments:
+        if option.startswith("--"):
+            assert f'"{option}"' in text, f"{script} has no {option}"
+
+
+def test_the_lab_book_has_the_entries() -> None:
+    headings = set(re.findall(r"^## (.*)$", (REPO / "docs" / "lab.md").read_text(), re.MULTILINE))
+    for section in SECTIONS:
+        assert section.lab is None or section.lab in headings
+
+
+def test_anchors_are_those_of_the_headings() -> None:
+    found = slug("2026-11-21: what launching costs, beside Hydra's launchers")
+    assert found == "2026-11-21-what-launching-costs-beside-hydras-launchers"
+
+
+def recipe_row(name: str, **other) -> dict:
+    row = {"row": name, "rounds": 2, "peak_allocated_bytes": 3 * 2**30, "process_peak_bytes": 1,
+           "mfu_frac": 0.521, "last_quarter_loss": 0.69314}  # fmt: skip
+    return {**row, **other}
+
+
+def test_a_record_of_a_gpu_has_rows_of_its_own(tmp_path) -> None:
+    ended = {"outcome": "ok", "samples_per_s": 490.0}
+    content = {
+        "size": "bert_large", "device": "NVIDIA H200", "cores": 16,
+        "environment": {"time": "2026-12-01T10:00:00+00:00", "versions": {"torch": "2.13.0"}},
+        "table": [recipe_row("fastest", times_trainer=SUMMARY), recipe_row("trainer")],
+        "turns": {"fastest": [ended, {**ended, "samples_per_s": 480.0}],
+                  "trainer": [{"outcome": "oom", "samples_per_s": None}]},
+    }  # fmt: skip
+    (tmp_path / "recipes_bert_large.json").write_text(json.dumps(content))
+    page = benchmarks_page(tmp_path)
+    assert "NVIDIA H200, 16 cores, 2026-12-01, torch 2.13.0" in page
+    fastest = "485 [480 490] | 2.00 [1.50 2.50] | - | 3072 | 52 % | 0.6931 | 2 |"
+    assert f"| eke recipe=fastest | {fastest}" in page
+    assert "| HF Trainer, its defaults | oom |" in page
+    assert f"| eke, the same flags | {ABSENT} |" in page
+    assert f"**recipes_bert_large**: {ABSENT}" not in page
+    assert f"**recipes_llama_1b**: {ABSENT}" in page
+
+
+def test_the_same_flags_on_a_gpu_are_compared_turn_by_turn(tmp_path) -> None:
+    speeds = {"llama_1b bf16 0 hf": 10.0, "llama_1b bf16 0 eke": 12.0,
+              "llama_1b bf16 1 hf": 20.0, "llama_1b bf16 1 eke": 26.0}  # fmt: skip
+    parts = {
+        name: {"outcome": "ok", "samples_per_s": speed, "time": "2026-12-01T10:00:00+00:00"}
+        for name, speed in speeds.items()
+    }
+    content = {"size": "full", "device": "NVIDIA H200", "versions": {}, "parts": {"trainer": parts}}
+    (tmp_path / "on_gpu_nvidia_h200.json").write_text(json.dumps(content))
+    page = benchmarks_page(tmp_path)
+    row = "15.0 [10.0 20.0] | 19.0 [12.0 26.0] | 1.25 [1.20 1.30]"
+    assert f"| llama_1b bf16 | {row} |" in page
+    assert "NVIDIA H200, 2026-12-01, versions of libraries not recorded" in page
+    assert "on_gpu_DEVICE" not in page
+    content["size"] = "small"
+    (tmp_path / "on_gpu_nvidia_h200.json").write_text(json.dumps(content))
+    assert "llama_1b bf16" not in benchmarks_page(tmp_path), "a rehearsal measures nothing"
+
+
+def test_a_loop_that_an_older_record_lacks_is_not_measured() -> None:
+    row = {"loop": "bare", "against": "bare", "ms_per_step": SUMMARY, "longer_ms": SUMMARY,
+           "ratio": SUMMARY}  # fmt: skip
+    content = {"cases": [{"layers": 2, "wall": [row], "cpu": [row]}]}
+    found = tables.loops(content).splitlines()
+    assert found[2] == (
+        "| 2 | bare loop, batches in memory | 2.00 [1.50 2.50] | 2.00 [1.50 2.50] |  |  |  |  |"
+    )
+    assert [line for line in found if f"| 2 | Accelerate's example | {ABSENT}" in line]
+    for each in (row | {"loop": "accelerate"},):
+        shown = tables.loops({"cases": [{"layers": 2, "wall": [each], "cpu": [each]}]})
+        assert "| Accelerate's example | 2.00 [1.50 2.50] |" in shown
+        assert "| 2.00 [1.90 2.10] |" in shown, "the interval of the median difference"
+
+
+def test_single_steps_are_shown_with_their_noise() -> None:
+    row = {"loop": "bare again", "than": "bare", "ms": -0.0281, "low": -0.109, "high": 0.0842}
+    case = {"layers": 2, "quick_step_ms": {"bare again": 5.0071}, "longer": [row]}
+    found = tables.step_by_step({"cases": [case]}).splitlines()
+    assert found[-1] == (
+        "| 2 | a second bare loop | 5.01 | bare loop, batches in memory | -0.0281 [-0.109 0.0842] |"
+    )
+
+
+def test_launchers_that_were_not_installed_are_not_measured() -> None:
+    content = {
+        "per_run": {"bare": {"all_s": [0.02, 0.04]}, "eke": {"all_s": [0.05, 0.06]}},
+        "status": {"runs": 10_000, "seconds": 1.5},
+    }
+    found = tables.launching(content)
+    assert "| eke's pool, planned cells | 0.0550 [0.0500 0.0600] | 2.00 [1.50 2.50] | 2 |" in found
+    assert f"| Hydra joblib | {ABSENT} | {ABSENT} | {ABSENT} |" in found
+    assert f"| Hydra submitit_local | {ABSENT} |" in found
+    assert "`eke status` of 10000 runs: 1.5 s." in found
+    assert "SLURM" not in found
+
+
+def test_start_up_stands_beside_what_cannot_be_avoided() -> None:
+    seconds = {"imports": SUMMARY, "run": SUMMARY, "eke plan": SUMMARY}
+    content = {"seconds": seconds, "ratios": {"run / imports": SUMMARY}}
+    found = tables.startup(content)
+    assert "| run | 2.00 [1.50 2.50] | imports | 2.00 [1.50 2.50] | 3 |" in found
+    assert "| imports | 2.00 [1.50 2.50] |  |  | 3 |" in found
+    assert "| `eke plan` | 2.00 [1.50 2.50] |" in tables.plan_command(content)
+    assert ABSENT in tables.plan_command({"seconds": {}})
+
+
+def test_size_shows_the_loop_and_the_pool() -> None:
+    clock = {
+        "steps_per_s": {"eke": SUMMARY}, "samples_per_s": {"eke": SUMMARY},
+        "eke_speed_over": {"bare": SUMMARY},
+    }  # fmt: skip
+    content = {
+        "workload": "a model",
+        "loops": [{"case": "6 layers", "outcome": "ok", "wall": clock, "cpu": clock},
+                  {"case": "24 layers", "outcome": "oom"}],
+        "pool": [{"runs": 30, "added_s_per_run": SUMMARY,
+                  "s_per_run": dict.fromkeys(("bare", "eke", "planning"), SUMMARY)}],
+    }  # fmt: skip
+    found = tables.scaling(content)
+    cell = "2.00 [1.50 2.50]"
+    assert f"| 6 layers | {cell} | {cell} | {cell} | {cell} | - |" in found
+    assert "| 24 layers | oom | - | - | - | - |" in found
+    assert f"| 30 | {cell} | {cell} | {cell} | {cell} | 3 |" in found
+
+
+def test_planning_is_told_per_cell() -> None:
+    part = {"cells": 100, "refused": 1, "composing": {"cpu_s": 1.0}, "planning": {"cpu_s": 3.0}}
+    content = {"values": part, "options": part, "hydra": {"compositions": 5, "cpu_s": 0.5}}
+    found = tables.planning(content)
+    assert "| one option, many values | 100 | 1 | 1.00 | 3.00 | 40.0 |" in found
+    assert "| 5 |  | 0.500 |  | 100 |" in found
+
+
+def test_an_origin_says_what_the_record_lacks() -> None:
+    assert origin({"machine": {"cores": 2, "load_1min": 2.7}}) == (
+        "processor not recorded, 2 cores, load average 2.7, date not recorded, "
+        "versions of libraries not recorded"
+    )
+    found = origin({
+        "machine": {"processor": "AMD EPYC", "python": "3.11.7"}, "time": "2026-11-22T10:10:50",
+    })  # fmt: skip
+    assert found == ("AMD EPYC, 2026-11-22, Python 3.11.7, versions of libraries not recorded")
+
+
+def test_numbers_have_the_digits_that_count() -> None:
+    found = [tables.number(x) for x in (0.04361, 0.3951, 0.9996, 5.56, 39.14, 1234.5, -0.106, 0)]
+    assert found == ["0.0436", "0.395", "1.00", "5.56", "39.1", "1234", "-0.106", "0.000"]

@@ -1,0 +1,53 @@
+"""Whatever model, task and device: a recipe is planned wherever its command without it is."""
+
+import os
+from itertools import product
+
+import pytest
+
+from eke.app import plan_for
+from eke.compose import compose
+from eke.compose.catalogue import headline, make_catalogue
+from eke.errors import ConfigError
+from eke.recipes import RECIPES
+from eke.sizes import VALID_TASKS
+
+CATALOGUE = make_catalogue()
+MODELS = [name for name in CATALOGUE.options["model"] if name != "pretrained"]
+DEVICES = [name for name in CATALOGUE.options["hardware"] if name != "auto"]
+TASKS = sorted({task for tasks in VALID_TASKS.values() for task in tasks})
+
+EVERY = "EKE_EVERY_RECIPE" in os.environ
+"""Each of these with each recipe: minutes."""
+
+ALL = list(product(MODELS, TASKS))
+CASES = [(m, t, r, DEVICES[(7 * n + k) % len(DEVICES)])
+         for n, (m, t) in enumerate(ALL) for k, r in enumerate(RECIPES)
+         if EVERY or (n + k) % len(RECIPES) == 0]  # fmt: skip
+"""Each model with each task, one recipe after the other, on one device after the other."""
+
+QUICK = CASES[:: len(CASES) // 14]
+
+
+def refused(*overrides: str) -> set[str]:
+    """The rules that refuse a command; nothing where it is planned."""
+    try:
+        plan_for(compose([*overrides, "data=synthetic", "tracker=none"]), planning=True)
+    except ConfigError as error:
+        return {problem.rule for problem in error.problems}
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "recipe", "hardware"),
+    [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+)
+def test_no_recipe_is_a_reason_for_a_refusal(model, task, recipe, hardware) -> None:
+    asked = (f"model={model}", f"task={task}", f"hardware={hardware}")
+    assert refused(*asked, f"recipe={recipe}") <= refused(*asked)
+
+
+def test_recipes_that_adapt_have_their_files_and_name_their_numerics() -> None:
+    assert set(RECIPES) <= set(CATALOGUE.options["recipe"])
+    for name in RECIPES:
+        assert "16-bit products" in headline(CATALOGUE.options["recipe"][name])

@@ -1,0 +1,122 @@
+"""`eke fit` as it is typed: trials run, the best is written, and typing it again runs nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from live import SHORT
+from support import PATIENCE_S, Finished, environment, last_wins
+
+WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
+                 "batch.accumulation=2", "train.steps=5000")  # fmt: skip
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """`eke fit ...` in a folder of its own, with options of its own."""
+    (tmp_path / "mine").mkdir()
+
+    def run(*arguments: str) -> Finished:
+        done = subprocess.run(
+            [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *arguments],
+            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+            timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def values_of(tmp_path):
+    (file,) = tmp_path.glob("runs/sweep-*/fit.json")
+    return json.loads(file.read_text())
+
+
+def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
+    done = fit(*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
+    assert done.code == 0, done.text
+    values = values_of(tmp_path)
+    assert values["trials"][0]["configuration"] == "as typed"
+    assert 3 <= len(values["trials"]) <= 4
+    assert {trial["outcome"] for trial in values["trials"]} == {"ok"}
+    peaks = [trial["trial"]["peak_bytes"] for trial in values["trials"]]
+    assert values["gain"]["factor"] == pytest.approx(peaks[0] / min(peaks))
+    assert values["gain"]["factor"] > 1.05, "smaller micro-batches and checkpointing need less"
+    assert "less peak memory than what was typed" in done.out
+    assert "experiment=found" in done.out
+
+    sweep = json.loads(next(tmp_path.glob("runs/sweep-*/sweep.json")).read_text())
+    assert len(sweep["cells"]) == len(values["trials"])
+
+    again = fit(*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
+    assert again.code == 0, again.text
+    assert again.out.count("answered from its record") == len(values["trials"])
+
+    plan = train_py("--config-dir", "mine", "experiment=found", "plan_only=true")
+    assert plan.code == 0, plan.text
+    for text in values["best"]:
+        key, _, value = text.partition("=")
+        if key == "batch.per_device":
+            assert f"{value} per device" in plan.out
+
+
+def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
+    assert fit(*WORK, "memory=none", "--budget-trials", "2").code == 0
+    folder = next(tmp_path.glob("runs/sweep-*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "eke.cli", "report", str(folder)],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "eke fit --config-dir mine" in done.stdout
+    assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")
+
+
+def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
+    command = [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *WORK,
+               "--budget-trials", "3"]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as live:  # fmt: skip
+        assert live.stdout is not None
+        for line in live.stdout:
+            if line.startswith("trial 2"):
+                live.send_signal(signal.SIGINT)
+                break
+        out = live.stdout.read()
+        assert live.wait(PATIENCE_S) == 75, out
+    assert "the same command continues" in out
+    done = fit(*WORK, "--budget-trials", "3")
+    assert done.code == 0, done.text
+    assert "answered from its record" in done.out
+
+
+def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
+    refused = fit(*WORK, "hardware=h100")
+    assert refused.code == 2
+    assert "plan_only=true" in refused.err
+    planned = fit(*WORK, "hardware=h100", "plan_only=true")
+    assert planned.code == 0, planned.text
+    assert "would be" in planned.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        pytest.param(["--objective", "fast"], "speed", id="objective"),
+        pytest.param(["--budget-trials", "1"], "too few", id="budget"),
+        pytest.param(["--name", "no good"], "letters, digits", id="name"),
+        pytest.param(["precison=bf16"], "precision=bf16", id="key"),
+        pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
+        pytest.param(["seed=1,2"], "seed=1", id="a sweep"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(fit, arguments, word, tmp_path) -> None:
+    done = fit(*arguments)
+    assert done.code == 2, done.text
+    assert word in done.text
+    assert "Traceback" not in done.text
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,70 @@
+"""sweeps/optuna: ask and tell around train.py, with pruning by what metrics.jsonl says."""
+
+import os
+import subprocess
+import sys
+
+import optuna
+import pytest
+from live import SHORT
+from support import PATIENCE_S, REPO, Finished, environment, last_wins
+
+SCRIPT = REPO / "sweeps" / "optuna" / "search.py"
+WORK = last_wins(*SHORT, "train.steps=12", "train.eval_every=4")
+
+
+@pytest.fixture
+def search(tmp_path):
+    """The script as typed, in a folder of its own."""
+
+    def run(*arguments: str) -> Finished:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, env=environment(tmp_path),
+            capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def study_of(tmp_path):
+    return optuna.load_study(study_name="eke", storage=f"sqlite:///{tmp_path}/runs/optuna.db")
+
+
+def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
+    first = search("--trials", "1", *WORK)
+    assert first.code == 0, first.text
+    again = search("--trials", "2", *WORK)
+    assert again.code == 0, again.text
+    trials = study_of(tmp_path).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
+    assert [sorted(trial.intermediate_values) for trial in trials] == [[0, 4, 8, 12]] * 2
+    assert all(trial.value == trial.intermediate_values[12] for trial in trials)
+    assert len(list(tmp_path.glob("runs/*/record.json"))) == 2
+    assert "best: loss" in again.out
+
+
+@pytest.mark.slow
+def test_what_learns_badly_is_ended_early(search, tmp_path) -> None:
+    """Earlier trials that nothing can match: the pruner's median is out of reach."""
+    os.makedirs(tmp_path / "runs")
+    study = optuna.create_study(
+        study_name="eke", storage=f"sqlite:///{tmp_path}/runs/optuna.db", direction="minimize"
+    )
+    for _ in range(3):
+        trial = study.ask()
+        for step in range(0, 2001, 4):
+            trial.report(0.0, step)
+        study.tell(trial, 0.0)
+    done = search("--trials", "4", *last_wins(*WORK, "train.steps=2000"))
+    assert done.code == 0, done.text
+    last = study_of(tmp_path).trials[-1]
+    assert last.state is optuna.trial.TrialState.PRUNED
+    assert max(last.intermediate_values) < 2000
+
+
+def test_a_refused_command_is_told_and_no_trial_is_lost(search, tmp_path) -> None:
+    done = search("--trials", "1", *last_wins(*WORK, "precision=tf32"))
+    assert done.code == 1
+    assert "precision=fp32" in done.text
+    assert "Traceback" not in done.text

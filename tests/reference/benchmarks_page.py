@@ -1,0 +1,250 @@
+"""docs/benchmarks.md: what the benchmarks found, from the records in results/ and nothing else."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reference import benchmarks_tables as tables
+from reference.accuracy import ABSENT
+
+Content = dict[str, Any]
+
+HEAD = """\
+# Benchmarks
+
+Generated from the records in `results/`; measure again and run
+`EKE_UPDATE=1 pytest tests/conf/test_benchmarks_page.py`. No number is typed by hand, and what has
+no record is *not yet measured*.
+
+What is compared takes turns, and ratios and differences are of the turns of one round, so that
+other users of a machine hit all sides alike. Brackets are the 10th and the 90th percentile of the
+rounds unless a column says otherwise. Numbers of one machine say little about another.
+"""
+
+TAIL = """\
+## Elsewhere
+
+How right forecasts of memory and step time are: [forecast.md](forecast.md). How near `eke fit`
+comes to the best there is: [fit.md](fit.md). The guides' table: [techniques.md](techniques.md).
+What was tried and did not work: [lab.md](lab.md).
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Records of one schema."""
+
+    pattern: str
+    """Of their names in results/."""
+    show: Callable[[Content], str]
+    expected: dict[str, str]
+    """Name of a record that should be there -> the command that writes it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question and what answers it."""
+
+    title: str
+    question: str
+    sources: tuple[Source, ...]
+    lab: str | None = None
+    """Heading of the entry in docs/lab.md; None before there is one."""
+
+
+_STARTUP = "python benchmarks/startup.py --out results/startup_cpu.json"
+
+SECTIONS = (
+    Section(
+        "The loop",
+        "What does a training loop cost on the host, beside the kernels: eke, bare PyTorch, HF "
+        "Trainer and the loop of Accelerate's documentation?",
+        (
+            Source(
+                "host_overhead_*.json",
+                tables.loops,
+                {"host_overhead_cpu": "python benchmarks/host_overhead.py"},
+            ),
+            Source(
+                "step_by_step_*.json",
+                tables.step_by_step,
+                {"step_by_step_cpu": "python benchmarks/step_by_step.py"},
+            ),
+            Source(
+                "on_gpu_*.json",
+                tables.same_flags,
+                {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
+            ),
+        ),
+        "2026-11-21: what the loop costs on the host",
+    ),
+    Section(
+        "Recipes",
+        "How fast is `recipe=fastest` beside HF Trainer with its defaults, and with the best flags "
+        "of the guides?",
+        (
+            Source(
+                "recipes_*.json",
+                tables.recipes,
+                {
+                    f"recipes_{size}": f"python benchmarks/recipes.py --size {size}"
+                    for size in ("cpu", "bert_large", "llama_1b")
+                },
+            ),
+        ),
+        "2026-11-22: recipes that adapt",
+    ),
+    Section(
+        "Launching",
+        "What does a launcher add to a run of a sweep: eke's pool, Hydra's launchers, a loop?",
+        (
+            Source(
+                "launching_*.json",
+                tables.launching,
+                {
+                    "launching_cpu": "python benchmarks/launching.py --out "
+                    "results/launching_cpu.json"
+                },
+            ),
+        ),
+        "2026-11-21: what launching costs, beside Hydra's launchers",
+    ),
+    Section(
+        "Start-up",
+        "How long until help is there, and until a run takes its first step?",
+        (Source("startup_*.json", tables.startup, {"startup_cpu": _STARTUP}),),
+        "2026-11-22: what starting costs, and a fork server",
+    ),
+    Section(
+        "Planning",
+        "How long does it take to plan a run, and a sweep of a thousand?",
+        (
+            Source("startup_*.json", tables.plan_command, {"startup_cpu": _STARTUP}),
+            Source(
+                "sweep_planning*.json",
+                tables.planning,
+                {
+                    "sweep_planning": "python benchmarks/sweep_planning.py "
+                    "results/sweep_planning.json"
+                },
+            ),
+        ),
+    ),
+    Section(
+        "Reports",
+        "How long does a report over 100 to 10,000 records take?",
+        (
+            Source(
+                "reporting_*.json",
+                tables.reporting,
+                {
+                    "reporting_cpu": "python benchmarks/reporting.py --output "
+                    "results/reporting_cpu.json"
+                },
+            ),
+        ),
+        "2026-11-22: reports",
+    ),
+    Section(
+        "Size",
+        "How do the loop's cost and the pool's grow with model, batch and number of runs?",
+        (
+            Source(
+                "scaling_*.json",
+                tables.scaling,
+                {
+                    f"scaling_{s}": f"python benchmarks/scaling.py --size {s}"
+                    for s in ("cpu", "gpu")
+                },
+            ),
+        ),
+    ),
+)
+"""The benchmarks a to g, in this order."""
+
+
+def benchmarks_page(results: Path) -> str:
+    """The whole page, ending in a newline.
+
+    Args:
+        results: folder with the records.
+    """
+    lettered = zip("abcdefg", SECTIONS, strict=True)
+    sections = [_section(letter, section, results) for letter, section in lettered]
+    return "\n".join([HEAD, *sections, TAIL])
+
+
+def _section(letter: str, section: Section, results: Path) -> str:
+    commands = {command: None for source in section.sources for command in source.expected.values()}
+    lines = [f"## {letter}. {section.title}", section.question]
+    lines.append("Measured by " + ", ".join(f"`{command}`" for command in commands) + ".")
+    for source in section.sources:
+        lines += _records(source, results)
+    if section.lab:
+        lines.append(
+            f"How it was measured, and what to make of it: [lab book](lab.md#{slug(section.lab)})."
+        )
+    return "\n\n".join(lines) + "\n"
+
+
+def _records(source: Source, results: Path) -> list[str]:
+    """A line and a table for each record; a line for each that is not there."""
+    found = {
+        path.stem: content
+        for path in sorted(results.glob(source.pattern))
+        if (content := json.loads(path.read_text())).get("size") != "small"  # a rehearsal
+    }
+    parts = []
+    for name, content in found.items():
+        parts += [f"**[{name}](../results/{name}.json)**: {origin(content)}", source.show(content)]
+    kind = source.pattern.partition("*")[0]
+    for name, command in source.expected.items():
+        anywhere = name.endswith("_DEVICE") and any(each.startswith(kind) for each in found)
+        if name not in found and not anywhere:
+            parts.append(f"**{name}**: {ABSENT}; `{command}`")
+    return parts
+
+
+def origin(content: Content) -> str:
+    """Machine, load, date and versions, as far as the record says so."""
+    where = content.get("environment", {})
+    hardware = {**content.get("machine", {}), **content.get("hardware", {})}
+    names = ("device", "cpu", "processor")
+    device = content.get("device") or next((hardware[n] for n in names if n in hardware), None)
+    cores = hardware.get("cores") or content.get("cores")
+    date = where.get("time") or content.get("time") or _last_time(content)
+    python = where.get("python") or hardware.get("python")
+    versions = where.get("versions") or content.get("versions", {})
+    known = [f"{name} {versions[name]}" for name in ("torch", "transformers", "accelerate")
+             if name in versions]  # fmt: skip
+    words = [
+        device or "processor not recorded",
+        *([f"{cores} cores"] if cores else []),
+        *_load(content, hardware),
+        date[:10] if date else "date not recorded",
+        *([f"Python {python}"] if python else []),
+        *(known or ["versions of libraries not recorded"]),
+        *([f"*{content['note']}*"] if content.get("note") else []),
+    ]
+    return ", ".join(words)
+
+
+def _load(content: Content, hardware: Content) -> list[str]:
+    keys = ("load_average_1m_at_end", "load_1min", "load")
+    load = next((hardware[key] for key in keys if key in hardware), content.get("load"))
+    one_minute = load[0] if isinstance(load, list) else load
+    return [] if one_minute is None else [f"load average {one_minute:.1f}"]
+
+
+def _last_time(content: Content) -> str:
+    """Of a record whose parts have times of their own."""
+    parts = content.get("parts", {}).get("trainer", {}).values()
+    return max((part["time"] for part in parts if "time" in part), default="")
+
+
+def slug(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")

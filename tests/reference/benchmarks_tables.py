@@ -1,0 +1,308 @@
+"""A table for each kind of benchmark record: medians with their spread, as markdown.
+
+Each function takes a record's content. What its schema knows and the record lacks, because it is
+older or a package was not installed, is a row that says so.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from reference.accuracy import ABSENT, percent, table
+
+Content = dict[str, Any]
+
+UNKNOWN = "-"
+"""In a cell: the record has no such number."""
+
+
+def number(value: float) -> str:
+    """Three digits that count, and whole ones beyond: `0.0436`, `38.3`, `1234`."""
+    size = abs(float(f"{value:.3g}"))
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    if 0 < size < 0.1:
+        digits = 4
+    return f"{value:.{digits}f}"
+
+
+def spread(found: Mapping[str, float] | None, ends: tuple[str, str] = ("p10", "p90")) -> str:
+    """Median and ends of a summary of benchmarks/paired.py."""
+    if found is None:
+        return UNKNOWN
+    low, high = (number(found[end]) for end in ends)
+    return f"{number(found['median'])} [{low} {high}]"
+
+
+def extremes(values: Sequence[float]) -> str:
+    """Median, smallest and largest of a few rounds."""
+    return spread(
+        {"median": statistics.median(values), "p10": min(values), "p90": max(values)}
+    )  # fmt: skip
+
+
+def rows_or_absent(
+    expected: Iterable[str], found: Mapping[str, tuple[str, ...]], width: int
+) -> list[tuple[str, ...]]:
+    """Rows that are there in their own order, and after them those that should be."""
+    rows = [(name, *cells) for name, cells in found.items()]
+    return rows + [(name, *[ABSENT] * (width - 1)) for name in expected if name not in found]
+
+
+# ------------------------------------------------------------------ a: the loop
+
+LOOPS = {
+    "bare": "bare loop, batches in memory",
+    "bare_data": "bare loop, eke's batches",
+    "eke": "eke",
+    "accelerate": "Accelerate's example",
+    "trainer": "HF Trainer",
+}
+"""Loop of benchmarks/loops.py -> how it is called."""
+
+
+def loops(content: Content) -> str:
+    """Milliseconds per step of each loop, and what it takes longer than others."""
+    head = (
+        "layers", "loop", "wall ms", "processor ms", "against", "longer by processor ms "
+        "[95 % interval]", "times as long (wall)", "times as long (processor)",
+    )  # fmt: skip
+    rows = []
+    for case in content["cases"]:
+        pairs = list(zip(case["wall"], case["cpu"], strict=True))
+        for wall, cpu in pairs:
+            rows.append((
+                str(case["layers"]), LOOPS[wall["loop"]], spread(wall["ms_per_step"]),
+                spread(cpu["ms_per_step"]),
+                *_against(wall, cpu),
+            ))  # fmt: skip
+        there = {wall["loop"] for wall, _ in pairs}
+        missing = [words for name, words in LOOPS.items() if name not in there]
+        rows += [(str(case["layers"]), words, *[ABSENT] * 6) for words in missing]
+    return table(head, rows)
+
+
+def step_by_step(content: Content) -> str:
+    """The quickest steps of each loop beside another's, in turns of single steps."""
+    head = ("layers", "loop", "processor ms", "longer than", "by ms [95 % interval]")
+    names = {**LOOPS, "bare again": "a second bare loop"}
+    rows = [
+        (
+            str(case["layers"]),
+            names[row["loop"]],
+            number(case["quick_step_ms"][row["loop"]]),
+            names[row["than"]],
+            f"{number(row['ms'])} [{number(row['low'])} {number(row['high'])}]",
+        )
+        for case in content["cases"]
+        for row in case["longer"]
+    ]
+    return table(head, rows)
+
+
+def _against(wall: Content, cpu: Content) -> tuple[str, str, str, str]:
+    if wall["loop"] == wall["against"]:
+        return ("", "", "", "")
+    longer = spread(cpu["longer_ms"], ("low", "high"))
+    return (LOOPS[wall["against"]], longer, spread(wall["ratio"]), spread(cpu["ratio"]))
+
+
+def same_flags(content: Content) -> str:
+    """HF Trainer and eke with the same flags on one GPU, by benchmarks/on_gpu.py."""
+    speeds: dict[str, dict[str, list[float]]] = {}
+    for name, part in content["parts"]["trainer"].items():
+        shape, _, who = name.rpartition(" ")  # bert_large fp32 0 hf
+        if part.get("samples_per_s") and not part.get("shared_device"):
+            workload = shape.rpartition(" ")[0]
+            speeds.setdefault(workload, {}).setdefault(who, []).append(part["samples_per_s"])
+    rows = [
+        (workload, *_beside(found.get("hf", []), found.get("eke", [])))
+        for workload, found in speeds.items()
+    ]
+    return table(("workload", "HF Trainer, samples/s", "eke, samples/s", "eke's speed over"), rows)
+
+
+def _beside(plain: list[float], eke: list[float]) -> tuple[str, str, str]:
+    cells = [extremes(each) if each else ABSENT for each in (plain, eke)]
+    ratios = [b / a for a, b in zip(plain, eke, strict=False)]
+    return (cells[0], cells[1], extremes(ratios) if ratios else ABSENT)
+
+
+# ------------------------------------------------------------------ b: recipes
+
+RECIPES = {
+    "trainer": "HF Trainer, its defaults",
+    "trainer_best": "HF Trainer, the guides' best flags",
+    "eke_best": "eke, the same flags",
+    "fastest": "eke recipe=fastest",
+    "fastest_long": "eke, what recipe=fastest takes for days",
+}
+
+
+def recipes(content: Content) -> str:
+    """Throughput, memory and loss of each row, and its speed over HF Trainer's two."""
+    head = (
+        "row", "samples/s [least most]", "times Trainer's speed", "times that with the best flags",
+        "peak memory, MiB", "MFU", "loss of the last quarter", "rounds",
+    )  # fmt: skip
+    found = {
+        RECIPES.get(row["row"], row["row"]): _recipe(row, content["turns"][row["row"]])
+        for row in content["table"]
+    }
+    expected = [words for name, words in RECIPES.items() if name != "fastest_long"]
+    return table(head, rows_or_absent(expected, found, len(head)))
+
+
+def _recipe(row: Content, turns: list[Content]) -> tuple[str, ...]:
+    speeds = [turn["samples_per_s"] for turn in turns if turn.get("samples_per_s")]
+    ended = ", ".join(sorted({turn["outcome"] for turn in turns}))
+    ratios = (spread(row.get("times_trainer")), spread(row.get("times_trainer_best")))
+    peak = row["peak_allocated_bytes"] or row["process_peak_bytes"]
+    memory, mfu, loss = (
+        say(value) if value is not None else UNKNOWN
+        for say, value in (
+            (lambda b: number(b / 2**20), peak),
+            (percent, row["mfu_frac"]),
+            ("{:.4f}".format, row["last_quarter_loss"]),
+        )
+    )
+    return (extremes(speeds) if speeds else ended, *ratios, memory, mfu, loss, str(len(speeds)))
+
+
+# ------------------------------------------------------------------ c: launching
+
+LAUNCHERS = {
+    "bare": "a loop of the same processes, nobody watching",
+    "composing": "eke, composing and planning a cell",
+    "eke": "eke's pool, planned cells",
+    "eke, fork server": "eke's pool, forked from a server",
+    "starting the fork server": "starting that server, once a sweep",
+    "hydra basic": "Hydra basic (function calls)",
+    "hydra joblib": "Hydra joblib",
+    "hydra submitit_local": "Hydra submitit_local",
+}
+
+
+def launching(content: Content) -> str:
+    """Seconds per run of each launcher, and of two things done once."""
+    base = content["per_run"]["bare"]["all_s"]
+    found = {}
+    for name, row in content["per_run"].items():
+        ratios = [mine / other for mine, other in zip(row["all_s"], base, strict=True)]
+        once = name in ("bare", "starting the fork server")
+        found[LAUNCHERS.get(name, name)] = (
+            extremes(row["all_s"]), "" if once else extremes(ratios), str(len(ratios)),
+        )  # fmt: skip
+    head = ("launcher", "seconds per run [least most]", "times the loop", "rounds")
+    parts = [table(head, rows_or_absent(LAUNCHERS.values(), found, len(head)))]
+    parts.append(
+        "Hydra's rows hold its start-up, shared out over the runs, and its composition; eke's "
+        "composition is a row of its own."
+    )
+    queue, status = content.get("sbatch"), content.get("status")
+    if queue:
+        parts.append(
+            f"{queue['cells']} cells into a SLURM queue that answers at once: planned in "
+            f"{queue['planning_s']} s, submitted in {queue['submitting_s']} s by "
+            f"{queue['calls']['sbatch']} call of sbatch."
+        )
+    if status:
+        parts.append(f"`eke status` of {status['runs']} runs: {status['seconds']} s.")
+    return "\n\n".join(parts)
+
+
+# ------------------------------------------------------------------ d: start-up
+
+
+def startup(content: Content) -> str:
+    """Seconds of commands and runs, and what they are of what cannot be avoided."""
+    against = {name: (other, ratio) for name, other, ratio in _ratios(content)}
+    rows = []
+    for name, found in content["seconds"].items():
+        other, ratio = against.get(name, ("", None))
+        rows.append((name, spread(found), other, spread(ratio) if ratio else "", str(found["n"])))
+    return table(("what", "seconds", "against", "times as long", "rounds"), rows)
+
+
+def _ratios(content: Content) -> Iterable[tuple[str, str, Content]]:
+    for key, ratio in content["ratios"].items():
+        name, _, other = key.partition(" / ")
+        yield name, other, ratio
+
+
+def plan_command(content: Content) -> str:
+    """The whole command `eke plan`, from the record of start-up."""
+    found = content["seconds"].get("eke plan")
+    return table(("command", "seconds"), [("`eke plan`", spread(found) if found else ABSENT)])
+
+
+# ------------------------------------------------------------------ e: planning
+
+SWEEPS = {"values": "one option, many values", "options": "many combinations of options"}
+
+
+def planning(content: Content) -> str:
+    """Processor seconds of composing and planning sweeps; Hydra's composition beside them."""
+    head = ("sweep", "cells", "refused", "composing, s", "rules and plans, s", "per cell, ms")
+    rows = []
+    for name, words in SWEEPS.items():
+        found = content[name]
+        composing, plans = (found[part]["cpu_s"] for part in ("composing", "planning"))
+        each = 1e3 * (composing + plans) / found["cells"]
+        rows.append((words, str(found["cells"]), str(found["refused"]), number(composing),
+                     number(plans), number(each)))  # fmt: skip
+    hydra = content["hydra"]
+    each = 1e3 * hydra["cpu_s"] / hydra["compositions"]
+    rows.append(("Hydra alone, a composition a cell", str(hydra["compositions"]), "",
+                 number(hydra["cpu_s"]), "", number(each)))  # fmt: skip
+    return table(head, rows) + "\n\nProcessor time of one pass; no spread."
+
+
+# ------------------------------------------------------------------ f: reports
+
+
+def reporting(content: Content) -> str:
+    """Seconds of `eke report`, and the size of its page, by the number of records."""
+    rows = [
+        (
+            str(row["records"]), extremes(row["seconds_of_rounds"]),
+            number(row["html_bytes"] / 1e6), number(row["json_bytes"] / 1e6),
+            str(len(row["seconds_of_rounds"])),
+        )
+        for row in content["rows"]
+    ]  # fmt: skip
+    return table(("records", "seconds [least most]", "page, MB", "JSON, MB", "rounds"), rows)
+
+
+# ------------------------------------------------------------------ g: size
+
+
+def scaling(content: Content) -> str:
+    """Speed of eke's loop by model and batch; cost of its pool by number of runs."""
+    head = (
+        "model and batch", "eke, steps/s", "eke, samples/s", "eke's speed over bare (wall)",
+        "the same (processor)", "over bare with eke's batches (processor)",
+    )  # fmt: skip
+    rows = [(row["case"], *_case(row)) for row in content["loops"]]
+    pool = [
+        (
+            str(row["runs"]),
+            *(spread(row["s_per_run"][name]) for name in ("bare", "eke")),
+            spread(row["added_s_per_run"]),
+            spread(row["s_per_run"]["planning"]),
+            str(row["added_s_per_run"]["n"]),
+        )
+        for row in content["pool"]
+    ]
+    pool_head = ("runs", "bare loop, s per run", "eke's pool, s per run", "the pool adds, s",
+                 "composing and planning, s per run", "rounds")  # fmt: skip
+    return "\n\n".join([f"{content['workload']}.", table(head, rows), table(pool_head, pool)])
+
+
+def _case(row: Content) -> tuple[str, ...]:
+    if row["outcome"] != "ok":
+        return (row["outcome"], *[UNKNOWN] * 4)
+    wall, cpu = row["wall"], row["cpu"]
+    speeds = [spread(wall[name]["eke"]) for name in ("steps_per_s", "samples_per_s")]
+    over_wall, over_cpu = wall["eke_speed_over"], cpu["eke_speed_over"]
+    ratios = (over_wall["bare"], over_cpu["bare"], over_cpu.get("bare_data"))
+    return (*speeds, *(spread(each) for each in ratios))

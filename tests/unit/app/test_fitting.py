@@ -1,0 +1,69 @@
+"""A search before its first trial: what it starts from, and what it refuses."""
+
+import pytest
+
+from eke.app.fitting import Wish
+from eke.app.fitting.preparing import prepare
+from eke.app.planning import plan_for
+from eke.cli import main as cli
+from eke.compose import compose, split_arguments
+from eke.errors import ConfigError
+from eke.fit import Numerics, Objective, trial_overrides
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+
+WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
+        "train.steps=20", "tracker=none")  # fmt: skip
+
+
+def wish(*typed: str, numerics: Numerics = Numerics.same) -> Wish:
+    return Wish(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
+
+
+@pytest.mark.parametrize("recipe", ["fastest", "low_memory", "guide_best", "baseline"])
+def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) -> None:
+    fitting = prepare(wish(f"recipe={recipe}", "batch.target=8", "precision=bf16"))
+    first = fitting.candidates.found[fitting.candidates.first]
+    trial = trial_overrides(fitting.typed, first.overrides, 0)
+    tried = plan_for(compose(trial, in_sweep=True), planning=True, refuse=False)
+    typed = plan_for(
+        compose([*WORK, f"recipe={recipe}", "batch.target=8", "precision=bf16"]),
+        planning=True, refuse=False,
+    )  # fmt: skip
+    assert tried.batch == typed.batch
+    assert tried.compute == typed.compute
+    for section in ("attention", "compile", "kernels", "memory", "optimizer", "precision"):
+        assert getattr(tried.config, section) == getattr(typed.config, section), section
+
+
+def test_what_a_recipe_chose_may_still_be_changed(capsys) -> None:
+    fitting = prepare(wish("recipe=low_memory"))
+    assert len({each.point.values for each in fitting.candidates.found}) > 1
+
+
+def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
+    one, same = prepare(wish("seed=1")), prepare(wish("seed=1", "launcher.cpu_slots=2"))
+    other = prepare(wish("seed=2"))
+    assert one.paths == same.paths
+    assert one.paths != other.paths
+
+
+def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> None:
+    own_machine(700 * 2**20)
+    with pytest.raises(ConfigError, match="eke plan --why"):
+        prepare(wish("model.hidden_size=8192", "model.num_hidden_layers=40"))
+
+
+def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
+    assert cli(["fit", *WORK, "plan_only=true", "hardware=h100"]) == 0
+    out = capsys.readouterr().out
+    assert "the best by estimate" in out
+    assert "NVIDIA H100" in out
+
+
+@pytest.mark.parametrize("key", ["rerun", "ignore_forecast", "launcher.fork_server"])
+def test_what_has_no_meaning_for_a_search_is_refused(key) -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(f"{key}=TRUE"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.fix) == (key, f"{key}=false")

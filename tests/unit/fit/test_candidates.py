@@ -1,0 +1,115 @@
+"""What may be tried: rules, forecasts and what was typed decide, before anything runs."""
+
+import pytest
+from support import last_wins
+
+from eke.app.planning import plan_for
+from eke.compose import compose
+from eke.fit import Numerics, Room, axes_for, enumerate_candidates
+from eke.fit.candidates import MAX_SIZES
+from eke.fit.space import TECHNIQUES, group_of
+from eke.hardware import Device
+from eke.units import GIB
+
+WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
+        "train.steps=20", "tracker=none")  # fmt: skip
+
+
+def candidates(*typed: str, numerics: Numerics = Numerics.same, expected=lambda plan: None):
+    composed = compose(last_wins(*WORK, *typed))
+    plan = plan_for(composed, planning=True, refuse=False)
+    axes = axes_for(composed.choices, composed.overrides, plan.device, numerics)
+    return plan, enumerate_candidates(plan, composed, axes, None, expected)
+
+
+def test_the_typed_configuration_is_among_them_and_first_points_at_it(own_machine):
+    plan, found = candidates("batch.per_device=4", "batch.accumulation=4")
+    first = found.found[found.first]
+    assert not [text for value in first.values for text in value.overrides]
+    assert first.point.micro_batch == 4
+    assert first.plan.batch == plan.batch
+
+
+def test_every_candidate_keeps_the_samples_per_step(own_machine):
+    _, found = candidates("batch.per_device=4", "batch.accumulation=3")
+    assert {each.plan.batch.samples_per_step for each in found.found} == {12}
+    sizes = {each.point.micro_batch for each in found.found}
+    assert sizes <= {1, 2, 3, 4, 6, 12}
+    assert len(sizes) <= MAX_SIZES + 1
+
+
+@pytest.mark.parametrize("typed", ["attention=sdpa", "compile=none", "memory.every_n=1"])
+def test_what_is_typed_stays(own_machine, typed):
+    composed = compose([*WORK, typed])
+    plan = plan_for(composed, planning=True, refuse=False)
+    axes = axes_for(composed.choices, composed.overrides, plan.device, Numerics.reduced)
+    assert group_of(typed) not in [axis.name for axis in axes]
+    for axis in axes:
+        for value in axis.values:
+            assert group_of(typed) not in map(group_of, value.overrides)
+
+
+def test_classes_of_numerics_hold_each_other(own_machine):
+    names = {}
+    for numerics in Numerics:
+        _, found = candidates(numerics=numerics)
+        names[numerics] = {value.name for each in found.found for value in each.values}
+    assert names[Numerics.same] < names[Numerics.mixed] < names[Numerics.reduced]
+    assert "precision=bf16" in names[Numerics.mixed] - names[Numerics.same]
+    assert "optimizer=adamw_8bit" in names[Numerics.reduced] - names[Numerics.mixed]
+
+
+def test_what_rules_refuse_is_counted_by_rule(own_machine):
+    _, found = candidates("model=tiny_bert", "task=masked_lm", "model.dropout=0.1",
+                          numerics=Numerics.reduced)  # fmt: skip
+    assert sum(found.refused.values()) + len({e.values for e in found.found}) == found.num_sets
+    assert all(count > 0 for count in found.refused.values())
+
+
+def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
+    _, everything = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    assert everything.too_large == 0
+    peaks = sorted(each.point.peak_bytes for each in everything.found)
+    own_machine(peaks[len(peaks) // 2] + 700 * 2**20)  # the interpreter's own share is kept free
+    _, some = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    assert some.too_large > 0
+    assert some.found, "smaller micro-batches are left"
+    assert all(each.point.room is not Room.none for each in some.found)
+
+
+def test_the_time_model_is_asked_for_each(own_machine):
+    _, found = candidates(expected=lambda plan: float(plan.batch.accumulation))
+    assert {each.point.expected_s for each in found.found} == {
+        float(each.plan.batch.accumulation) for each in found.found
+    }
+
+
+def test_a_candidates_overrides_compose_to_its_plan(own_machine):
+    """What is forecast is what would be run."""
+    typed = ("batch.per_device=4", "batch.accumulation=2")
+    _, found = candidates(*typed, numerics=Numerics.reduced)
+    for each in found.found[:: max(1, len(found.found) // 12)]:
+        composed = compose([*WORK, *each.overrides])
+        plan = plan_for(composed, planning=True, refuse=False)
+        assert plan.batch == each.plan.batch
+        assert plan.compute == each.plan.compute
+        assert plan.config.memory == each.plan.config.memory
+        assert plan.config.optimizer == each.plan.config.optimizer
+
+
+def test_every_technique_is_an_override_that_composes():
+    for each in TECHNIQUES:
+        compose([*WORK, *each.overrides.split()])
+        assert each.usual > 0
+
+
+def test_gpus_can_be_shared_out_where_there_are_several():
+    composed = compose([*WORK, "hardware=h100"])
+    device = Device(kind="cuda", name="NVIDIA H100 80GB HBM3", count=4, memory_bytes=80 * GIB)
+    axes = axes_for(composed.choices, WORK, device, Numerics.same)
+    several = next(axis for axis in axes if axis.name == "distributed")
+    assert [value.overrides[-1] for value in several.values[1:]] == [
+        "distributed.num_processes=2", "distributed.num_processes=4",
+    ]  # fmt: skip
+    typed = axes_for(composed.choices, [*WORK, "distributed=none"], device, Numerics.same)
+    assert "distributed" not in [axis.name for axis in typed]

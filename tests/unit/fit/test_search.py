@@ -1,0 +1,146 @@
+"""A search finds nearly the best with few trials, on machines it knows nothing about."""
+
+import math
+from statistics import median
+
+import numpy as np
+import pytest
+from unit.fit.surfaces import OFF, make, search
+
+from eke.fit import Objective, Point, Room, Search, Trial
+from eke.fit.surrogate import Surrogate, expected_improvement
+
+SEEDS = range(40)
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    """Searches with a time model that is off by 12 % a technique and 40 % a machine."""
+    return [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
+
+
+def test_with_a_time_model_it_ends_within_five_percent(estimated):
+    """The issue's bound, on surfaces whose generator shares nothing with the time model."""
+    near = sum(found.off <= OFF for found in estimated)
+    assert near >= 0.8 * len(estimated), sorted(found.off for found in estimated)
+    assert median(found.off for found in estimated) <= 1.02
+
+
+def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
+    assert max(found.num_trials for found in estimated) <= 8
+    assert max(found.num_out_of_memory for found in estimated) <= 1
+
+
+def test_without_a_time_model_it_still_gains_most_of_what_there_is():
+    surfaces = [make(seed, estimated=False) for seed in SEEDS]
+    ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
+    before = [s.step_s[s.typed] / s.best_s for s in surfaces if s.typed is not None]
+    assert median(found.off for found in ends) <= 1.10
+    assert median(found.off for found in ends) - 1 <= 0.25 * (median(before) - 1)
+
+
+def test_more_trials_come_closer():
+    few = [search(make(seed, estimated=False), seed, budget=4).off for seed in SEEDS]
+    many = [search(make(seed, estimated=False), seed, budget=16).off for seed in SEEDS]
+    assert np.mean(np.log(many)) < 0.5 * np.mean(np.log(few))
+
+
+def points(*seconds: float) -> list[Point]:
+    """One axis, a value each."""
+    return [Point((f"v{n}",), 1, peak_bytes=2**20, expected_s=s) for n, s in enumerate(seconds)]
+
+
+def test_what_was_typed_is_tried_first_and_the_best_is_confirmed():
+    looking = Search(points(1.0, 0.5, 2.0), Objective.speed, 4, first=2)
+    assert looking.next() == [2]
+    looking.tell(2, Trial(2.0))
+    assert looking.next() == [1]
+    looking.tell(1, Trial(0.5))
+    while chosen := looking.next():
+        looking.tell(chosen[0], Trial(1.0))
+    assert looking.to_confirm() == [1]
+    assert looking.left >= 1
+
+
+def test_nothing_that_is_well_known_to_be_slow_is_tried():
+    looking = Search(points(1.0, 50.0), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == []
+
+
+def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
+    large = Point(("a",), 8, room=Room.tight, peak_bytes=100, expected_s=0.5)
+    larger = Point(("b",), 8, room=Room.fits, peak_bytes=120, expected_s=0.5)
+    risky = Point(("c",), 4, room=Room.tight, peak_bytes=50, expected_s=0.5)
+    small = Point(("d",), 2, room=Room.fits, peak_bytes=40, expected_s=0.9)
+    looking = Search([large, larger, risky, small], Objective.speed, 8, first=None)
+    looking.tell(0, Trial(None, ran_out=True))
+    assert looking.next(4) == [3]
+
+
+def test_a_failure_is_not_tried_again_and_does_not_end_the_search():
+    looking = Search(points(1.0, 0.5, 0.6), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, Trial(None))
+    assert looking.next() == [2]
+    looking.tell(2, Trial(0.6))
+    assert looking.ranking() == [2, 0]
+
+
+def test_nothing_measured_means_nothing_to_confirm():
+    looking = Search(points(1.0, 0.5), Objective.speed, 8, first=0)
+    for number in (0, 1):
+        looking.tell(number, Trial(None))
+    assert (looking.next(), looking.ranking(), looking.to_confirm()) == ([], [], [])
+
+
+def test_several_at_once_are_different_and_within_the_budget():
+    looking = Search(points(1.0, 0.9, 0.8, 0.7, 0.6), Objective.speed, 4, first=0)
+    chosen = looking.next(5)
+    assert chosen[0] == 0
+    assert len(set(chosen)) == len(chosen) <= 3  # one is kept for confirming
+
+
+def test_memory_prefers_less_memory_and_of_equals_the_faster():
+    small_slow = Point(("a",), 1, peak_bytes=50, expected_s=2.0)
+    small_fast = Point(("b",), 1, peak_bytes=50, expected_s=1.0)
+    large = Point(("c",), 1, peak_bytes=100, expected_s=0.5)
+    looking = Search([small_slow, small_fast, large], Objective.memory, 8, first=2)
+    for number, seconds in enumerate((2.0, 1.0, 0.5)):
+        looking.tell(number, Trial(seconds, peak_bytes=looking.points[number].peak_bytes))
+    assert looking.ranking() == [1, 0, 2]
+
+
+def test_cost_counts_devices():
+    one = Point(("a",), 1, devices=1, expected_s=1.0)
+    four = Point(("b",), 1, devices=4, expected_s=0.3)
+    for objective, first in ((Objective.speed, 1), (Objective.cost, 0)):
+        looking = Search([one, four], objective, 8, first=0)
+        looking.tell(0, Trial(1.0))
+        looking.tell(1, Trial(0.3))
+        assert looking.ranking()[0] == first
+
+
+def test_repeated_trials_are_averaged():
+    looking = Search(points(1.0, 1.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.99), (1, 1.05)):
+        looking.tell(number, Trial(seconds))
+    assert looking.ranking() == [0, 1]
+
+
+def test_what_a_trial_says_of_a_technique_it_says_of_all_points_with_it():
+    every = [Point((a, b), 1, expected_s=1.0) for a in "xy" for b in "pq"]
+    mean, deviation = Surrogate(every).posterior([0, 2], [0.0, math.log(0.5)], [0.01, 0.01])
+    assert mean[3] < mean[1] - 0.2, "y halved the step with p, and is expected to with q"
+    assert deviation[0] < deviation[1]
+
+
+def test_expected_improvement_by_integration():
+    mean, deviation, best = np.array([0.2, -0.1]), np.array([0.5, 0.05]), 0.1
+    grid = np.linspace(-6, 6, 200_001)
+    for each, sd, found in zip(
+        mean, deviation, expected_improvement(mean, deviation, best), strict=True
+    ):
+        density = np.exp(-0.5 * ((grid - each) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
+        truth = np.sum(np.maximum(best - grid, 0) * density) * (grid[1] - grid[0])
+        assert found == pytest.approx(truth, rel=1e-4)

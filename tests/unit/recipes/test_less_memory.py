@@ -1,0 +1,101 @@
+"""recipe=low_memory and recipe=large_model_one_gpu: chosen by the forecast, and said with it."""
+
+import pytest
+from recipe_plans import BERT, LLAMA, SEVEN, chosen, planned, said
+
+from eke.forecast import Verdict, forecast
+from eke.recipes.search import Way, cost_of
+
+LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
+
+
+def peak(plan) -> int:
+    return forecast(plan).peak.expected
+
+
+@pytest.mark.parametrize("hardware", ["v100_16", "rtx3090", "h200", "cpu"])
+def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardware) -> None:
+    asked = (*BERT, "batch.per_device=4", f"hardware={hardware}")
+    plan = planned(LOW, *asked)
+    assert peak(plan) < 0.7 * peak(planned(*asked))
+    options = {k: v for k, v in chosen(plan).items() if k in ("optimizer", "memory", "kernels")}
+    assert options["optimizer"] == "adafactor"
+    assert options["memory"] == "checkpointing"
+    for group in options:
+        rest = [f"{key}={value}" for key, value in chosen(plan).items() if key != group]
+        assert peak(planned(*asked, *rest)) > peak(plan)
+        assert "without it" in said(plan, group).reason
+
+
+def test_low_memory_leaves_what_would_save_nothing() -> None:
+    """One short sample: nearly all of the memory is states, and recomputation saves none of it."""
+    plan = planned(LOW, *BERT, "data.seq_len=512", "batch.per_device=4", "hardware=h200")
+    tiny = planned(LOW, *BERT[:3], "data.seq_len=8", "batch.per_device=1", "hardware=h200")
+    assert plan.config.memory.checkpointing.value == "full"
+    assert tiny.config.memory.checkpointing.value == "off"
+
+
+def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
+    packages("bitsandbytes", "deepspeed")
+    ranks = ("distributed=zero2", "distributed.num_processes=1")
+    plan = planned(LOW, *BERT, *ranks, "hardware=h100")
+    assert plan.choices["optimizer"] != "adafactor"
+
+
+def test_a_model_that_fits_is_left_as_it_is() -> None:
+    plan = planned(LARGE, *BERT, "hardware=h200")
+    assert set(chosen(plan)) == {"precision", "batch", "memory forecast"}
+    assert said(plan, "memory forecast").reason.startswith(f"{LARGE}: fits: ")
+
+
+def test_the_mildest_that_fits_is_taken(packages) -> None:
+    """7 billion parameters: 16 bytes each do not fit into 80 GB, 8 bytes do."""
+    packages("torchao", "bitsandbytes", "deepspeed")
+    plan = planned(LARGE, *SEVEN, "hardware=h100")
+    assert forecast(planned(*SEVEN, "hardware=h100")).verdict is Verdict.does_not_fit
+    assert forecast(plan).verdict is Verdict.fits
+    assert plan.choices["precision"] == "bf16_pure"
+    assert plan.choices["optimizer"] == "adamw_bf16_sr"
+    assert plan.choices["memory"] == plan.choices["offload"] == "none"
+    assert "without it" in said(plan, "precision").reason
+
+
+def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(packages) -> None:
+    packages("deepspeed")
+    plan = planned(LARGE, *SEVEN, "hardware=h100")
+    assert plan.choices["optimizer"] == "adamw"
+    assert plan.choices["offload"] == "optimizer_cpu"
+    packages()
+    alone = planned(LARGE, *SEVEN, "hardware=h100")
+    assert alone.choices["offload"] == "none"
+    said(alone, "memory forecast")
+
+
+def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) -> None:
+    """Clipping is part of the training: no recipe switches it off."""
+    packages()
+    asked = (LARGE, *SEVEN, "batch.target=1", "hardware=a100_40")
+    clipped = planned(*asked)
+    free = planned(*asked, "train.max_grad_norm=null")
+    assert not clipped.config.memory.optimizer_in_backward
+    assert clipped.config.train.max_grad_norm == 1.0
+    assert free.config.memory.optimizer_in_backward
+
+
+def test_what_fits_nowhere_is_said(packages) -> None:
+    packages()
+    plan = planned(LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
+    assert "nothing that is known makes it fit" in said(plan, "memory forecast").reason
+    assert forecast(plan).verdict is Verdict.does_not_fit
+
+
+def test_the_rank_of_a_combination() -> None:
+    free, slow, unknown = Way(("a=1",), 1.0, ""), Way(("b=1",), 1.3, ""), Way(("c=1",), None, "")
+    changing = Way(("d=1",), 1.0, "", keeps=False)
+    order = [(), (free,), (changing,), (free, changing), (slow,), (free, slow), (unknown,)]
+    assert sorted(reversed(order), key=cost_of) == order
+
+
+def test_the_same_command_chooses_the_same_twice() -> None:
+    asked = (LARGE, *LLAMA, "hardware=rtx3090")
+    assert planned(*asked).decisions == planned(*asked).decisions
