@@ -78,6 +78,8 @@ TECHNIQUES = {
     "lora": ("distributed=zero2", "peft=lora"),
     "dora": ("distributed=zero3", "peft=dora"),
     "ia3": ("distributed=zero1", "peft=ia3"),
+    "selective": ("distributed=zero3", "memory=checkpointing_selective"),
+    "lora selective": ("distributed=zero3", "peft=lora", "memory=checkpointing_selective"),
     "lora recomputed": ("distributed=zero3", "peft=lora", "memory=checkpointing"),
     "optimizer on the host": ("distributed=zero2", "offload=optimizer_cpu"),
     "torch's on the host": ("distributed=zero1", "offload=optimizer_cpu", "optimizer=adamw_fused"),

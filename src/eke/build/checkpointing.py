@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.hooks import RemovableHandle
 
@@ -43,7 +44,7 @@ def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
         RunError: if checkpointing was asked for and no layer of the model can do it.
     """
     memory = plan.config.memory
-    arguments = CHECKPOINTING[memory.checkpointing]()
+    arguments = CHECKPOINTING[memory.checkpointing](plan)
     if arguments is not None:
         _enable(model, arguments, memory.checkpointing.value)
         for layer in set(find_layers(model)) - set(find_layers(model)[:: memory.every_n]):
@@ -131,27 +132,59 @@ def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> Non
         )
 
 
+class _Dear(TorchDispatchMode):
+    """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
+
+    torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
+    layer's weights inside it, and which ones it has already fetched differs: what has to be the
+    same are the results that are kept.
+    """
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if _is_dear(func):
+            return self.mode.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_dear(operation: Any) -> bool:
+    return getattr(operation, "overloadpacket", operation).__name__ in KEPT
+
+
 def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
     """Policy of selective checkpointing: keep the results of `KEPT`."""
-    name = getattr(operation, "overloadpacket", operation).__name__
-    return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    dear = _is_dear(operation)
+    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _off() -> None:
+def _dear_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """torch's contexts of a layer's two forward passes, blind to what ZeRO-3 does in between."""
+    first, again = create_selective_checkpoint_contexts(_keep_dear)
+    return _Dear(first), _Dear(again)
+
+
+def _off(plan: Plan) -> None:
     """Keep every activation."""
 
 
-def _full() -> dict[str, Any]:
+def _full(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input alone."""
     return {}
 
 
-def _selective() -> dict[str, Any]:
+def _selective(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input and what was dear to compute."""
+    if plan.config.distributed.option == "zero3":
+        return {"context_fn": _dear_contexts}
     return {"context_fn": partial(create_selective_checkpoint_contexts, _keep_dear)}
 
 
-CHECKPOINTING: dict[Checkpointing, Callable[[], dict[str, Any] | None]] = {
+CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {
     Checkpointing.off: _off,
     Checkpointing.full: _full,
     Checkpointing.selective: _selective,
