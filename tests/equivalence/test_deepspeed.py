@@ -104,6 +104,15 @@ def test_one_process_is_the_plain_loop(technique, curve_of, job_of) -> None:
 
 
 @pytest.mark.slow
+def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
+    """T5's attention is not fused: its products stand in ZeRO-3's own autograd function."""
+    case = (*CASES["seq2seq-t5"], *TINY, *SHORT, *CUT, "distributed=zero3")
+    jobs = [job_of(m, *case, f"memory={m}") for m in ("checkpointing", "checkpointing_selective")]
+    full, selective = (job.effective["matmuls_recomputed_per_micro_batch"] for job in jobs)
+    assert selective == 0 < full
+    assert not [w for job in jobs for w in job.warnings if "checkpointing" in w]
+
+
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_bfloat16_weights_step_on_float32_copies(stage, curve_of, job_of, tmp_path) -> None:
     """Gradients are rounded to bfloat16 once more than without DeepSpeed: bound as in 16 bits.

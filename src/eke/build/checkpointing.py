@@ -1,40 +1,20 @@
 """Activation checkpointing, and how to see that it happened.
 
 Chen et al. 2016, arXiv:1604.06174: keep each layer's input, run its forward pass again in backward.
-Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.hooks import RemovableHandle
 
+from eke.build import checkpoint_contexts as contexts
 from eke.errors import RunError
 from eke.plan import Plan
 from eke.schema import Checkpointing
-
-KEPT = frozenset(
-    {
-        "mm",
-        "addmm",
-        "_scaled_mm",
-        "_grouped_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "flex_attention",
-    }
-)
-"""Operations whose results selective checkpointing keeps: linear layers and fused attention, where
-the time goes. Not `bmm`: the score matrix of unfused attention grows with the square of the
-length, and is what checkpointing is there to save."""
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
@@ -132,56 +112,24 @@ def _enable(model: torch.nn.Module, arguments: dict[str, Any], name: str) -> Non
         )
 
 
-class _Dear(TorchDispatchMode):
-    """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
-
-    torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
-    layer's weights inside it, and which ones it has already fetched differs: what has to be the
-    same are the results that are kept.
-    """
-
-    def __init__(self, mode: TorchDispatchMode) -> None:
-        super().__init__()
-        self.mode = mode
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        if _is_dear(func):
-            return self.mode.__torch_dispatch__(func, types, args, kwargs)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_dear(operation: Any) -> bool:
-    return getattr(operation, "overloadpacket", operation).__name__ in KEPT
-
-
-def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    """Policy of selective checkpointing: keep the results of `KEPT`."""
-    dear = _is_dear(operation)
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _dear_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """torch's contexts of a layer's two forward passes, blind to what ZeRO-3 does in between."""
-    first, again = create_selective_checkpoint_contexts(_keep_dear)
-    return _Dear(first), _Dear(again)
-
-
 def _off(plan: Plan) -> None:
     """Keep every activation."""
 
 
 def _full(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input alone."""
-    return {}
+    return {"context_fn": contexts.marked} if _gathers_inside(plan) else {}
 
 
 def _selective(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input and what was dear to compute."""
-    if plan.config.distributed.option == "zero3":
-        return {"context_fn": _dear_contexts}
-    return {"context_fn": partial(create_selective_checkpoint_contexts, _keep_dear)}
+    inside = _gathers_inside(plan)
+    return {"context_fn": contexts.selective_among_others if inside else contexts.selective}
+
+
+def _gathers_inside(plan: Plan) -> bool:
+    """Whether a layer's weights are gathered by operations of the layer's own forward pass."""
+    return plan.config.distributed.option == "zero3"
 
 
 CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {

@@ -3,17 +3,13 @@
 from collections import Counter
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eke.build.checkpointing import KEPT
+from eke.build.checkpoint_contexts import KEPT, is_repeating
 
 
 class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
     """Counts the operations of forward passes that are repeated inside a backward pass.
-
-    There autograd runs its own operations with gradients switched off; a repeated forward pass has
-    them on, since it must save tensors as the first one did.
 
     Example:
         with RecomputationProbe() as probe:
@@ -34,8 +30,7 @@ class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  #
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Notes the operation, then runs it."""
-        # The id of the backward pass that runs, -1 outside; torch's own checkpointing asks it, too.
-        if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
+        if is_repeating():
             self._counts[getattr(func, "overloadpacket", func).__name__] += 1
         return func(*args, **(kwargs or {}))
 

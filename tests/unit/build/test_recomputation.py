@@ -6,7 +6,8 @@ from unit.build.plans import hand_plan
 from unit.build.steps import make_inputs, step
 from unit.sizes.configs import TINY_CASES
 
-import eke.build.checkpointing as checkpointing
+from eke.build import checkpoint_contexts
+from eke.build.checkpoint_contexts import marked, selective, selective_among_others
 from eke.build.checkpointing import apply_checkpointing, count_layer_calls, find_layers
 from eke.build.model import build_model
 from eke.build.recomputation import RecomputationProbe
@@ -99,7 +100,59 @@ def test_a_policy_that_keeps_nothing_is_seen(monkeypatch):
     from torch.utils.checkpoint import CheckpointPolicy
 
     monkeypatch.setattr(
-        checkpointing, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+        checkpoint_contexts, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
     )
     probe, _ = probed(build(SELECTIVE))
     assert probe.num_dear > 0
+
+
+class Gathered(torch.autograd.Function):
+    """A linear layer as ZeRO-3 computes it: in an autograd function, where gradients are off."""
+
+    @staticmethod
+    def forward(ctx, inputs, weight):
+        ctx.save_for_backward(inputs, weight)
+        return inputs @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs, weight = ctx.saved_tensors
+        return grad @ weight, grad.t() @ inputs
+
+
+def gathered_layer(fetches):
+    """A layer which first does as many operations as `fetches` gives for this call."""
+    weight = torch.eye(4, requires_grad=True)
+
+    def layer(inputs):
+        for _ in range(next(fetches)):
+            torch.empty(3).zero_()
+        return Gathered.apply(inputs, weight).relu()
+
+    return layer
+
+
+def backward_of(context_fn, fetches=(0, 0)):
+    layer = gathered_layer(iter(fetches))
+    inputs = torch.ones(2, 4, requires_grad=True)
+    with RecomputationProbe() as probe:
+        output = torch.utils.checkpoint.checkpoint(
+            layer, inputs, use_reentrant=False, context_fn=context_fn
+        )
+        output.sum().backward()
+    assert torch.equal(inputs.grad, torch.ones(2, 4))
+    return probe.num_dear
+
+
+def test_what_an_autograd_function_repeats_is_seen_where_the_pass_is_marked():
+    assert backward_of(torch.utils.checkpoint.noop_context_fn) == 0  # unseen
+    assert backward_of(marked) == 1
+    assert backward_of(selective_among_others) == 0
+
+
+@pytest.mark.parametrize("fetches", [(0, 2), (2, 0), (3, 1)])
+def test_what_is_fetched_inside_a_layer_may_differ(fetches):
+    assert backward_of(selective_among_others, fetches) == 0
+    if fetches[1] > fetches[0]:
+        with pytest.raises(RuntimeError, match="not found in storage"):
+            backward_of(selective, fetches)
