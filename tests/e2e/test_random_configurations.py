@@ -6,7 +6,6 @@ tests/e2e/test_random_configurations.py`.
 
 import json
 import logging
-import math
 import os
 import shlex
 import shutil
@@ -20,8 +19,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from equivalence_compare import Curve
-from random_configurations import CATALOGUE, draw_command, has_key, undrawn_keys
+from random_configurations import draw_command, undrawn_keys
 from support import last_wins
+from typed_fixes import MAX_MENDINGS, complaint, typed_fixes
 
 from eke.build.operators import build_folder
 from eke.errors import ConfigError, Problem
@@ -30,9 +30,6 @@ from eke.record import metrics
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
 """By default one whose first hundred have no inductor, which compiles for half a minute."""
-
-MAX_MENDINGS = 6
-"""Rounds of typing all fixes; one mended value may break the next rule."""
 
 TASK_RULE = "task_needs_other_model"
 
@@ -83,28 +80,6 @@ def any_curve_of(curve_of, make_plan, train_ranks) -> Callable[..., Curve]:
         return [(row[metrics.LOSS], row[metrics.GRAD_NORM]) for row in steps]
 
     return run
-
-
-def complaint(command: tuple[str, ...], curve: Curve) -> str:
-    """What is wrong with a curve; empty when nothing is."""
-    # A loss scale that is still too high shows as an infinite norm, and its step is skipped.
-    scaled = any(o in ("precision=fp16", "precision.compute=float16") for o in command)
-    scaled = scaled or "recipe=guide_best" in command
-    for loss, norm in curve:
-        if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
-            return f"loss {loss}, gradient norm {norm}"
-    return ""
-
-
-def typed_fixes(command: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
-    """The command with every fix typed over what it corrects.
-
-    A fix that chooses another option takes the keys with it that only the old option had.
-    """
-    fixes = [word for p in problems for word in shlex.split(p.fix.split("   (")[0])]
-    command = last_wins(*command, *fixes)
-    groups = dict(o.split("=", 1) for o in command if o.split("=")[0] in CATALOGUE.options)
-    return tuple(o for o in command if o in fixes or has_key(groups, o.split("=")[0]))
 
 
 def mend(command: tuple[str, ...], problems: list[Problem], curve_of: Callable[..., Curve]) -> str:
