@@ -11,6 +11,9 @@ if __name__ == "__main__":
     # This checkout's eke, installed or not.
     sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
     try:
+        from eke.collecting import collect_seldom
+
+        collect_seldom()
         from eke.app import main
 
         sys.exit(main(sys.argv[1:]))

@@ -105,7 +105,7 @@ def libraries_of_2022() -> Iterator[None]:
     rules = torch.library.Library("aten", "IMPL")
     rules.impl("_softmax", SoftmaxKeepsInput.apply, "AutogradPrivateUse1")
     rules.impl("gelu", autocast_kernel(aten.gelu.default, "float32", NAME), "AutocastPrivateUse1")
-    reentrant = {**CHECKPOINTING, Checkpointing.full: lambda: {"use_reentrant": True}}
+    reentrant = {**CHECKPOINTING, Checkpointing.full: lambda _: {"use_reentrant": True}}
     bert = "transformers.models.bert.modeling_bert.eager_attention_forward"
     try:
         with (

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from eke.collecting import importing
+
 NEEDLESS = {
     "scipy": "is_scipy_available",  # losses of object detection, which are no task here
     "torchao": "is_torchao_available",  # weights quantized by it, which no checkpoint may have
@@ -23,7 +25,7 @@ def import_transformers() -> None:
     """
     if "transformers.modeling_utils" in sys.modules:
         return
-    with hidden(list(NEEDLESS)):
+    with importing(), hidden(list(NEEDLESS)):
         importlib.import_module("transformers.modeling_utils")
     asked = importlib.import_module("transformers.utils.import_utils")
     for name in NEEDLESS.values():

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from eke.collecting import collect_seldom
 from eke.record import EXIT_RESUMABLE
 
 USAGE = """\
@@ -41,6 +42,7 @@ _OWN_MODULE = ("report", "fit", "schema", "doctor", "sync")
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
+    collect_seldom()
     try:
         return _do(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # while something was still being imported

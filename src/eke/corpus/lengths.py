@@ -3,10 +3,12 @@
 import hashlib
 import math
 from statistics import NormalDist
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from eke.schema import Lengths, Synthetic
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LENGTH = 2
 """Purpose of the random number, beside a sample's tokens (0) and its label (1)."""
@@ -52,7 +54,9 @@ def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> i
     return round(min(max(drawn, low), longest))
 
 
-def synthetic_lengths(data: Synthetic, longest: int, split: int, count: int) -> np.ndarray:
+def synthetic_lengths(data: Synthetic, longest: int, split: int, count: int) -> "np.ndarray":
     """Tokens of the first `count` samples, int64."""
+    import numpy as np  # a tenth of a plan's time, and few plans need it
+
     lengths = (synthetic_length(data, longest, split, index) for index in range(count))
     return np.fromiter(lengths, np.int64, count)

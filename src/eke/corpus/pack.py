@@ -1,23 +1,25 @@
 """Packing: whole samples into rows of a given size, first-fit in their order."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
 class Packs:
     """Which samples share a row."""
 
-    members: np.ndarray
+    members: "np.ndarray"
     """Sample numbers, grouped by row, int64."""
-    offsets: np.ndarray
+    offsets: "np.ndarray"
     """Row r holds members offsets[r] to offsets[r + 1], int64."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, number: int) -> np.ndarray:
+    def row(self, number: int) -> "np.ndarray":
         """Sample numbers of one row, in their order."""
         return self.members[self.offsets[number] : self.offsets[number + 1]]
 
@@ -51,7 +53,7 @@ WINDOW = 1 << 16
 """Samples packed at a time, which bounds memory: a row never spans two windows."""
 
 
-def first_fit(lengths: np.ndarray, capacity: int) -> Packs:
+def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
     """Put every sample into the first row it fits into.
 
     Args:
@@ -60,6 +62,8 @@ def first_fit(lengths: np.ndarray, capacity: int) -> Packs:
 
     Source: Johnson 1973, Near-Optimal Bin Packing Algorithms: at most 1.7 times the fewest rows.
     """
+    import numpy as np  # a tenth of a plan's time, and few plans need it
+
     members, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for start in range(0, len(lengths), WINDOW):
         window = np.asarray(lengths[start : start + WINDOW])

@@ -8,28 +8,29 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from eke.corpus.cache import cache_folder
 from eke.corpus.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    import numpy as np
+
 MANIFEST = "manifest.json"
 """Written last of all files; a folder without it is no store."""
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "offsets": np.dtype("<i8"),  # first token of each row, and the end
-    "cuts": np.dtype("<i4"),  # tokens of a row that are not predicted: the prompt, or the source
-    "labels": np.dtype("<i4"),  # class of each row
-    "train": np.dtype("<i8"),  # rows to train on
-    "evaluation": np.dtype("<i8"),
-    "train_members": np.dtype("<i8"),  # rows of each pack: positions in `train`
-    "train_offsets": np.dtype("<i8"),
-    "evaluation_members": np.dtype("<i8"),
-    "evaluation_offsets": np.dtype("<i8"),
+DTYPES = {
+    "offsets": "<i8",  # first token of each row, and the end
+    "cuts": "<i4",  # tokens of a row that are not predicted: the prompt, or the source
+    "labels": "<i4",  # class of each row
+    "train": "<i8",  # rows to train on
+    "evaluation": "<i8",
+    "train_members": "<i8",  # rows of each pack: positions in `train`
+    "train_offsets": "<i8",
+    "evaluation_members": "<i8",
+    "evaluation_offsets": "<i8",
 }
-"""Arrays beside the tokens."""
+"""Arrays beside the tokens, and numpy's names of their formats."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         content = json.loads((folder / MANIFEST).read_bytes())
         manifest = _manifest(content)
         whole = all(
-            (folder / f"{name}.bin").stat().st_size == count * _dtype(manifest, name).itemsize
+            (folder / f"{name}.bin").stat().st_size == count * _item_bytes(manifest, name)
             for name, count in manifest.counts.items()
         )
     except (OSError, ValueError, TypeError, KeyError):
@@ -111,13 +112,17 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     return Manifest(**{**content, **lists}, vocabulary=Vocabulary(**vocabulary), streams=streams)
 
 
-def _dtype(manifest: Manifest, name: str) -> np.dtype[Any]:
+def _dtype(manifest: Manifest, name: str) -> str:
     return token_dtype(manifest.token_bytes) if name == "tokens" else DTYPES[name]
 
 
-def token_dtype(token_bytes: int) -> np.dtype[Any]:
-    """Format of `tokens.bin`."""
-    return np.dtype(np.uint16 if token_bytes == 2 else np.uint32).newbyteorder("<")
+def _item_bytes(manifest: Manifest, name: str) -> int:
+    return int(_dtype(manifest, name)[-1])
+
+
+def token_dtype(token_bytes: int) -> str:
+    """Format of `tokens.bin`, as numpy names it."""
+    return "<u2" if token_bytes == 2 else "<u4"
 
 
 @dataclass(frozen=True)
@@ -127,12 +132,14 @@ class Store:
     folder: Path
     manifest: Manifest
 
-    def array(self, name: str) -> np.ndarray:
+    def array(self, name: str) -> "np.ndarray":
         """One array, memory-mapped and read-only.
 
         Raises:
             OSError: the file is gone.
         """
+        import numpy as np  # a tenth of a plan's time, and few plans need it
+
         dtype = _dtype(self.manifest, name)
         count = self.manifest.counts[name]
         if not count:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from eke.collecting import collect_seldom, importing
 from eke.plan import Plan
 from eke.schema.codec import make_converter
 
@@ -34,6 +35,7 @@ def main() -> int:
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    collect_seldom()
     serve(iter(sys.stdin.readline, ""), answers)
     return 0
 
@@ -53,11 +55,12 @@ def answer_line(line: str) -> dict[str, Any]:
     except Exception as error:  # cattrs raises groups of whatever went wrong
         return {"reason": f"not a readable plan ({type(error).__name__})"}
     # Imports torch and transformers: only once there is something to trace.
-    from eke.build.imports import import_transformers
-    from eke.memory.adapt import Untraceable
-    from eke.memory.predict import trace
+    with importing():
+        from eke.build.imports import import_transformers
+        from eke.memory.adapt import Untraceable
+        from eke.memory.predict import trace
 
-    import_transformers()
+        import_transformers()
     try:
         return {"traced": converter.unstructure(trace(plan))}
     except Untraceable as error:

@@ -4,8 +4,6 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from eke import corpus as corpora
 from eke.corpus import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
 from eke.errors import ConfigError, Problem
@@ -157,7 +155,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
-        tokens = int(np.sum(offsets[rows + 1] - offsets[rows]))
+        tokens = int((offsets[rows + 1] - offsets[rows]).sum())
         packs = [manifest.counts[f"{part}_offsets"] - 1 for part in ("train", "evaluation")]
         decisions.append(_packed(packs[0], available[0], tokens, config.data.seq_len))
         available = packs

@@ -82,7 +82,7 @@ class Writer:
 
     def dtype(self, name: str) -> "np.dtype[Any]":
         """Format of one array."""
-        return token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name]
+        return np.dtype(token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name])
 
     def note(self, text: str) -> None:
         """Make something else part of the hash."""

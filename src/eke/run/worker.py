@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from eke.collecting import importing
 from eke.errors import EkeError
 from eke.paths import PROCESS, RANK, RunPaths
 from eke.plan import Plan, read_plan
@@ -56,8 +57,9 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     number = start_attempt(paths, plan.machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
-    from eke.run.attempt import Attempt, work
-    from eke.run.ranks import choose_transport, join_ranks
+    with importing():
+        from eke.run.attempt import Attempt, work
+        from eke.run.ranks import choose_transport, join_ranks
 
     choose_transport(plan.config.distributed.p2p)
     ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
@@ -67,8 +69,9 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
 
 def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
-    from eke.run.attempt import Attempt, help_out
-    from eke.run.ranks import choose_transport, join_ranks
+    with importing():
+        from eke.run.attempt import Attempt, help_out
+        from eke.run.ranks import choose_transport, join_ranks
 
     plan = wait_for_plan(paths)
     if plan.probe:
