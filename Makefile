@@ -3,7 +3,7 @@
 # make test     what changed code must pass: all but the slow ones, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
-# make test-random  random configurations, and what refuses them
+# make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
 # make check    style, types, layers, spelling      make format     mend the style
 # make clean    remove the environment and caches; runs/ is kept
 #
@@ -25,7 +25,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-gpu check format clean
+.PHONY: help run demo setup test test-all test-again test-random test-pairs test-gpu check format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -72,6 +72,10 @@ RANDOM_COUNT ?= 100
 RANDOM_SEED ?= 4
 test-random: $(STAMP)
 	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout tests/e2e/test_random_configurations.py -k every_configuration
+
+# Every pair of options of two groups, in as few configurations as a greedy choice finds; an hour.
+test-pairs: $(STAMP)
+	EKE_PAIRS=10000 EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout -m "" tests/e2e/test_option_pairs.py -k every_pair
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu

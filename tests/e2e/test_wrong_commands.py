@@ -47,6 +47,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "share above one": ("model.dropout=10", "at least 0 and below 1", "model.dropout=0.0"),
     "decay of one": ("optimizer.beta2=1", "at least 0 and below 1", "optimizer.beta2=0.999"),
     "no steps": ("train.steps=0", "must be between 1 and 1000000000", "train.steps=null"),
+    "no machines": (
+        "distributed=fsdp distributed.num_nodes=0",
+        "must be at least 1",
+        "distributed.num_nodes=1",
+    ),
     "heads": (
         "model.num_attention_heads=3",
         "does not divide model.hidden_size = 128",

@@ -150,8 +150,8 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
 
 
 def processes_per_node(config: Config) -> int:
-    """On each machine, or on the one with the most."""
-    return -(-config.distributed.num_processes // config.distributed.num_nodes)
+    """On each machine, or on the one with the most; asked before any limit is."""
+    return -(-config.distributed.num_processes // max(1, config.distributed.num_nodes))
 
 
 def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:

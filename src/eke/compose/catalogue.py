@@ -182,8 +182,8 @@ def class_fields(cls: type) -> Iterator[tuple[str, Field]]:
     hints = get_type_hints(cls)
     for item in fields(cls):
         default = None if item.default is MISSING else item.default
-        if item.default_factory is not MISSING and get_origin(hints[item.name]) is dict:
-            default = {}
+        if item.default_factory is not MISSING and get_origin(hints[item.name]) in (dict, list):
+            default = item.default_factory()
         yield (
             item.name,
             Field(annotation=hints[item.name], default=default, limit=item.metadata.get("limit")),

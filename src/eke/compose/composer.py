@@ -10,12 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
-from eke.compose.catalogue import Catalogue, class_fields, make_catalogue
+from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
 from eke.compose.folder import check_folder, explain_file
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
-from eke.compose.values import is_interpolation
+from eke.compose.values import admits, is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
 from eke.schema import Config, Sweep
@@ -222,13 +222,26 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
         key = parsed.key_or_group
         if key not in catalogue.keys or not is_interpolation(parsed.value()):
             continue
+        why = ""
         try:
-            OmegaConf.select(tree, key, throw_on_missing=True)
+            found = OmegaConf.select(tree, key, throw_on_missing=True)
+            if found is not None and not _would_do(catalogue.keys[key], found):
+                why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
         except OmegaConfBaseException as error:
+            why = first_line(error)
+        if why:
             fix = as_typed(completed(key, catalogue) or key)
-            value = text.partition("=")[2]
-            problems.append(Problem(key, shown(value), first_line(error), fix))
+            problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
+
+
+def _would_do(field: Field, found: Any) -> bool:
+    """Whether a value that an interpolation leads to is one of the field's."""
+    if not OmegaConf.is_config(found):
+        return admits(field, found)
+    # A whole section, ${model}, would come as an object of its schema class.
+    plain = OmegaConf.get_type(found) in (dict, list)
+    return plain and admits(field, OmegaConf.to_container(found))
 
 
 # --- after a mistake ----------------------------------------------------------------------------

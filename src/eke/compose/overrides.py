@@ -352,8 +352,9 @@ def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) 
     why = f"is set by the option of {section}, not by hand"
     if name == "family":
         option = next(
-            (o for o in catalogue.options[section] if re.search(rf"tiny_{value}$", o)),
+            (o for o in catalogue.options[section] if re.search(rf"tiny_{re.escape(raw)}$", o)),
             catalogue.defaults[section],
         )
         return Problem(f"{section}.{name}", shown(raw), why, f"{section}={option}")
-    return Problem(f"{section}.{name}", shown(raw), why, mend(f"{section}={raw}", catalogue))
+    fix = mend(f"{section}={raw}", catalogue) or f"{section}={catalogue.defaults[section]}"
+    return Problem(f"{section}.{name}", shown(raw), why, fix)
