@@ -1,6 +1,10 @@
 """Trainings that leave their job to be looked at."""
 
+import importlib
+from collections.abc import Iterator
+
 import pytest
+import torch.distributed as dist
 from support import last_wins
 
 from eke.paths import RunPaths
@@ -24,3 +28,17 @@ def job_of(make_plan, tmp_path):
         return job
 
     return run
+
+
+@pytest.fixture
+def alone(monkeypatch) -> Iterator[None]:
+    """What DeepSpeed does to this process is undone after the test."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("LOCAL_RANK", "0")  # so that it is taken back afterwards
+    monkeypatch.delenv("LOCAL_RANK")
+    yield
+    if dist.is_initialized():  # its group of one, in which whatever comes later would be
+        dist.destroy_process_group()
+        comm = importlib.import_module("deepspeed.comm.comm")
+        comm.cdb = None
+        importlib.reload(importlib.import_module("deepspeed.utils.groups"))  # it keeps groups

@@ -22,6 +22,7 @@ from eke.record import metrics
 from eke.sizes import model_size, shared_state_bytes
 
 pytestmark = [
+    pytest.mark.usefixtures("alone"),
     # torch 2.13 renames collectives that deepspeed 0.19 calls by their old names.
     pytest.mark.filterwarnings("ignore:.torch.distributed.*is deprecated:FutureWarning"),
     # deepspeed 0.19 inherits from classes that torch 2.13 and pydantic 2 deprecate.
@@ -33,14 +34,6 @@ SHORT = (*UNEVEN, "train.steps=6", "train.log_every=6")
 CUT = ("distributed.num_processes=1", "batch.per_device=3", "batch.accumulation=4")
 LLAMA = (*CASES["causal_lm-llama"], *TINY)
 WHOLE_TENSORS = "zero_needs_elementwise_optimizer"
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch) -> None:
-    """What DeepSpeed does to this process is undone after the test."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("LOCAL_RANK", "0")  # so that it is taken back afterwards
-    monkeypatch.delenv("LOCAL_RANK")
 
 
 def test_zero3_alone_is_the_plain_loop_and_continues_bit_for_bit(curve_of, job_of) -> None:

@@ -18,6 +18,7 @@ from eke.record import metrics
 from eke.sizes import model_size, shared_state_bytes, state_files
 
 pytestmark = [
+    pytest.mark.usefixtures("alone"),
     pytest.mark.slow,
     pytest.mark.skipif(
         not has_libaio_header(""), reason="deepspeed 0.19 compiles async_io against libaio-dev"
@@ -43,14 +44,6 @@ BASE = (
 )  # fmt: skip
 CUT = ("batch.per_device=3", "batch.accumulation=4")
 ALONE = ("distributed=zero3", "distributed.num_processes=1")
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch) -> None:
-    """What DeepSpeed is told through the environment is forgotten after the test."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("LOCAL_RANK", "0")  # so that it is taken back afterwards
-    monkeypatch.delenv("LOCAL_RANK")
 
 
 @pytest.fixture
