@@ -47,6 +47,17 @@ def test_later_garbage_is_collected() -> None:
     assert gc.collect() > 0
 
 
+def test_a_tracing_worker_freezes_once_and_not_with_each_plan() -> None:
+    from eke.memory.worker import import_libraries
+
+    import_libraries()
+    before = gc.get_freeze_count()
+    garbage: list[object] = [[] for _ in range(1000)]
+    import_libraries()
+    assert gc.get_freeze_count() <= before
+    del garbage
+
+
 def test_a_command_collects_after_many_objects() -> None:
     collect_seldom()
     assert gc.get_threshold()[0] == MANY

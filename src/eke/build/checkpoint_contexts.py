@@ -3,8 +3,8 @@
 Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -51,7 +51,7 @@ def is_repeating() -> bool:
 
 def marked() -> Contexts:
     """Keep nothing; the second pass is marked."""
-    return nullcontext(), _mark(nullcontext())
+    return nullcontext(), _Marked(nullcontext())
 
 
 def selective() -> Contexts:
@@ -63,17 +63,23 @@ def selective() -> Contexts:
 def selective_among_others() -> Contexts:
     """Keep what `KEPT` names; other operations may differ; the second pass is marked."""
     first, again = selective()
-    return _Dear(first), _mark(_Dear(again))
+    return _Dear(first), _Marked(_Dear(again))
 
 
-@contextmanager
-def _mark(context: AbstractContextManager[Any]) -> Iterator[None]:
-    token = _MARKED.set(True)
-    try:
-        with context:
-            yield
-    finally:
-        _MARKED.reset(token)
+class _Marked(AbstractContextManager[None]):
+    """A context in which `is_repeating`; entered again where a graph is kept for a second pass."""
+
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        _MARKED.set(True)
+        self.context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        # Recomputation stops early by an exception, which goes on from here.
+        self.context.__exit__(*error)
+        _MARKED.set(False)
 
 
 class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations

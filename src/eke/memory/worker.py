@@ -5,12 +5,14 @@ The fake device is registered for a whole process, so this one does nothing else
 process dies of, and who asked sees its end.
 """
 
+import importlib
 import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, TextIO
 
 from eke.collecting import collect_seldom, importing
@@ -47,6 +49,19 @@ def serve(lines: Iterable[str], answers: TextIO) -> None:
         answers.flush()
 
 
+@cache
+def import_libraries() -> None:
+    """Those of a trace, once there is one to make.
+
+    Only once: what earlier traces have left behind would be frozen with them.
+    """
+    with importing():
+        from eke.build.imports import import_transformers
+
+        importlib.import_module("eke.memory.predict")
+        import_transformers()
+
+
 def answer_line(line: str) -> dict[str, Any]:
     """The answer to one plan, as JSON values."""
     converter = make_converter()
@@ -54,13 +69,10 @@ def answer_line(line: str) -> dict[str, Any]:
         plan = converter.structure(json.loads(line), Plan)
     except Exception as error:  # cattrs raises groups of whatever went wrong
         return {"reason": f"not a readable plan ({type(error).__name__})"}
-    # Imports torch and transformers: only once there is something to trace.
-    with importing():
-        from eke.build.imports import import_transformers
-        from eke.memory.adapt import Untraceable
-        from eke.memory.predict import trace
+    import_libraries()
+    from eke.memory.adapt import Untraceable
+    from eke.memory.predict import trace
 
-        import_transformers()
     try:
         return {"traced": converter.unstructure(trace(plan))}
     except Untraceable as error:
