@@ -3,6 +3,7 @@
 What shares or offloads the training state brings an `Update` of its own; the loop knows only this.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -76,6 +77,7 @@ class PlainUpdate:
         self.max_grad_norm = plan.config.train.max_grad_norm
         needed = self.max_grad_norm is not None or scaler is not None
         self.knows_norm = needed or plan.config.train.record_grad_norm
+        self.norm = norm_of(parameters)
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of the earlier micro-batches only add up."""
@@ -114,19 +116,25 @@ class PlainUpdate:
             return None
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        norm = total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = self.norm([p.grad for p in self.parameters if p.grad is not None])
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         return norm
 
 
-def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Norm of all gradients as one vector, in float32 whatever their format; a scalar.
+def norm_of(parameters: list[nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
+    """How to get the norm of all gradients of these as one vector, in float32; a scalar.
 
     torch 2.13's `get_total_norm` answers in the gradients' format: two to three digits in bfloat16.
+    A gradient has its parameter's format, so that not every step has to look.
     """
-    if all(gradient.dtype == torch.float32 for gradient in gradients):
-        return torch.nn.utils.get_total_norm(gradients)
+    if all(parameter.dtype == torch.float32 for parameter in parameters):
+        return torch.nn.utils.get_total_norm
+    return norm_in_float32
+
+
+def norm_in_float32(gradients: list[Tensor]) -> Tensor:
+    """Norm of gradients of any format as one vector; a scalar."""
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
