@@ -32,7 +32,8 @@ from functools import partial
 from pathlib import Path
 
 from eke.app.sweep import make_jobs, plan_cells
-from eke.compose import compose, expand
+from eke.compose import compose
+from eke.compose.sweep import expand
 from eke.hardware import environment
 from eke.hardware.cpu import cpu_name
 from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths

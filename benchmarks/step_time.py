@@ -31,7 +31,7 @@ from typing import Any
 import forecast_bounds
 
 from eke.app.planning import plan_on
-from eke.compose import expand
+from eke.compose.sweep import expand
 from eke.errors import ConfigError
 from eke.files import write_atomic
 from eke.hardware import DEVICES, environment

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from eke.app import plan_cells
-from eke.compose import compose, expand
+from eke.app.sweep import plan_cells
+from eke.compose import compose
+from eke.compose.sweep import expand
 
 SWEEPS = {
     # One option combination, a thousand values: the cheapest kind.

@@ -5,9 +5,9 @@ from functools import cache
 
 import yaml
 
-from eke.app import plan_cells
-from eke.compose import SweepCell, expand
+from eke.app.sweep import plan_cells
 from eke.compose.catalogue import headline, make_catalogue
+from eke.compose.sweep import SweepCell, expand
 from eke.launch import Cell
 from eke.plan import Plan
 

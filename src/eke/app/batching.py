@@ -1,10 +1,9 @@
 """batch=auto: which micro-batches there are, which of them is taken, and what is said about it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eke.app.talk import say
 from eke.check import Facts, check
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
@@ -12,12 +11,10 @@ from eke.forecast import (
     Method,
     Probe,
     Search,
-    Trial,
     note_choice,
     refuse_what_ran_out,
     room_for_a_batch,
 )
-from eke.launch import Probed, find_devices, is_first, probe, probe_in_pool, ranks_are_started
 from eke.pace import slowdown
 from eke.plan import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
 from eke.schema import DEFAULT_PER_DEVICE, Config
@@ -85,33 +82,6 @@ def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
     return refused, Permitted(facts.config, warnings)
 
 
-def means_of_a_run(config: Config) -> Means:
-    """What a single run may spend that is to start on this machine.
-
-    Processes that somebody else has started each make the plan, and have to come to the same.
-    """
-    if ranks_are_started():
-        why = "processes that another launcher has started are not tried out"
-        return Means(not_probed=why, keep=is_first())
-    if config.distributed.num_nodes > 1:
-        return Means(trace=True, not_probed="it has several machines", keep=True)
-    return Means(trace=True, probe=probe_aloud, keep=True)
-
-
-def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
-    """What a run of a sweep may spend on its choice, before the first one starts.
-
-    Args:
-        config: of the run.
-        in_cluster: it will run on a node of a cluster, not here.
-    """
-    if config.plan_only:
-        return Means(in_pool=not in_cluster)
-    if in_cluster:
-        return Means(trace=True, not_probed="the cluster's nodes are not this machine", keep=True)
-    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
-
-
 def sharing(plan: Plan) -> int:
     """Runs of a sweep that use the same device, or a CPU's memory, at the same time."""
     launcher = plan.config.launcher
@@ -130,25 +100,6 @@ def memory_asked_for(plan: Plan) -> int | None:
         return None  # told when it is asked for
     per_node = int(found[1]) * 1024 ** (" KMGT".index(found[2] or "M"))  # sbatch: megabytes
     return room_for_a_batch(replace(plan, device=replace(plan.device, memory_bytes=per_node)))
-
-
-def probe_cell(plan: Plan) -> Trial:
-    """Try a run of a sweep out, if its devices are free."""
-    launcher = plan.config.launcher
-    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
-    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
-
-
-def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
-    """Try a plan out, and say so."""
-    size = plan.batch.per_device
-    say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
-    found = probe(plan)
-    if found.fits is None:
-        say(f"  the probe says nothing: {found.reason}")
-        return Trial.unknown
-    say(f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}")
-    return Trial.fits if found.fits else Trial.fails
 
 
 def choose_batch(

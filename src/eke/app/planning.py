@@ -16,8 +16,8 @@ from eke.forecast import (
     traced_forecast,
 )
 from eke.hardware import Device, choose
-from eke.launch import machines_at_hand
 from eke.pace import slowdown
+from eke.peers import machines_at_hand
 from eke.plan import Plan, make_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.schema import Config

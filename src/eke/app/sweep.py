@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from eke.app.batching import means_of_a_cell
 from eke.app.outlook import outlooks, outlooks_as_json, render_outlooks
 from eke.app.planning import plan_for, weighed, without_cluster, without_pool
+from eke.app.probing import means_of_a_cell
+from eke.app.running import FORKED_THERE
 from eke.app.talk import say
-from eke.compose import Arguments, Expanded, SweepCell, expand, launcher_of
+from eke.compose import Arguments, launcher_of
+from eke.compose.sweep import Expanded, SweepCell, expand
 from eke.errors import ConfigError, Problem
 from eke.forecast import Verdict, is_open, known_forecast, traced_forecasts
 from eke.hardware import usable_cores
@@ -44,13 +46,6 @@ DETACHED_HERE = Problem(
     "true",
     "a sweep on this machine ends with the process that watches over it",
     "hydra/launcher=slurm   (or start it under tmux or nohup)",
-)
-
-FORKED_THERE = Problem(
-    "launcher.fork_server",
-    "true",
-    "the pool on this machine forks runs, and here another launcher starts them",
-    "launcher.fork_server=false",
 )
 
 FORKED_ELSEWHERE = Problem(

@@ -2,7 +2,7 @@
 
 import sys
 
-from eke.launch import is_first, let_rank_0_speak, my_rank, speak
+from eke.peers import is_first, let_rank_0_speak, my_rank, speak
 from eke.record import EXIT_OK, EXIT_RESUMABLE
 
 

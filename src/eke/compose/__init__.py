@@ -7,20 +7,15 @@ from eke.compose.claims import claims, compose_with
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
-from eke.compose.sweep import Excluded, Expanded, SweepCell, expand
 
 __all__ = [
     "Arguments",
     "Composed",
-    "Excluded",
-    "Expanded",
-    "SweepCell",
     "answer_shell",
     "check_question",
     "claims",
     "compose",
     "compose_with",
-    "expand",
     "help_text",
     "is_completion",
     "is_for_hydra",

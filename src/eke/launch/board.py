@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from eke.launch.follow import Tail, newest_step
 from eke.launch.job import Job
-from eke.launch.speech import speak
 from eke.paths import RunPaths
+from eke.peers import speak
 from eke.record import Outcome, metrics
 from eke.units import format_seconds
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from eke.launch.speech import speak
 from eke.paths import RunPaths
+from eke.peers import speak
 from eke.record import metrics
 
 

@@ -6,8 +6,8 @@ from typing import Protocol
 from eke.launch.folder import Place
 from eke.launch.follow import View, open_view
 from eke.launch.nodes import Head, start_run
-from eke.launch.ranks import ranks_are_started
 from eke.launch.supervise import forward_signals
+from eke.peers import ranks_are_started
 from eke.plan import Plan
 from eke.record import Record
 

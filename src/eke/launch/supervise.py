@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import eke
-from eke.launch.speech import speak
 from eke.paths import SUPERVISOR, RunPaths
+from eke.peers import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
@@ -204,3 +204,11 @@ def forward_signals(
     finally:
         for restored, handler in before.items():
             signal.signal(restored, handler)
+
+
+def become_worker(paths: RunPaths) -> NoReturn:
+    """Turn this process into the worker of a rank behind rank 0, under the same launcher."""
+    command = worker_command(paths)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, worker_environment())

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eke import app
-from eke.app import batching
+from eke.app import probing, running
 from eke.cli import main as cli
 from eke.launch import Probed
 from eke.units import GIB, MIB
@@ -141,14 +141,14 @@ def test_another_device_is_not_tried_out_and_that_is_said(plan) -> None:
 @pytest.fixture
 def run(monkeypatch, capsys):
     """A command whose run is not started; its exit code and all that was printed."""
-    monkeypatch.setattr(app, "run_single", lambda *_: pytest.fail("no run is started here"))
+    monkeypatch.setattr(running, "run_single", lambda *_: pytest.fail("no run is started here"))
 
     def typed(*arguments: str) -> tuple[int, str]:
         def stop(plan, head=None):
             print("per_device", plan.batch.per_device)
             return 0
 
-        monkeypatch.setattr(app, "run_planned", stop)
+        monkeypatch.setattr(running, "run_planned", stop)
         code = app.main([*AUTO, *arguments])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
@@ -169,7 +169,7 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr(batching.probe_aloud, "__defaults__", (probe,))
+    monkeypatch.setattr(probing.probe_aloud, "__defaults__", (probe,))
     return script
 
 

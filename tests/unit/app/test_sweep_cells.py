@@ -2,9 +2,8 @@
 
 import pytest
 
-from eke.app import plan_cells
-from eke.app.sweep import named
-from eke.compose import expand
+from eke.app.sweep import named, plan_cells
+from eke.compose.sweep import expand
 
 SMALL = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
 

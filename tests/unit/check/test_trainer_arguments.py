@@ -8,7 +8,8 @@ import pytest
 
 from eke.app import plan_for
 from eke.check.trainer_arguments import OWNED, UNREAD, read_arguments
-from eke.compose import compose, expand
+from eke.compose import compose
+from eke.compose.sweep import expand
 from eke.errors import ConfigError
 
 BASE = ("engine=trainer", "tracker=none", "hardware=cpu", "data=synthetic")

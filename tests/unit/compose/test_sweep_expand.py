@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eke.compose import compose, expand
+from eke.compose import compose
+from eke.compose.sweep import expand
 from eke.errors import ConfigError
 
 

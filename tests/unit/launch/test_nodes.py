@@ -14,12 +14,12 @@ from unit.launch.scripted import record_for
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.errors import ConfigError, EkeError
-from eke.launch import check_started_tasks, is_first, machines_at_hand
 from eke.launch.folder import Place
-from eke.launch.nodes import Head, Task, follow, follower, head, run, this_task
+from eke.launch.nodes import Head, follow, follower, head, run
 from eke.launch.nodes.meeting import Line, read_invitation
 from eke.launch.supervise import Spot, worker_command
 from eke.paths import RunPaths
+from eke.peers import Task, check_started_tasks, is_first, machines_at_hand, this_task
 from eke.plan import Plan
 from eke.record import Failure, Record
 

@@ -3,7 +3,7 @@
 import pytest
 from recipe_plans import BERT, LLAMA, LONG, SEVEN, chosen, planned, said
 
-from eke.compose import expand
+from eke.compose.sweep import expand
 from eke.errors import ConfigError
 from eke.recipes import RECIPES
 

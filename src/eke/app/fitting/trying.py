@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from eke.app.sweep import make_jobs, plan_cells, sweep_devices
 from eke.app.talk import say
-from eke.compose import Arguments, SweepCell, compose, launcher_of
+from eke.compose import Arguments, compose, launcher_of
+from eke.compose.sweep import SweepCell
 from eke.fit import (
     Candidates,
     Fit,

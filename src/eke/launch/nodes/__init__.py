@@ -2,7 +2,6 @@
 
 from eke.launch.nodes.follower import follow
 from eke.launch.nodes.head import Head
-from eke.launch.nodes.meeting import Task, this_task
 from eke.launch.nodes.run import LedRun, start_run
 
-__all__ = ["Head", "LedRun", "Task", "follow", "start_run", "this_task"]
+__all__ = ["Head", "LedRun", "follow", "start_run"]

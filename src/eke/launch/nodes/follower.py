@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from eke.errors import EkeError
-from eke.launch.nodes.meeting import Line, Task, read_invitation
+from eke.launch.nodes.meeting import Line, read_invitation
 from eke.launch.settle import describe_exit
 from eke.launch.supervise import Spot, Worker
 from eke.paths import RunPaths
+from eke.peers import Task
 
 POLL_S = 0.1
 """Between two looks at the processes."""

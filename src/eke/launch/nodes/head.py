@@ -13,11 +13,11 @@ from eke.errors import EkeError
 from eke.launch.nodes.meeting import (
     Invitation,
     Line,
-    Task,
     free_port,
     host_name,
     write_invitation,
 )
+from eke.peers import Task
 
 POLL_S = 0.05
 """Between two looks at what the others have said."""

@@ -20,27 +20,6 @@ MAX_LINE = 65536
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task of a step of SLURM's."""
-
-    node: int
-    """Its number: 0 leads."""
-    count: int
-    """Tasks of the step, one for each machine."""
-    step: str
-    """Unlike that of any other step, restarts of the same job included: `123.0.1`."""
-
-
-def this_task(environment: Mapping[str, str] = os.environ) -> Task:
-    """Which task of its step this process is; the only one where SLURM has not started it."""
-    names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    rank, count, job, step = (environment.get(name, "") for name in names)
-    if not (rank.isdecimal() and count.isdecimal()):
-        return Task(0, 1, "")
-    return Task(int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}")
-
-
-@dataclass(frozen=True)
 class Invitation:
     """Where the first machine listens."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
 from eke.launch.folder import Place, claim
-from eke.launch.nodes import Head, Task, follow, start_run, this_task
+from eke.launch.nodes import Head, follow, start_run
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
@@ -29,6 +29,7 @@ from eke.launch.slurm.submission import (
     write_ticket,
 )
 from eke.paths import RunPaths
+from eke.peers import Task, this_task
 from eke.plan import Plan, outline_record, read_plan
 from eke.record import (
     EXIT_OK,

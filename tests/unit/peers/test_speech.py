@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from eke.launch import speak
+from eke.peers import speak
 
 SPEAKER = """
 import sys
-from eke.launch import speak
+from eke.peers import speak
 speak("one")
 sys.stdin.readline()  # until nobody reads any more
 for _ in range(3):

@@ -1,14 +1,11 @@
 """Being one of several processes that torchrun or `accelerate launch` started by hand."""
 
 import os
-import sys
 import time
-from typing import NoReturn
 
 from eke.errors import ConfigError, Problem
-from eke.launch.nodes import this_task
-from eke.launch.supervise import worker_command, worker_environment
-from eke.paths import LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, RunPaths
+from eke.paths import LOCAL_WORLD_SIZE, RANK, WORLD_SIZE
+from eke.peers.task import this_task
 
 #: What rank 0 may need to say why nothing runs, s: the launcher ends all ranks when one leaves.
 SPEECH_S = 30.0
@@ -46,24 +43,6 @@ def machines_at_hand() -> int:
     return max(this_task().count, started_ranks() // max(1, here) if ranks_are_started() else 1)
 
 
-def check_started_tasks(what: str, num_nodes: int) -> None:
-    """A step of SLURM's and the configuration must speak of the same number of machines.
-
-    Args:
-        what: `a run` or `a sweep`.
-        num_nodes: what the configuration says; 1 for a sweep.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    count = this_task().count
-    if count in (1, num_nodes):
-        return
-    why = f"srun has started {count} tasks, and {what} takes one on each of its machines"
-    fix = f"srun --ntasks={num_nodes} --ntasks-per-node=1 python train.py ..."
-    raise ConfigError(Problem("distributed.num_nodes", str(num_nodes), why, fix))
-
-
 def check_started_ranks(option: str, num_processes: int) -> None:
     """The launcher and the configuration must speak of the same number of processes.
 
@@ -94,11 +73,3 @@ def let_rank_0_speak() -> None:
     others as soon as the first one leaves: rank 0 must be the first.
     """
     time.sleep(SPEECH_S)
-
-
-def become_worker(paths: RunPaths) -> NoReturn:
-    """Turn this process into the worker of a rank behind rank 0, under the same launcher."""
-    command = worker_command(paths)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(command[0], command, worker_environment())

@@ -3,7 +3,7 @@
 import pytest
 
 from eke import app
-from eke.launch import ranks
+from eke.peers import ranks
 from eke.record import EXIT_RESUMABLE, EXIT_USER
 
 
