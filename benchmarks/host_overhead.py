@@ -33,10 +33,10 @@ from loops import (
     run_trainer,
 )
 from paired import Start, Turn, Turns, difference, play_round, ratio, summarize
+from provenance import provenance
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eke.files import write_json
-from eke.hardware import environment
 from eke.hardware.cpu import cpu_name
 
 LAYERS = (2, 24)
@@ -260,7 +260,6 @@ def main() -> None:
     for case in cases:
         case["meets_target"] = {clock: meets_target(case, clock) for clock in ("wall", "cpu")}
         print_case(case)
-    where = environment()
     record = {
         "benchmark": "host_overhead",
         "hardware": {
@@ -269,7 +268,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "load_average_1m_at_end": os.getloadavg()[0],
         },
-        "environment": {key: where[key] for key in ("time", "python", "versions")},
+        "environment": provenance(),
         "target_ms": TARGET_MS,
         "workload": "BERT 64 wide, 4 sequences of 32 tokens, fp32, fused AdamW, clipping at 1.0",
         "cases": cases,

@@ -31,10 +31,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from provenance import provenance
+
 from eke.app.sweep import make_jobs, plan_cells
 from eke.compose import compose
 from eke.compose.sweep import expand
-from eke.hardware import environment
 from eke.hardware.cpu import cpu_name
 from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths
 from eke.launch import supervise as supervising
@@ -253,7 +254,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
-    where = environment()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         os.environ["EKE_LEASES"] = str(root / "leases")
@@ -266,7 +266,7 @@ def main() -> None:
                 "cores": os.cpu_count(),
                 "load_1min": round(os.getloadavg()[0], 1),
             },
-            "environment": {key: where[key] for key in ("time", "python", "versions")},
+            "environment": provenance(),
         }
     text = json.dumps(found, indent=2)
     print(text)

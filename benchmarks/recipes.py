@@ -28,12 +28,13 @@ import torch
 from loops import make_job
 from on_gpu import Finished, spawn
 from paired import summarize
+from provenance import provenance
 
 from eke.app import plan_for
 from eke.app.recipes import chosen_overrides
 from eke.compose import compose
 from eke.files import write_json
-from eke.hardware import detect, environment
+from eke.hardware import detect
 from eke.units import format_bytes
 
 LR = 1e-3
@@ -249,12 +250,11 @@ def main() -> None:
         rows = list(bench.rows())
         turns: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in rows}
         plan = plan_for(compose(["recipe=fastest", *bench.shared()]), planning=True)
-        where = environment()
         record: dict[str, Any] = {
             "benchmark": "recipes",
             "size": asked.size,
             "device": device.name,
-            "environment": {key: where[key] for key in ("time", "python", "versions")},
+            "environment": provenance(),
             "cores": os.cpu_count(),
             "note": asked.note,
             "samples_per_step": size.batch,

@@ -8,20 +8,17 @@ rounds; every number is a median of fresh processes, as a user starts them.
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from provenance import machine, provenance
 from unit.report.made import Run, make_sweep
-
-from eke.hardware.cpu import cpu_name
 
 REPEATS = 4
 """Runs of each configuration, as in a sweep with repeats."""
@@ -85,8 +82,8 @@ def main() -> None:
     if options.output:
         content = {
             "what": "seconds of `eke report` over made-up records, all four files",
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"processor": cpu_name(), "python": platform.python_version()},
+            "machine": machine(),
+            "environment": provenance(),
             "rows": rows,
         }
         options.output.write_text(json.dumps(content, indent=1) + "\n")

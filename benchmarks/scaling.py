@@ -22,10 +22,11 @@ from typing import Any
 
 from launching import bare, planned, pool, seconds, use_stand_in
 from paired import summarize
+from provenance import provenance
 
 from eke.compose import compose
 from eke.files import write_json
-from eke.hardware import detect, environment
+from eke.hardware import detect
 
 RUNS = (10, 30, 100, 300)
 """Of a sweep."""
@@ -95,7 +96,6 @@ def main() -> None:
         parser.error("no CUDA device here; --size cpu is for one without")
     if min(asked.rounds, asked.pool_rounds) < 2 or asked.steps < 10 or asked.steps % 10:
         parser.error("--rounds and --pool-rounds must be at least 2, --steps a multiple of 10")
-    where = environment()
     record: Row = {
         "benchmark": "scaling",
         "size": asked.size,
@@ -104,7 +104,7 @@ def main() -> None:
             "cores": os.cpu_count(),
             "load_average_1m_at_start": os.getloadavg()[0],
         },
-        "environment": {key: where[key] for key in ("time", "python", "versions")},
+        "environment": provenance(),
     }
     compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
     with tempfile.TemporaryDirectory() as folder:

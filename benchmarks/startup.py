@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import median
 
 from paired import summarize
+from provenance import provenance
 
-from eke.hardware import environment
 from eke.hardware.cpu import cpu_name
 
 REPO = Path(__file__).resolve().parents[1]
@@ -164,15 +164,13 @@ def main(arguments: Sequence[str]) -> None:
     os.environ["PYTHONPATH"] = str(REPO / "src")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed eke is compiled
     found = measure(options.rounds, options.runs, sys.stderr.write)
-    where = environment()
     machine = {
         "processor": cpu_name(),
         "cores": os.cpu_count(),
         "load_1min_before": round(load, 1),
         "load_1min": round(os.getloadavg()[0], 1),
     }
-    about = {key: where[key] for key in ("time", "python", "versions")}
-    text = json.dumps({**results(found), "machine": machine, "environment": about}, indent=2)
+    text = json.dumps({**results(found), "machine": machine, "environment": provenance()}, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

@@ -25,9 +25,10 @@ import numpy as np
 from loops import Accelerated, Bare, Eke, bert, from_memory, from_pipeline, make_job
 from numpy.typing import NDArray
 from paired import RESAMPLES
+from provenance import provenance
 
 from eke.files import write_json
-from eke.hardware import environment, usable_cores
+from eke.hardware import usable_cores
 from eke.hardware.cpu import cpu_name
 
 WARMUP = 5
@@ -97,7 +98,6 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.steps < 10 * BLOCK:
         parser.error(f"--steps must be {10 * BLOCK} or more")
-    where = environment()
     load = os.getloadavg()[0]
     cases = []
     for num_layers in asked.layers:
@@ -120,7 +120,7 @@ def main() -> None:
         "benchmark": "step_by_step",
         "device": cpu_name(),
         "cores": usable_cores(),
-        "environment": {key: where[key] for key in ("time", "python", "versions")},
+        "environment": provenance(),
         "load": load,
         "cases": cases,
     }

@@ -7,10 +7,11 @@ Seconds of processor time, so that other users of the machine do not count; wall
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
+
+from provenance import machine, provenance
 
 from eke.app.sweep import plan_cells
 from eke.compose import compose
@@ -55,7 +56,7 @@ def main() -> None:
     found: dict[str, object] = {name: measure(typed) for name, typed in SWEEPS.items()}
     _, alone = timed(lambda: [compose([f"seed={n}", "hardware=cpu"]) for n in range(5)])
     found["hydra"] = {"compositions": 5, **alone}
-    found["machine"] = {"cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 1)}
+    found |= {"machine": machine(), "environment": provenance()}
     text = json.dumps(found, indent=2)
     print(text)
     if len(sys.argv) > 1:

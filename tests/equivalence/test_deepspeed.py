@@ -279,3 +279,15 @@ def same_tensors(first: Path, second: Path) -> None:
         assert mine.keys() == theirs.keys()
         for key, tensor in mine.items():
             torch.testing.assert_close(theirs[key], tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("distributed", "compiled"), [("none", True), ("zero1", False)], ids=["plain", "zero1"]
+)
+def test_zero_runs_the_model_uncompiled(distributed, compiled, train_ranks, monkeypatch) -> None:
+    """In a process of its own: graphs are counted for a whole process."""
+    switch_off("zero_with_compile", monkeypatch)
+    more = (f"distributed={distributed}", "compile=eager", *CUT[1:])
+    folder = train_ranks(*LLAMA, *SHORT, *more)
+    effective = json.loads((folder / "record.json").read_text())["effective"]
+    assert (effective["compile"]["graphs"] > 0) is compiled

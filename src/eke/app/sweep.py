@@ -1,7 +1,7 @@
 """A sweep: planned whole, then run on this machine's devices or in a cluster."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -169,7 +169,7 @@ def named(choices: Mapping[str, str]) -> str:
 def run_here(planned: Planned, launcher: Launcher) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
     jobs, log = planned.jobs, planned.paths.fork_server
-    devices = sweep_devices(jobs, launcher.cpu_slots, launcher.runs_per_device)
+    devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board:
         books = Books(jobs, board, planned.file())
         if not launcher.fork_server:
@@ -180,12 +180,10 @@ def run_here(planned: Planned, launcher: Launcher) -> int:
     return planned.show()
 
 
-def sweep_devices(
-    jobs: Sequence[Job], num_cpu_slots: int, runs_per_device: int
-) -> dict[str, Devices]:
+def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
     """This machine's devices of each kind that runs need."""
-    kinds = {job.kind for job in jobs}
-    return {kind: find_devices(kind, num_cpu_slots, runs_per_device) for kind in kinds}
+    slots, runs = launcher.cpu_slots, launcher.runs_per_device
+    return {kind: find_devices(kind, slots, runs) for kind in kinds}
 
 
 def run_in_cluster(planned: Planned, detach: bool) -> int:

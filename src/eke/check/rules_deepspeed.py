@@ -32,7 +32,7 @@ FAILS_ON_PIECES = {
 """Optimizer -> what happens; the others gave the same curve under ZeRO as without it, but apex's,
 which needs a GPU and is on DeepSpeed's own list (runtime/zero/utils.py)."""
 
-RECOMPUTES_FROZEN = (0, 19, 8)
+RECOMPUTES_FROZEN = (0, 19, 3)
 """DeepSpeed from which frozen weights can be recomputed under ZeRO-3; 0.19.2 fails.
 Source: https://github.com/deepspeedai/DeepSpeed/pull/8148"""
 
@@ -152,7 +152,7 @@ RULES = (
             "memory.checkpointing=off   (or: pip install -U deepspeed; distributed=zero2)"
         ),
         source="https://github.com/huggingface/transformers/issues/47254",
-        versions="deepspeed before 0.19.8",
+        versions="deepspeed before 0.19.3",
     ),
     Rule(
         id="zero_with_compile",

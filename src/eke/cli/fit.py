@@ -21,6 +21,7 @@ step and the length of samples are kept.
   eke fit model=llama_1b --numerics mixed --name mine
   eke fit model=tiny plan_only=true          what would be tried
   eke fit model=llama_1b hydra/launcher=slurm hardware=h100
+  eke fit model=llama_1b launcher.fork_server=true      all trials import PyTorch once
 """
 
 MIN_TRIALS = 2

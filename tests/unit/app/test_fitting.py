@@ -61,7 +61,7 @@ def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
     assert "NVIDIA H100" in out
 
 
-@pytest.mark.parametrize("key", ["rerun", "ignore_forecast", "launcher.fork_server"])
+@pytest.mark.parametrize("key", ["rerun", "ignore_forecast", "launcher.detach"])
 def test_what_has_no_meaning_for_a_search_is_refused(key) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(f"{key}=TRUE"))

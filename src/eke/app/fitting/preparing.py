@@ -3,6 +3,7 @@
 from eke.app.fitting.trying import Fitting, Wish
 from eke.app.planning import plan_for
 from eke.app.recipes import chosen_overrides
+from eke.app.sweep import misplaced
 from eke.app.talk import say
 from eke.compose import Composed, compose, launcher_of
 from eke.errors import ConfigError, Problem
@@ -24,6 +25,8 @@ def prepare(wish: Wish) -> Fitting:
     in_cluster = launcher_of(arguments.overrides) == "slurm"
     composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
     refuse_what_is_searched(composed)
+    if problem := misplaced(composed.config.launcher, in_cluster):
+        raise ConfigError(problem)
     baseline = plan_for(composed, planning=True, in_cluster=in_cluster, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
@@ -74,9 +77,9 @@ def refuse_what_is_searched(composed: Composed) -> None:
     meant_otherwise = {
         "rerun": (config.rerun, one_run),
         "ignore_forecast": (config.ignore_forecast, one_run),
-        "launcher.fork_server": (
-            config.launcher.fork_server,
-            "trials follow each other, each in a process that has imported nothing yet",
+        "launcher.detach": (
+            config.launcher.detach,
+            "somebody has to wait: each trial is chosen by what those before it found",
         ),
     }
     for key, (wanted, why) in meant_otherwise.items():

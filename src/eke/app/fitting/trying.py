@@ -1,9 +1,11 @@
 """A search under way: which candidate, its trial, and what it says."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from eke.app.sweep import make_jobs, plan_cells, sweep_devices
+from eke.app.sweep import devices_of, make_jobs, plan_cells
 from eke.app.talk import say
 from eke.compose import Arguments, compose, launcher_of
 from eke.compose.sweep import SweepCell
@@ -24,7 +26,8 @@ from eke.fit import (
     trial_overrides,
 )
 from eke.forecast import is_open, traced_forecast
-from eke.launch import Books, Cell, Job, Pool, SweepFile, open_board
+from eke.launch import Books, Cell, Job, Pool, SweepFile, forking, open_board, start_run
+from eke.launch.fork import ForkServer
 from eke.launch.slurm import Cluster, place_in_cluster
 from eke.paths import SweepPaths
 from eke.plan import Plan
@@ -59,6 +62,8 @@ class Fitting:
     paths: SweepPaths
     cells: list[Cell] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
+    server: ForkServer | None = None
+    """Forks the trials on this machine, where that was asked for."""
 
     @property
     def in_cluster(self) -> bool:
@@ -72,11 +77,24 @@ class Fitting:
             KeyboardInterrupt: a signal asked to stop; the same command goes on.
         """
         at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
-        while chosen := self.worth_trying(at_once):
-            self.try_out(chosen)
-        if again := self.search.to_confirm():
-            self.try_out(again)
+        with self._warm():
+            while chosen := self.worth_trying(at_once):
+                self.try_out(chosen)
+            if again := self.search.to_confirm():
+                self.try_out(again)
         return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
+
+    @contextmanager
+    def _warm(self) -> Iterator[None]:
+        """With `launcher.fork_server=true`, one server forks all trials: it imports only once."""
+        launcher = self.baseline.config.launcher
+        if not launcher.fork_server:
+            yield
+            return
+        plans = [candidate.plan for candidate in self.candidates.found]
+        devices = devices_of({self.baseline.device.kind}, launcher)
+        with forking(plans, devices, self.paths.fork_server, say) as self.server:
+            yield
 
     def worth_trying(self, count: int) -> list[int]:
         """Numbers of candidates, each of which has been looked at closely."""
@@ -139,9 +157,13 @@ class Fitting:
                 cluster.submit()
                 cluster.watch()
             else:
-                launcher = self.baseline.config.launcher
-                devices = sweep_devices(jobs, launcher.cpu_slots, launcher.runs_per_device)
-                Pool(Books(jobs, board, file), devices).run()
+                devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
+                books = Books(jobs, board, file)
+                if self.server is None:
+                    Pool(books, devices).run()
+                else:
+                    start = partial(start_run, server=self.server)
+                    Pool(books, devices, start, self.server.is_ready).run()
         if any(job.outcome is None or job.outcome.exit_code == EXIT_RESUMABLE for job in jobs):
             raise KeyboardInterrupt
 

@@ -33,7 +33,7 @@ class ForkServer:
         self,
         log: Path,
         modules: Sequence[str],
-        say: Callable[[str], None],
+        say: Callable[[str], object],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is started yet.

@@ -39,7 +39,7 @@ def start_run(plan: Plan, place: Place, grant: Grant, server: ForkServer | None 
 
 @contextmanager
 def forking(
-    plans: Sequence[Plan], devices: Mapping[str, Devices], log: Path, say: Callable[[str], None]
+    plans: Sequence[Plan], devices: Mapping[str, Devices], log: Path, say: Callable[[str], object]
 ) -> Iterator[ForkServer]:
     """A server that forks the runs of a sweep, ended with it; it starts with the first run.
 
