@@ -68,7 +68,7 @@ test-again: $(STAMP)
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "not gpu"
 
 # Random configurations, with the share that each rule refuses: RANDOM_COUNT=2000 make test-random
-RANDOM_COUNT ?= 100
+RANDOM_COUNT ?= 200
 RANDOM_SEED ?= 4
 test-random: $(STAMP)
 	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout tests/e2e/test_random_configurations.py -k every_configuration

@@ -78,7 +78,7 @@ SECTIONS = (
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
-        "2026-11-21: what the loop costs on the host",
+        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
     ),
     Section(
         "Recipes",
@@ -131,6 +131,7 @@ SECTIONS = (
                 },
             ),
         ),
+        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
     ),
     Section(
         "Reports",
@@ -160,6 +161,7 @@ SECTIONS = (
                 },
             ),
         ),
+        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
     ),
 )
 """The benchmarks a to g, in this order."""
