@@ -29,7 +29,7 @@ from eke.record import metrics
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
-"""By default one whose first three hundred have one step of inductor: it compiles for half a minute."""
+"""By default one with little inductor in its first three hundred, which compiles for half a minute."""
 
 TASK_RULE = "task_needs_other_model"
 
