@@ -29,7 +29,7 @@ from eke.record import metrics
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
-"""By default one with little inductor in its first three hundred, which compiles for half a minute."""
+"""By default one with little of inductor, which compiles for half a minute, in its first 300."""
 
 TASK_RULE = "task_needs_other_model"
 
