@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformers", "accelerate", "wandb", "deepspeed", "bitsandby
 
 LIGHT = (
     "app", "check", "cli", "compose", "corpus", "forecast", "hardware", "identity", "launch",
-    "pace", "plan", "pretrained", "record", "report", "schema", "sizes",
+    "pace", "peers", "plan", "pretrained", "record", "report", "schema", "sizes",
 )  # fmt: skip
 """They answer on a laptop and on a login node, in well under a second."""
 
@@ -31,7 +31,7 @@ def parsed(path) -> ast.Module:
 
 
 def modules_after(code: str, tmp_path) -> set[str]:
-    """Top-level modules that a fresh process has imported after some code."""
+    """Top-level modules that a fresh process has imported after some code, and eke's packages."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
         env=environment(tmp_path),
@@ -41,7 +41,9 @@ def modules_after(code: str, tmp_path) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    names = done.stdout.splitlines()[-1].split()
+    own = {".".join(name.split(".")[:2]) for name in names if name.startswith("eke.")}
+    return own | {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -60,7 +62,7 @@ def test_what_has_a_plan_imports_no_hydra(module, tmp_path) -> None:
 
 def test_a_whole_plan_is_made_without_torch(tmp_path) -> None:
     code = "from eke.app import main\nassert main(['plan_only=true', 'hardware=h100']) == 0"
-    assert not modules_after(code, tmp_path) & {*HEAVY, "numpy"}
+    assert not modules_after(code, tmp_path) & {*HEAVY, "numpy", "eke.launch", "eke.run"}
     assert not list(tmp_path.iterdir()), "planning leaves nothing behind"
 
 
