@@ -67,3 +67,10 @@ def test_what_has_no_meaning_for_a_search_is_refused(key) -> None:
         prepare(wish(f"{key}=TRUE"))
     (problem,) = refused.value.problems
     assert (problem.path, problem.fix) == (key, f"{key}=false")
+
+
+def test_in_a_cluster_nothing_is_forked() -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish("hydra/launcher=slurm", "hardware=cpu", "launcher.fork_server=true"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.fix) == ("launcher.fork_server", "launcher.fork_server=false")
