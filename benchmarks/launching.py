@@ -31,12 +31,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from provenance import provenance
+from provenance import machine, provenance
 
 from eke.app.sweep import make_jobs, plan_cells
 from eke.compose import compose
 from eke.compose.sweep import expand
-from eke.hardware.cpu import cpu_name
 from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths
 from eke.launch import supervise as supervising
 from eke.launch.board import LineBoard
@@ -261,11 +260,7 @@ def main() -> None:
             "per_run": pool_rounds(root / "pool", options.runs, options.rounds),
             "sbatch": submission(root / "submission", options.cells),
             "status": status(root / "status", options.many),
-            "machine": {
-                "processor": cpu_name(),
-                "cores": os.cpu_count(),
-                "load_1min": round(os.getloadavg()[0], 1),
-            },
+            "machine": machine(),
             "environment": provenance(),
         }
     text = json.dumps(found, indent=2)

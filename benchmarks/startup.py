@@ -29,9 +29,7 @@ from pathlib import Path
 from statistics import median
 
 from paired import summarize
-from provenance import provenance
-
-from eke.hardware.cpu import cpu_name
+from provenance import machine, provenance
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -159,18 +157,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--runs", type=int, default=6, help="of each sweep")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    load = os.getloadavg()[0]
+    load = round(os.getloadavg()[0], 1)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = str(REPO / "src")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed eke is compiled
     found = measure(options.rounds, options.runs, sys.stderr.write)
-    machine = {
-        "processor": cpu_name(),
-        "cores": os.cpu_count(),
-        "load_1min_before": round(load, 1),
-        "load_1min": round(os.getloadavg()[0], 1),
-    }
-    text = json.dumps({**results(found), "machine": machine, "environment": provenance()}, indent=2)
+    where = {"machine": machine() | {"load_1min_before": load}, "environment": provenance()}
+    text = json.dumps({**results(found), **where}, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

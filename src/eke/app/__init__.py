@@ -1,4 +1,4 @@
-"""The whole flow, and the only file that knows it: compose, check, plan, launch, record, report."""
+"""What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
 
 import sys
 from collections.abc import Sequence

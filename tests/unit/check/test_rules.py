@@ -49,6 +49,19 @@ def test_fix_mends_it(rule, world) -> None:
     assert rule not in {p.rule for p in refused + warned}
 
 
+@pytest.mark.parametrize(
+    ("version", "refused"), [("0.18.9", True), ("0.19.2", True), ("0.19.3", False), ("1.0", False)]
+)
+def test_the_version_from_which_frozen_weights_are_recomputed(
+    version, refused, tmp_path, monkeypatch
+) -> None:
+    """0.19.2 and 0.19.3 were run by hand (docs/lab.md)."""
+    monkeypatch.setattr("eke.check.rules_deepspeed.version", lambda _: version)
+    rule = "zero3_recomputes_frozen_weights"
+    found, _ = check(facts_of(CASES[rule], tmp_path))
+    assert (rule in {p.rule for p in found}) is refused
+
+
 def test_every_rule_has_a_case() -> None:
     assert {rule.id for rule in RULES} == set(CASES)
 
