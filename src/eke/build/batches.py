@@ -78,28 +78,31 @@ class Collator:
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
         rows = [lay_end_to_end(samples)] if self.padding_free else samples
-        inputs = {"input_ids": self._pad([row["input_ids"] for row in rows], self.pad)}
-        num_tokens = sum(len(row["input_ids"]) for row in rows)
+        ids = [row["input_ids"] for row in rows]
+        inputs = {"input_ids": self._pad(ids, self.pad)}
+        num_tokens = sum(map(len, ids))
         if "decoder_input_ids" in rows[0]:
             shifted = [row["decoder_input_ids"] for row in rows]
             inputs["decoder_input_ids"] = self._pad(shifted, self.pad)
-            num_tokens += sum(len(t) for t in shifted)
+            num_tokens += sum(map(len, shifted))
         if "position_ids" in rows[0]:
             # Padding at position 0 is a sequence of its own each: nothing sees it.
             inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if self.needs_mask:
-            ones = [torch.ones_like(row["input_ids"]) for row in rows]
-            inputs["attention_mask"] = self._pad(ones, 0)
-        labels = [row["labels"] for row in rows]
-        stacked = torch.stack(labels) if labels[0].dim() == 0 else self._pad(labels, IGNORED)
-        num_targets = int((stacked != IGNORED).sum())
-        return MicroBatch(inputs, stacked, len(samples), num_targets, num_tokens)
+            inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
+        each = [row["labels"] for row in rows]
+        labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
+        num_targets = int(np.count_nonzero(labels != IGNORED))
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        return MicroBatch(tensors, torch.from_numpy(labels), len(samples), num_targets, num_tokens)
 
-    def _pad(self, rows: list[Tensor], value: int) -> Tensor:
-        """Rows of shape (length,) as one tensor (rows, longest)."""
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-        missing = -padded.shape[1] % self.multiple
-        return torch.nn.functional.pad(padded, (0, missing), value=value) if missing else padded
+    def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
+        """Rows of shape (length,) as one array (rows, longest)."""
+        longest = max(map(len, rows))
+        padded = np.full((len(rows), longest + -longest % self.multiple), value)
+        for into, row in zip(padded, rows, strict=True):
+            into[: len(row)] = row
+        return padded
 
 
 GROUPED_STEPS = 50
@@ -186,17 +189,12 @@ class StepSampler:
     rank: int = 0
     world_size: int = 1
 
-    def cuts(self) -> Iterator[list[list[Key]]]:
-        """The micro-batches of each step."""
-        for keys in self.order.steps(self.start, self.stop):
-            yield cut_step(keys, self.per_device, self.rank, self.world_size)
-
-    def rounds(self) -> Iterator[int]:
-        """How many micro-batches the rank with most of them has, in each step."""
+    def rounds(self) -> Iterator[tuple[int, int]]:
+        """How many micro-batches this rank has in each step, and the rank with most of them."""
         for step in range(self.start, self.stop):
             groups = -(-self.order.size_of(step) // self.per_device)
-            yield -(-groups // self.world_size)
+            yield len(range(self.rank, groups, self.world_size)), -(-groups // self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for cut in self.cuts():
-            yield from cut
+        for keys in self.order.steps(self.start, self.stop):
+            yield from cut_step(keys, self.per_device, self.rank, self.world_size)

@@ -29,6 +29,13 @@ class Padding:
     """In rows that they may share; 0 where they may not."""
     num_rows: int = 0
 
+    def add(self, batch: MicroBatch) -> None:
+        """One more."""
+        self.num_tokens += batch.num_tokens
+        self.num_positions += batch.num_positions
+        self.num_sequences += batch.num_sequences
+        self.num_rows += len(batch.inputs["input_ids"])
+
     @property
     def sequences_per_row(self) -> float | None:
         """How many share a row; None where none may."""
@@ -84,15 +91,13 @@ class Data:
         size = batch.per_device * batch.devices
         sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
         loader = self.loading.training = iter(self._loader(self.train, sampler))
-        for cut, most in zip(sampler.cuts(), sampler.rounds(), strict=True):
-            made = [next(loader) for _ in cut]
+        for mine, most in sampler.rounds():
+            made = [next(loader) for _ in range(mine)]
             if made and self.loading.pinned is None:
                 self.loading.pinned = made[0].labels.is_pinned()
-            self.padding.num_tokens += sum(each.num_tokens for each in made)
-            self.padding.num_positions += sum(each.num_positions for each in made)
-            self.padding.num_sequences += sum(each.num_sequences for each in made)
-            self.padding.num_rows += sum(len(each.inputs["input_ids"]) for each in made)
-            yield made + [self.placeholder()] * (most - len(made) if even else 0)
+            for each in made:
+                self.padding.add(each)
+            yield made + self.placeholders(most - mine if even else 0)
 
     def _lengths(self) -> np.ndarray | None:
         """Tokens of each sample, where steps are grouped by them; None where all are as long."""
@@ -101,9 +106,11 @@ class Data:
         lengths = self.train.lengths()
         return lengths if (lengths != lengths[0]).any() else None
 
-    def placeholder(self) -> MicroBatch:
-        """A micro-batch that counts for nothing: no gradient comes from it, no sample, no token."""
-        return self.collate([self.train[0, 0]]).without_targets()
+    def placeholders(self, count: int) -> list[MicroBatch]:
+        """Micro-batches that count for nothing: no gradient comes from them, no sample, no token."""
+        if not count:  # as in nearly every step
+            return []
+        return [self.collate([self.train[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
         """What `eval_loader` has, filled up with placeholders as in `train_steps`."""
@@ -112,7 +119,7 @@ class Data:
         size, world_size = batch.eval_per_device * batch.devices, batch.world_size
         num_groups = -(-len(self.evaluation) // size)
         missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
-        yield from [self.placeholder()] * (missing if even else 0)
+        yield from self.placeholders(missing if even else 0)
 
     def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
         """Evaluation micro-batches, always the same samples in the same order."""

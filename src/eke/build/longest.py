@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from eke.build.batches import Collator, MicroBatch
 from eke.build.sources import is_packed, is_ragged
@@ -40,15 +38,15 @@ class LongestSamples:
 
     def _sample(self, length: int) -> Sample:
         task, vocabulary = self.plan.config.task, self.plan.vocabulary
-        ids = torch.full((length,), self._ordinary(), dtype=torch.int64)
+        ids = np.full(length, self._ordinary())
         if isinstance(task, Seq2SeqLM):
-            target = torch.full((task.target_len or length,), self._ordinary(), dtype=torch.int64)
-            return {"input_ids": ids, "labels": target, "decoder_input_ids": target.clone()}
+            target = np.full(task.target_len or length, self._ordinary())
+            return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
         if task.option == "sequence_classification":
             # As in eke.build.tasks: T5 pools at the end of text, of which each row has one.
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
-            return {"input_ids": ids, "labels": torch.zeros((), dtype=torch.int64)}
-        return {"input_ids": ids, "labels": ids.clone()}
+            return {"input_ids": ids, "labels": np.zeros((), np.int64)}
+        return {"input_ids": ids, "labels": ids}
 
     def _ordinary(self) -> int:
         """The first id without a meaning of its own."""
@@ -75,8 +73,8 @@ class LongestCollator:
 
 def _shorter(sample: Sample) -> Sample:
     """Without the first token of each sequence; the last may be one that a model pools at."""
-    return {name: _tail(tensor) for name, tensor in sample.items()}
+    return {name: _tail(array) for name, array in sample.items()}
 
 
-def _tail(tensor: Tensor) -> Tensor:
-    return tensor[1:] if tensor.dim() and len(tensor) > 1 else tensor
+def _tail(array: np.ndarray) -> np.ndarray:
+    return array[1:] if array.ndim and len(array) > 1 else array

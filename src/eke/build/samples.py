@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from eke.build.byte_text import Stream, byte_stream
 from eke.corpus import Packs, Piece, Store, mix_seed, synthetic_length
@@ -20,7 +19,7 @@ from eke.schema import Synthetic
 class Row:
     """One sequence of tokens."""
 
-    tokens: Tensor
+    tokens: np.ndarray
     """int64 token ids, shape (length,)."""
     cut: int = 0
     """Tokens at the beginning that are not predicted: a prompt, or a source."""
@@ -54,6 +53,11 @@ class Source(Protocol):
         ...
 
 
+def seeded(*parts: int) -> torch.Generator:
+    """A generator of its own for what these numbers name."""
+    return torch.Generator().manual_seed(mix_seed(*parts))
+
+
 @dataclass(frozen=True)
 class Windows:
     """Equal windows over packed text, each class packed on its own."""
@@ -72,7 +76,7 @@ class Windows:
         """One window."""
         stream, start = self.starts[index]
         window = self.streams[stream][start : start + self.length]
-        return Row(torch.from_numpy(window.astype(np.int64)))
+        return Row(window.astype(np.int64))
 
     def label(self, index: int) -> int:
         """Class of the text."""
@@ -151,7 +155,7 @@ class StoredRows:
         """One row."""
         number = self.chosen[index]
         tokens = self.tokens_of_all[self.offsets[number] : self.offsets[number + 1]]
-        return Row(torch.from_numpy(tokens.astype(np.int64)), int(self.cuts[number]))
+        return Row(tokens.astype(np.int64), int(self.cuts[number]))
 
     def label(self, index: int) -> int:
         """Class of the row; 0 where there are none."""
@@ -197,15 +201,15 @@ class RandomTokens:
         return self.count
 
     def _generator(self, index: int, purpose: int) -> torch.Generator:
-        seed = mix_seed(self.data.data_seed, self.split, index, purpose)
-        return torch.Generator().manual_seed(seed)
+        return seeded(self.data.data_seed, self.split, index, purpose)
 
     def row(self, index: int) -> Row:
         """Random ids, fewer when lengths are ragged."""
         length = synthetic_length(self.data, self.length, self.split, index)
         high = min(self.data.max_token, self.vocab_size)
         generator = self._generator(index, 0)
-        return Row(torch.randint(self.data.min_token, high, (length,), generator=generator))
+        tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
+        return Row(tokens.numpy())
 
     def label(self, index: int) -> int:
         """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only)."""

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from eke.build.samples import Source
-from eke.corpus import BYTE_TOKENS, Packs, Vocabulary, mix_seed
+from eke.build.samples import Source, seeded
+from eke.corpus import BYTE_TOKENS, Packs, Vocabulary
 from eke.schema import Config, MaskedLM, Seq2SeqLM
 from eke.tokens import IGNORED
 
-Sample = dict[str, Tensor]
+Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,) or (), `decoder_input_ids` (target,) in seq2seq, and
-`position_ids` (length,) where several sequences lie end to end."""
+`position_ids` (length,) where several sequences lie end to end; int64. Arrays, for what is done to
+them is little, and NumPy begins sooner than torch (docs/lab.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -69,17 +69,18 @@ class PackedSamples:
 def lay_end_to_end(samples: list[Sample]) -> Sample:
     """Several samples as one sequence; positions restart at each, which keeps them apart."""
     return {
-        "input_ids": torch.cat([s["input_ids"] for s in samples]),
-        "labels": torch.cat([s["labels"] for s in samples]),
-        "position_ids": torch.cat([torch.arange(len(s["input_ids"])) for s in samples]),
+        "input_ids": np.concatenate([s["input_ids"] for s in samples]),
+        "labels": np.concatenate([s["labels"] for s in samples]),
+        "position_ids": np.concatenate([np.arange(len(s["input_ids"])) for s in samples]),
     }
 
 
 def causal_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     """Each position predicts the next token; the last one and a prompt predict nothing."""
     row = samples.source.row(index)
-    labels = torch.full_like(row.tokens, IGNORED)
+    labels = np.empty_like(row.tokens)
     labels[:-1] = row.tokens[1:]
+    labels[-1] = IGNORED
     labels[: max(0, row.cut - 1)] = IGNORED
     return {"input_ids": row.tokens, "labels": labels}
 
@@ -93,22 +94,23 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     assert isinstance(config.task, MaskedLM)
     assert vocabulary.mask is not None, "a tokenizer without one is refused when it is loaded"
     tokens = samples.source.row(index).tokens
-    seed = mix_seed(config.seed, epoch, index)
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(tokens.shape, generator=generator) < config.task.mask_frac
-    at_least = torch.randint(len(tokens), (1,), generator=generator)
+    generator = seeded(config.seed, epoch, index)
+    chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
+    at_least = int(torch.randint(len(tokens), (1,), generator=generator))
     if vocabulary.special:
-        ordinary = ~torch.isin(tokens, torch.tensor(vocabulary.special))
+        ordinary = ~np.isin(tokens, vocabulary.special)
         chosen &= ordinary
-        places = ordinary.nonzero()[:, 0]
+        places = np.flatnonzero(ordinary)
         at_least = places[at_least % len(places)] if len(places) else at_least
     chosen[at_least] = True  # at least one target
-    what = torch.rand(tokens.shape, generator=generator)
+    what = torch.rand(len(tokens), generator=generator).numpy()
     below = vocabulary.random_below(config.model.vocab_size)
     random = torch.randint(vocabulary.first_random, below, tokens.shape, generator=generator)
-    inputs = torch.where(chosen & (what < 0.8), vocabulary.mask, tokens)
-    inputs = torch.where(chosen & (what >= 0.8) & (what < 0.9), random, inputs)
-    return {"input_ids": inputs, "labels": torch.where(chosen, tokens, IGNORED)}
+    inputs = tokens.copy()
+    inputs[chosen & (what < 0.8)] = vocabulary.mask
+    replaced = chosen & (what >= 0.8) & (what < 0.9)
+    inputs[replaced] = random.numpy()[replaced]
+    return {"input_ids": inputs, "labels": np.where(chosen, tokens, IGNORED)}
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
@@ -116,12 +118,12 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     source, vocabulary = samples.source, samples.vocabulary
     tokens = source.row(index).tokens
     if not source.framed:
-        tokens = tokens.clone()
+        tokens = tokens.copy()
         if samples.config.model.family == "t5" and not vocabulary.is_bytes:
             # T5 pools at every end of text; those between documents must not be any.
             tokens[tokens == vocabulary.eos] = vocabulary.pad
         tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
-    return {"input_ids": tokens, "labels": torch.tensor(source.label(index))}
+    return {"input_ids": tokens, "labels": np.asarray(source.label(index))}
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
@@ -136,10 +138,10 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     if not samples.source.framed:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
-        tokens = tokens.clone()
+        tokens = tokens.copy()
         tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
     target = tokens[cut:]
-    shifted = torch.cat([torch.tensor([vocabulary.pad]), target[:-1]])
+    shifted = np.concatenate([[vocabulary.pad], target[:-1]])
     return {"input_ids": tokens[:cut], "labels": target, "decoder_input_ids": shifted}
 
 

@@ -1,7 +1,6 @@
 """The largest micro-batch a run can meet, without a look at its data."""
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from eke.build.batches import Collator, MicroBatch
 from eke.build.sources import is_packed, is_ragged
@@ -43,12 +42,12 @@ def is_padded(plan: Plan) -> bool:
 def _longest(plan: Plan) -> Sample:
     config = plan.config
     length = config.data.seq_len
-    ids = torch.zeros(length, dtype=torch.int64)
+    ids = np.zeros(length, np.int64)
     if isinstance(config.task, Seq2SeqLM):
-        target = torch.zeros(config.task.target_len or length, dtype=torch.int64)
+        target = np.zeros(config.task.target_len or length, np.int64)
         return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
     whole = config.task.option == "sequence_classification"
-    label: Tensor = torch.zeros((), dtype=torch.int64) if whole else ids
+    label = np.zeros((), np.int64) if whole else ids
     sample = {"input_ids": ids, "labels": label}
     packed = config.data.packing is Packing.on and is_ragged(config)
     return lay_end_to_end([sample]) if packed else sample

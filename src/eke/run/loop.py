@@ -110,7 +110,7 @@ def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[Micro
     """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
     job.meter.enter("data")
     # A rank without samples in an epoch's last, short step still takes part in the exchange.
-    cut = [job.transfer(batch) for batch in next(batches) or [job.data.placeholder()]]
+    cut = [job.transfer(batch) for batch in next(batches) or job.data.placeholders(1)]
     return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
 
 

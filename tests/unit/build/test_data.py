@@ -1,5 +1,7 @@
 """Loaders: the planned number of samples, the same whatever the loader, from any step on."""
 
+import hashlib
+
 import pytest
 import torch
 from unit.plan.cases import plan_of
@@ -185,3 +187,24 @@ def test_synthetic_samples_stay_when_the_seed_of_training_changes() -> None:
 
     assert tokens() == tokens("seed=1")
     assert tokens() != tokens("data.data_seed=1")
+
+
+GOLDEN = {
+    "causal": "f0c557babd90964b",
+    "masked": "c27f245082745945",
+    "classification": "f7e0be22c5a7d46b",
+    "seq2seq": "1232394c513aa0cd",
+}
+"""SHA-256 of the micro-batches below, as every version of eke since 0.1 has made them."""
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_batches_are_what_they_have_always_been(task) -> None:
+    """What a run is compared with may be months old: the same command is the same data."""
+    data = build_data(plan_of(*SMALL, "data.lengths=uniform", *TASKS[task]))
+    digest = hashlib.sha256()
+    for step in data.train_steps(0):
+        for batch in step:
+            for name, tensor in sorted([*batch.inputs.items(), ("labels", batch.labels)]):
+                digest.update(f"{name} {tensor.dtype} {tensor.tolist()}".encode())
+    assert digest.hexdigest()[:16] == GOLDEN[task]

@@ -52,7 +52,7 @@ def test_a_grouped_epoch_sees_every_sample_once_and_is_shuffled() -> None:
 
 def test_padding_free_is_one_row() -> None:
     samples = [
-        {"input_ids": torch.tensor(t), "labels": torch.tensor([*t[1:], IGNORED])}
+        {"input_ids": np.array(t), "labels": np.array([*t[1:], IGNORED])}
         for t in ([5, 6, 7], [8], [9, 10])
     ]
     batch = Collator(needs_mask=False, padding_free=True, multiple=4)(samples)

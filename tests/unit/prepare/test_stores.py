@@ -257,7 +257,7 @@ def test_packed_rows_hold_every_sample_once(tmp_path) -> None:
         sample = data.train[0, number]
         positions = sample["position_ids"]
         assert len(positions) <= 32
-        starts = [*(positions == 0).nonzero()[:, 0].tolist(), len(positions)]
+        starts = [*(positions == 0).nonzero()[0].tolist(), len(positions)]
         found.update(b - a for a, b in pairwise(starts))
         assert (sample["labels"] == IGNORED).sum() == len(starts) - 1
     lengths = Counter(len(single.train[0, n]["input_ids"]) for n in range(len(single.train)))
