@@ -4,23 +4,23 @@ They differ in where the batch comes from, and in what they do around the kernel
 
     bare         batches that lie ready in memory; no metrics: the floor
     bare_data    the same loop fed by eke's own pipeline: what is left of eke is its loop
+    hand         the same loop fed by PyTorch's DataLoader; samples ready in memory
     eke          eke's train_step in a Job built from a plan; metrics written every 10 steps
-    accelerate   the loop of Accelerate's documentation; samples ready in memory; no metrics
+    accelerate   the loop of Accelerate's documentation; loader and samples as in `hand`
     trainer      transformers.Trainer; samples ready in memory, its own collator, logs likewise
+
+The last two, and the loader, are in library_loops.py.
 """
 
 import copy
 import itertools
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader
 
 from eke.app import plan_for
 from eke.build.batches import MicroBatch
@@ -38,9 +38,39 @@ from eke.track.tracker import Untracked
 LOG_EVERY = 10
 """Steps between two writes of metrics, in eke and in Trainer."""
 IN_MEMORY = 512
-"""Batches that `bare` goes round, and `accelerate` the samples of."""
+"""Batches that `bare` goes round, and others the samples of."""
 
-Sample = dict[str, torch.Tensor]
+
+class Loop(Protocol):
+    """A loop that trains as many steps as it is told to."""
+
+    def advance(self, num_steps: int) -> None:
+        """Train."""
+
+    def first_loss(self) -> float:
+        """Mean of the first LOG_EVERY steps; some know it only after one more."""
+
+
+def check_same_work(*loops: Loop, within: float = 1e-5) -> None:
+    """Train some steps; from the same weights, batches and dropout all must have the same loss.
+
+    Weights are not compared: those without a gradient but for rounding (BERT's key biases) move by
+    the learning rate in Adam, in a direction that is chance.
+
+    Args:
+        loops: none of which has trained yet.
+        within: how far off they may be, relative to the first one's loss.
+
+    Raises:
+        SystemExit: they are further, so that comparing their times would mean nothing.
+    """
+    for loop in loops:
+        torch.manual_seed(0)
+        loop.advance(LOG_EVERY + 1)
+    losses = [loop.first_loss() for loop in loops]
+    if not all(abs(loss - losses[0]) <= within * abs(losses[0]) for loss in losses):
+        names = ", ".join(type(loop).__name__ for loop in loops)
+        raise SystemExit(f"the loops computed different losses ({names}): {losses}")
 
 
 def bert(num_layers: int, num_steps: int, width: int = 64, batch: int = 4) -> tuple[str, ...]:
@@ -86,7 +116,7 @@ class Bare:
         max_norm = job.plan.config.train.max_grad_norm
         assert max_norm is not None
         self.max_norm = max_norm
-        self.loss = torch.zeros(())
+        self.losses: list[torch.Tensor] = []
 
     def advance(self, num_steps: int) -> None:
         """Train."""
@@ -99,11 +129,11 @@ class Bare:
             nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            self.loss = loss.detach()
+            self.losses.append(loss.detach())
 
-    def last_loss(self) -> float:
-        """Of the last step."""
-        return self.loss.item()
+    def first_loss(self) -> float:
+        """Mean of the first steps."""
+        return torch.stack(self.losses[:LOG_EVERY]).mean().item()
 
 
 def from_memory(job: Job) -> Iterator[MicroBatch]:
@@ -116,69 +146,6 @@ def from_pipeline(job: Job) -> Iterator[MicroBatch]:
     """The job's batches, each prepared when it is asked for."""
     for cut in job.data.train_steps(0):
         yield from cut
-
-
-def samples_of(batches: Iterable[MicroBatch]) -> list[Sample]:
-    """Their rows one by one, as a dataset for others' loaders has them."""
-    columns = ({**batch.inputs, "labels": batch.labels} for batch in batches)
-    return [
-        dict(zip(each, row, strict=True))
-        for each in columns
-        for row in zip(*each.values(), strict=True)
-    ]
-
-
-def constant_rate(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """A schedule that is stepped and changes nothing."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-
-
-class Accelerated:
-    """The loop of Accelerate's documentation, over a copy of the job's model.
-
-    Source: huggingface.co/docs/accelerate, "Performing gradient accumulation with Accelerate", and
-    `Accelerator.clip_grad_norm_`. The same samples in the same order as eke's.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self.max_norm = job.plan.config.train.max_grad_norm
-        self.accelerator = Accelerator()
-        model = copy.deepcopy(job.bare_model)
-        optimizer = build_optimizer(job.plan, model)
-        samples = samples_of(itertools.islice(from_pipeline(job), IN_MEMORY))
-        dataset: Any = samples  # torch 2.13 types map-style data as Dataset only
-        loader = DataLoader(dataset, batch_size=job.plan.batch.per_device)
-        self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
-            model, optimizer, loader, constant_rate(optimizer)
-        )
-        self.loss = torch.zeros(())
-        self.steps = self.train()
-
-    def train(self) -> Iterator[None]:
-        """The loop, paused after each step."""
-        accelerator, model, optimizer = self.accelerator, self.model, self.optimizer
-        while True:
-            for batch in self.loader:
-                with accelerator.accumulate(model):
-                    output = model(**batch)
-                    loss = output.loss
-                    accelerator.backward(loss)
-                    if accelerator.sync_gradients:
-                        accelerator.clip_grad_norm_(model.parameters(), self.max_norm)
-                    optimizer.step()
-                    self.scheduler.step()
-                    optimizer.zero_grad()
-                self.loss = loss.detach()
-                yield
-
-    def advance(self, num_steps: int) -> None:
-        """Train."""
-        for _ in range(num_steps):
-            next(self.steps)
-
-    def last_loss(self) -> float:
-        """Of the last step."""
-        return self.loss.item()
 
 
 class Eke:
@@ -198,48 +165,7 @@ class Eke:
                 write_metrics(self.job)
         self.done += num_steps
 
-    def last_loss(self) -> float:
-        """Of the last step written."""
+    def first_loss(self) -> float:
+        """Mean of the first steps, as they are written."""
         rows, _ = metrics.read_rows(self.job.paths.metrics)
-        return float(rows[-1][metrics.LOSS])
-
-
-def run_trainer(job: Job, num_steps: int, on_step_end: Callable[[int], None]) -> None:
-    """Train a copy of the job's model with transformers.Trainer.
-
-    Trainer owns its loop; who wants to measure it, or to take turns, does so in `on_step_end`. It
-    is called with the number of steps done.
-    """
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-    from transformers.utils import logging
-
-    class Steps(TrainerCallback):  # type: ignore[misc]  # transformers 5.23: no types
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            on_step_end(state.global_step)
-
-    logging.set_verbosity_error()
-    model = copy.deepcopy(job.bare_model)
-    optimizer = build_optimizer(job.plan, model)
-    samples = [job.data.train[0, index] for index in range(len(job.data.train))]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=num_steps,
-            per_device_train_batch_size=job.plan.batch.per_device,
-            max_grad_norm=job.plan.config.train.max_grad_norm,
-            logging_steps=LOG_EVERY,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(
-            model,
-            arguments,
-            train_dataset=samples,
-            optimizers=(optimizer, constant_rate(optimizer)),
-        )
-        trainer.remove_callback(PrinterCallback)  # it prints every log line
-        trainer.add_callback(Steps)
-        trainer.train()
+        return sum(float(row[metrics.LOSS]) for row in rows[:LOG_EVERY]) / LOG_EVERY

@@ -19,12 +19,23 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: it is read once
 
 import torch
-from host_overhead import WARMUP, Loop, check_same_work
-from loops import LOG_EVERY, Bare, Eke, bert, from_memory, from_pipeline, make_job
+from loops import (
+    LOG_EVERY,
+    Bare,
+    Eke,
+    Loop,
+    bert,
+    check_same_work,
+    from_memory,
+    from_pipeline,
+    make_job,
+)
 from paired import Turns, play_round, ratio, summarize
 
 CPU_WORKLOAD = "BERT, 32 tokens a sequence, fp32, one thread, fused AdamW, clipping at 1.0"
 GPU_WORKLOAD = "bf16 autocast, fused AdamW, clipping at 1.0"
+WARMUP = 2
+"""Steps at the start of a turn that are not timed."""
 BF16_EPSILON = 2.0**-8
 """Losses in bf16 may differ by this much where a GPU's kernels add in no fixed order."""
 

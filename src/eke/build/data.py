@@ -107,7 +107,7 @@ class Data:
         return lengths if (lengths != lengths[0]).any() else None
 
     def placeholders(self, count: int) -> list[MicroBatch]:
-        """Micro-batches that count for nothing: no gradient comes from them, no sample, no token."""
+        """Micro-batches that count for nothing: they give no gradient, no sample and no token."""
         if not count:  # as in nearly every step
             return []
         return [self.collate([self.train[0, 0]]).without_targets()] * count

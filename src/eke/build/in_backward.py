@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eke.build.update import Backward
-
 
 class InBackwardUpdate:
     """Each weight is updated as soon as its gradient is whole, and the gradient freed.
@@ -23,12 +21,10 @@ class InBackwardUpdate:
 
     def __init__(
         self,
-        accelerator: Backward,
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
         knows_norm: bool,
     ) -> None:
-        self.accelerator = accelerator
         self.knows_norm = knows_norm
         self.optimizer = optimizer
         self.parameters = parameters
@@ -48,7 +44,7 @@ class InBackwardUpdate:
 
     def backward(self, loss: Tensor) -> None:
         """Gradients come into being, update their weights and go."""
-        self.accelerator.backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self, learning_rate: float) -> Tensor | None:
         """All that is left is the norm: of the gradients there were, in the order of the weights.

@@ -27,7 +27,6 @@ class Stepped:
     offload: AbstractContextManager[Any]
     """Context of each forward pass: where what it saves for backward is kept."""
     cache_release: CacheRelease
-    device: torch.device
 
 
 def take_step(
@@ -53,7 +52,7 @@ def take_step(
         This rank's part of the loss and the norm of the whole gradient, scalars on the device;
         None where nobody wants to know the norm.
     """
-    total = torch.zeros((), device=parts.device)
+    total: Tensor | None = None
     for number, batch in enumerate(cut, start=1):
         with parts.update.exchange(last=number == len(cut)):
             enter("forward")
@@ -62,8 +61,9 @@ def take_step(
             parts.cache_release.after_forward(step)
             enter("backward")
             parts.update.backward(loss)
-        total += loss.detach()
+        total = loss.detach() if total is None else total + loss.detach()
         del loss
+    assert total is not None, "a rank without samples has a placeholder"
     enter("optimizer")
     return total, parts.update.apply(learning_rate)
 

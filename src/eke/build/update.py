@@ -14,16 +14,6 @@ from eke.build.sharding import WholeState
 from eke.plan import Plan
 
 
-class Backward(Protocol):
-    """What of Accelerate's `Accelerator` an update needs."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, added to those that are there."""
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context in which ranks do not exchange gradients."""
-
-
 class Update(Protocol):
     """How one optimizer step is taken."""
 
@@ -62,13 +52,11 @@ class PlainUpdate:
     def __init__(
         self,
         plan: Plan,
-        accelerator: Backward,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler | None,
         parameters: list[nn.Parameter],
     ) -> None:
-        self.accelerator = accelerator
         self.model = model
         self.optimizer = optimizer
         self.scaler = scaler
@@ -83,13 +71,15 @@ class PlainUpdate:
         """Gradients of the earlier micro-batches only add up."""
         if last or self.world_size == 1:
             return nullcontext()
-        no_sync: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
-        return no_sync
+        no_sync: Any = self.model.no_sync  # of DistributedDataParallel
+        context: AbstractContextManager[None] = no_sync()
+        return context
 
     def backward(self, loss: Tensor) -> None:
         """Ranks average their gradients where they should sum them, hence the factor."""
         shared = loss * self.world_size if self.world_size > 1 else loss
-        self.accelerator.backward(self.scaler.scale(shared) if self.scaler else shared)
+        # Not Accelerate's: it divides by its accumulation steps, also where there is one.
+        (self.scaler.scale(shared) if self.scaler else shared).backward()  # type: ignore[no-untyped-call]  # torch 2.13
 
     def apply(self, learning_rate: float) -> Tensor | None:
         """One step of the optimizer at this learning rate."""

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,19 +30,6 @@ NUM_MICRO_BATCHES = 2
 """From the second micro-batch on, gradients are added to what is there: all are alike."""
 
 
-class NoAccelerate:
-    """What Accelerate's `Accelerator` does in one process without mixed precision of its own."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Divides by its accumulation steps, which eke leaves at 1."""
-        scaled: Any = loss / 1
-        scaled.backward()
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """There is nobody else."""
-        return nullcontext()
-
-
 class TracedRelease(CacheRelease):
     """Tells the trace when the allocator's cache is emptied."""
 
@@ -65,6 +51,7 @@ class Training:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     parts: Stepped
+    device: torch.device
     trace: StorageTrace
 
     def run(self, train: MicroBatch, evaluation: MicroBatch) -> None:
@@ -110,14 +97,14 @@ class Training:
     def _evaluate(self, batch: MicroBatch) -> None:
         parts, model = self.parts, self.model
         model.eval()
-        total = torch.zeros((), device=parts.device)
+        total = torch.zeros((), device=self.device)
         with evaluation_weights(self.optimizer):
             moved = self._moved(batch)
             add_evaluation(parts.model, parts.loss, parts.formats, moved, total)
         model.train()
 
     def _moved(self, batch: MicroBatch) -> MicroBatch:
-        device = self.parts.device
+        device = self.device
 
         def fake(tensor: Tensor) -> Tensor:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
@@ -160,9 +147,8 @@ def prepare(
         formats=formats,
         offload=build_activation_offload(plan, model),
         cache_release=TracedRelease(plan.config.memory.empty_cache_every, trace),
-        device=device,
     )
-    return Training(plan, model, optimizer, parts, trace)
+    return Training(plan, model, optimizer, parts, device, trace)
 
 
 def _update(
@@ -173,10 +159,9 @@ def _update(
     parameters: list[nn.Parameter],
 ) -> Update:
     """The step of one process that has it all, as `eke.run.share` gives it."""
-    alone = NoAccelerate()
     if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(alone, optimizer, parameters, plan.config.train.record_grad_norm)
-    return PlainUpdate(plan, alone, model, optimizer, scaler, parameters)
+        return InBackwardUpdate(optimizer, parameters, plan.config.train.record_grad_norm)
+    return PlainUpdate(plan, model, optimizer, scaler, parameters)
 
 
 def _watch_gradient(parameter: nn.Parameter, trace: StorageTrace) -> None:

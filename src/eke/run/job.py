@@ -43,7 +43,6 @@ class Job:
     paths: RunPaths
     attempt: int
     device: torch.device
-    accelerator: Accelerator
     model: nn.Module
     """As it is called: shared between ranks, and compiled where that was asked for."""
     bare_model: nn.Module
@@ -88,7 +87,6 @@ class Job:
             self.formats,
             self.offload,
             self.cache_release,
-            self.device,
         )
 
     def warn(self, message: str) -> None:
@@ -140,7 +138,7 @@ def build_job(
     bare, report = build_trainable(plan, build_device(plan, device))
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
-    built = Built(plan, accelerator, bare, shared, optimizer, formats, device, ranks)
+    built = Built(plan, bare, shared, optimizer, formats, device, ranks)
     started = start(built, paths)
     meter.timed_from = started.step + plan.config.train.timing_warmup_steps
     job = Job(
@@ -148,7 +146,6 @@ def build_job(
         paths=paths,
         attempt=attempt,
         device=device,
-        accelerator=accelerator,
         model=started.model,
         bare_model=bare,
         optimizer=optimizer,

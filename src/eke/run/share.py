@@ -56,9 +56,7 @@ def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks)
     """
     config = plan.config.distributed
     if plan.config.memory.optimizer_in_backward:
-        return InBackwardUpdate(
-            plain.accelerator, plain.optimizer, plain.parameters, plain.knows_norm
-        )
+        return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
     if ranks.world_size > 1 and isinstance(config, FSDP):
         return ShardedUpdate(plain, model, config.exchange)
     return plain

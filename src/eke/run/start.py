@@ -7,7 +7,6 @@ from pathlib import Path
 
 import accelerate.utils
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from eke.build.compile import compile_model
@@ -31,7 +30,6 @@ class Built:
     """What `start` begins with, on one rank."""
 
     plan: Plan
-    accelerator: Accelerator
     model: nn.Module
     """Without wrappers."""
     shared: nn.Module
@@ -89,9 +87,7 @@ def _start_plain(built: Built, checkpoint: Path | None, _: RunPaths) -> Started:
     if checkpoint is not None:
         step = load_checkpoint(checkpoint, model, built.optimizer, formats.scaler, built.ranks.rank)
     called, loss = share_loss(plan, compile_model(plan, built.shared), build_loss(plan), formats)
-    plain = PlainUpdate(
-        plan, built.accelerator, called, built.optimizer, formats.scaler, built.parameters
-    )
+    plain = PlainUpdate(plan, called, built.optimizer, formats.scaler, built.parameters)
     return Started(called, loss, share_update(plan, plain, model, built.ranks), formats, step)
 
 

@@ -111,7 +111,7 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
 
 def test_without_gradients_the_norm_is_zero() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    update = InBackwardUpdate(None, torch.optim.SGD([weight], lr=0.1), [weight], knows_norm=True)
+    update = InBackwardUpdate(torch.optim.SGD([weight], lr=0.1), [weight], knows_norm=True)
     assert update.apply(0.1).item() == 0
     (weight * 2).sum().backward()
     assert update.apply(0.1).item() == pytest.approx(8**0.5)

@@ -118,7 +118,7 @@ def test_who_does_not_write_keeps_nothing() -> None:
 def noted(plan, model):
     """What the record would say of a model, and the warnings."""
     optimizer = build_optimizer(plan, model)
-    plain = PlainUpdate(plan, None, model, optimizer, None, list(model.parameters()))
+    plain = PlainUpdate(plan, model, optimizer, None, list(model.parameters()))
     warnings: list[str] = []
     job = SimpleNamespace(
         plan=plan, bare_model=model, optimizer=optimizer, ranks=ALONE, effective={},

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from support import TINY, last_wins
 
 from eke.errors import RunError
@@ -177,7 +178,7 @@ def test_divergence_ends_it(job_of) -> None:
 
 def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
     job = job_of()
-    monkeypatch.setattr(job.accelerator.__class__, "backward", lambda *_, **__: torch.empty(2**60))
+    monkeypatch.setattr(Accelerator, "backward", lambda *_, **__: torch.empty(2**60))
     with pytest.raises(RuntimeError, match="memory"):
         run(job)
     assert job.meter.phase == "backward"

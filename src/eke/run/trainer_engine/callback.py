@@ -27,7 +27,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
     ) -> None:
         """Continue counting where the checkpoint stands; evaluate before the first step."""
         job = self.steps.job
-        job.accelerator, job.model = self.trainer.accelerator, self.trainer.model_wrapped
+        job.model = self.trainer.model_wrapped
         state.global_step = job.start_step
         note_trainer(job, self.trainer)
         if job.start_step == 0:
