@@ -20,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch: it is read once
 
 import torch
 from loops import (
+    BERT_WORKLOAD,
     LOG_EVERY,
     Bare,
     Eke,
@@ -32,7 +33,6 @@ from loops import (
 )
 from paired import Turns, play_round, ratio, summarize
 
-CPU_WORKLOAD = "BERT, 32 tokens a sequence, fp32, one thread, fused AdamW, clipping at 1.0"
 GPU_WORKLOAD = "bf16 autocast, fused AdamW, clipping at 1.0"
 WARMUP = 2
 """Steps at the start of a turn that are not timed."""
@@ -91,7 +91,7 @@ def gpu_cases() -> Iterator[Case]:
         yield case("batch", "llama_1b", batch, "data.seq_len=2048")
 
 
-SIZES = {"cpu": (CPU_WORKLOAD, cpu_cases), "gpu": (GPU_WORKLOAD, gpu_cases)}
+SIZES = {"cpu": (BERT_WORKLOAD, cpu_cases), "gpu": (GPU_WORKLOAD, gpu_cases)}
 
 
 def compare_loops(size: str, num_steps: int, num_rounds: int) -> Row:

@@ -110,27 +110,19 @@ def test_the_same_flags_on_a_gpu_are_compared_turn_by_turn(tmp_path) -> None:
     assert "llama_1b bf16" not in benchmarks_page(tmp_path), "a rehearsal measures nothing"
 
 
-def test_a_loop_that_an_older_record_lacks_is_not_measured() -> None:
-    row = {"loop": "bare", "against": "bare", "ms_per_step": SUMMARY, "longer_ms": SUMMARY,
-           "ratio": SUMMARY}  # fmt: skip
-    content = {"cases": [{"layers": 2, "wall": [row], "cpu": [row]}]}
-    found = tables.loops(content).splitlines()
-    assert found[2] == (
-        "| 2 | bare loop, batches in memory | 2.00 [1.50 2.50] | 2.00 [1.50 2.50] |  |  |  |  |"
-    )
-    assert [line for line in found if f"| 2 | Accelerate's example | {ABSENT}" in line]
-    for each in (row | {"loop": "accelerate"},):
-        shown = tables.loops({"cases": [{"layers": 2, "wall": [each], "cpu": [each]}]})
-        assert "| Accelerate's example | 2.00 [1.50 2.50] |" in shown
-        assert "| 2.00 [1.90 2.10] |" in shown, "the interval of the median difference"
-
-
-def test_single_steps_are_shown_with_their_noise() -> None:
-    row = {"loop": "bare again", "than": "bare", "ms": -0.0281, "low": -0.109, "high": 0.0842}
-    case = {"layers": 2, "quick_step_ms": {"bare again": 5.0071}, "longer": [row]}
-    found = tables.step_by_step({"cases": [case]}).splitlines()
+def test_loops_are_shown_with_their_noise() -> None:
+    row = {
+        "loop": "bare again",
+        "than": "bare",
+        "longer_ms": {"value": -0.0281, "low": -0.109, "high": 0.0842},
+        "times": {"value": 0.994, "low": 0.979, "high": 1.02},
+    }
+    case = {"layers": 2, "width": 64, "batch": 4, "quick_step_ms": {"bare again": 5.0071},
+            "pairs": [row]}  # fmt: skip
+    found = tables.loops({"workload": "BERT", "cases": [case]}).splitlines()
     assert found[-1] == (
-        "| 2 | a second bare loop | 5.01 | bare loop, batches in memory | -0.0281 [-0.109 0.0842] |"
+        "| 2, 64, 4 | a second bare loop | 5.01 | bare loop, batches in memory "
+        "| -0.0281 [-0.109 0.0842] | 0.994 [0.979 1.02] |"
     )
 
 

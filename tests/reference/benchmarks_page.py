@@ -68,11 +68,6 @@ SECTIONS = (
                 {"host_overhead_cpu": "python benchmarks/host_overhead.py"},
             ),
             Source(
-                "step_by_step_*.json",
-                tables.step_by_step,
-                {"step_by_step_cpu": "python benchmarks/step_by_step.py"},
-            ),
-            Source(
                 "on_gpu_*.json",
                 tables.same_flags,
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},

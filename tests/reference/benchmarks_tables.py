@@ -52,7 +52,9 @@ def rows_or_absent(
 
 LOOPS = {
     "bare": "bare loop, batches in memory",
+    "bare again": "a second bare loop",
     "bare_data": "bare loop, eke's batches",
+    "hand": "loop by hand, PyTorch's DataLoader",
     "eke": "eke",
     "accelerate": "Accelerate's example",
     "trainer": "HF Trainer",
@@ -61,49 +63,28 @@ LOOPS = {
 
 
 def loops(content: Content) -> str:
-    """Milliseconds per step of each loop, and what it takes longer than others."""
+    """A quick step of each loop beside another's."""
     head = (
-        "layers", "loop", "wall ms", "processor ms", "against", "longer by processor ms "
-        "[95 % interval]", "times as long (wall)", "times as long (processor)",
+        "layers, width, batch", "loop", "processor ms", "longer than", "by ms [95 % interval]",
+        "times as long [95 % interval]",
     )  # fmt: skip
-    rows = []
-    for case in content["cases"]:
-        pairs = list(zip(case["wall"], case["cpu"], strict=True))
-        for wall, cpu in pairs:
-            rows.append((
-                str(case["layers"]), LOOPS[wall["loop"]], spread(wall["ms_per_step"]),
-                spread(cpu["ms_per_step"]),
-                *_against(wall, cpu),
-            ))  # fmt: skip
-        there = {wall["loop"] for wall, _ in pairs}
-        missing = [words for name, words in LOOPS.items() if name not in there]
-        rows += [(str(case["layers"]), words, *[ABSENT] * 6) for words in missing]
-    return table(head, rows)
-
-
-def step_by_step(content: Content) -> str:
-    """The quickest steps of each loop beside another's, in turns of single steps."""
-    head = ("layers", "loop", "processor ms", "longer than", "by ms [95 % interval]")
-    names = {**LOOPS, "bare again": "a second bare loop"}
     rows = [
         (
-            str(case["layers"]),
-            names[row["loop"]],
+            f"{case['layers']}, {case['width']}, {case['batch']}",
+            LOOPS[row["loop"]],
             number(case["quick_step_ms"][row["loop"]]),
-            names[row["than"]],
-            f"{number(row['ms'])} [{number(row['low'])} {number(row['high'])}]",
+            LOOPS[row["than"]],
+            *(_interval(row[key]) for key in ("longer_ms", "times")),
         )
         for case in content["cases"]
-        for row in case["longer"]
+        for row in case["pairs"]
     ]
-    return table(head, rows)
+    return f"{content['workload']}.\n\n{table(head, rows)}"
 
 
-def _against(wall: Content, cpu: Content) -> tuple[str, str, str, str]:
-    if wall["loop"] == wall["against"]:
-        return ("", "", "", "")
-    longer = spread(cpu["longer_ms"], ("low", "high"))
-    return (LOOPS[wall["against"]], longer, spread(wall["ratio"]), spread(cpu["ratio"]))
+def _interval(found: Content) -> str:
+    value, low, high = (number(found[key]) for key in ("value", "low", "high"))
+    return f"{value} [{low} {high}]"
 
 
 def same_flags(content: Content) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.build.batches import Collator, MicroBatch, Order, StepSampler
+from eke.build.bursts import in_bursts
 from eke.build.longest import LongestCollator, LongestSamples
 from eke.build.sources import is_ragged, open_split
 from eke.build.tasks import PackedSamples, TaskSamples
@@ -91,8 +92,9 @@ class Data:
         size = batch.per_device * batch.devices
         sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
         loader = self.loading.training = iter(self._loader(self.train, sampler))
+        batches = loader if config.dataloader.workers else in_bursts(loader)
         for mine, most in sampler.rounds():
-            made = [next(loader) for _ in range(mine)]
+            made = [next(batches) for _ in range(mine)]
             if made and self.loading.pinned is None:
                 self.loading.pinned = made[0].labels.is_pinned()
             for each in made:

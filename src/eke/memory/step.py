@@ -111,7 +111,10 @@ class Training:
 
         inputs = {name: fake(tensor) for name, tensor in batch.inputs.items()}
         moved = replace(batch, inputs=inputs, labels=fake(batch.labels))
-        self.trace.call([*inputs.values(), moved.labels], BATCH)
+        self.trace.call(moved.tensors, BATCH)
+        if self.trace.kind == "cpu":  # the very tensors of the loader, made by NumPy
+            for tensor in moved.tensors:
+                self.trace.forget(tensor)
         return moved
 
 

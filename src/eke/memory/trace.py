@@ -58,6 +58,8 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._workspaces = workspaces
         self._alive: dict[int, tuple[int, Any]] = {}
         """Storage -> its number, and the reference that tells of its death."""
+        self._forgotten: set[int] = set()
+        """Numbers of storages that live on and are not counted."""
         self._handles: set[bool] = set()
         self._phase = ""
         self._logits: tuple[int, int] | None = None
@@ -118,10 +120,12 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self._logits = (logits.numel(), logits.shape[-1] if logits.dim() else 1)
 
     def forget(self, tensor: Tensor) -> None:
-        """Take a storage for dead: nobody counts it."""
-        found = self._alive.get(tensor.untyped_storage()._cdata)
-        if found is not None:
-            found[1]()
+        """Count a storage no more, and none of its views, though it lives on."""
+        storage = tensor.untyped_storage()
+        found = self._alive.get(storage._cdata)
+        if found is not None and found[0] not in self._forgotten:
+            self._forgotten.add(found[0])
+            self.history.died(found[0], storage.nbytes())
 
     def _use_handle(self) -> None:
         """The first product of a thread; on a GPU backward passes have one of their own."""
@@ -154,10 +158,10 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if not num_bytes:
             return
         number = self.history.born(num_bytes, component)
-        alive, died = self._alive, self.history.died
+        alive, died, forgotten = self._alive, self.history.died, self._forgotten
 
         def end(_: Any = None) -> None:
-            if alive.pop(key, None) is not None:
+            if alive.pop(key, None) is not None and number not in forgotten:
                 died(number, num_bytes)
 
         alive[key] = (number, _Watch(weakref.ref(storage, end), end))
