@@ -43,7 +43,7 @@ from loops import (
     make_job,
 )
 from numpy.typing import NDArray
-from operations import count_operations
+from operations import count_work
 from paired import RESAMPLES
 from provenance import provenance
 
@@ -115,7 +115,7 @@ def make_loops(job: Job) -> dict[str, Loop]:
 
 def measure(case: Case, num_steps: int) -> dict[str, Any]:
     """All loops, in turns."""
-    total = 2 * num_steps + 3 * LOG_EVERY  # what is checked and counted first
+    total = 2 * num_steps + 4 * LOG_EVERY  # what is checked and counted first
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         job = make_job(folder, *bert(case.layers, total, case.width, case.batch))
@@ -123,8 +123,8 @@ def measure(case: Case, num_steps: int) -> dict[str, Any]:
         loops = {**make_loops(job), "trainer": trainer}
         stack.enter_context(closing(trainer))
         check_same_work(*loops.values())
-        operations = {
-            name: count_operations(loop)
+        work = {
+            name: count_work(loop)
             for name, loop in loops.items()
             if name not in ("trainer", "bare again")  # the first has a thread of its own
         }
@@ -138,7 +138,7 @@ def measure(case: Case, num_steps: int) -> dict[str, Any]:
         "steps": num_steps,
         "quick_step_ms": {name: float(quick(steps)) for name, steps in found.items()},
         "pairs": [compare(found, *pair) for pair in PAIRS],
-        "operations_per_step": operations,
+        "per_step": work,
     }
 
 
@@ -199,9 +199,12 @@ def print_case(case: dict[str, Any]) -> None:
             f"{row['than']:10} by {by['value']:7.3f} [{by['low']:.3f} {by['high']:.3f}], "
             f"{times['value']:.3f} times [{times['low']:.3f} {times['high']:.3f}]"
         )
-    print("  PyTorch operations per step, batch included, and reads of a tensor's value:")
-    for name, counts in case["operations_per_step"].items():
-        print(f"  {name:11}{counts['all']:9.1f}{counts['reads']:6.1f}")
+    print("  per step, batch and writes included:")
+    for name, counts in case["per_step"].items():
+        print(
+            f"  {name:11}{counts['operations']:9.1f} operations of PyTorch, {counts['reads']:.1f} "
+            f"reads of a tensor's value, {counts['calls']:.0f} calls in Python"
+        )
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
-"""Counting PyTorch's operations: the same on every machine, however noisy."""
+"""What a step does, counted: the same on every machine, however noisy."""
 
+import cProfile
+import pstats
 from collections import Counter
 from typing import Any
 
@@ -8,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations of its context."""
+    """Counts PyTorch's operations of its context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13
@@ -19,15 +21,21 @@ class Operations(TorchDispatchMode):
         self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
-    def per_step(self, num_steps: int) -> dict[str, float]:
-        """All of them, and those that read a value: on a GPU the host would wait there."""
-        reads = self.counts["_local_scalar_dense"]
-        return {"all": self.counts.total() / num_steps, "reads": reads / num_steps}
 
+def count_work(loop: Loop) -> dict[str, float]:
+    """Per step of a loop in this thread, its batch and its writes included.
 
-def count_operations(loop: Loop) -> dict[str, float]:
-    """Per step, its batch and its writes included; of a loop in this thread."""
+    Returns:
+        `operations` of PyTorch; `reads` of a tensor's value, at which the host waits for a GPU;
+        `calls` of functions in Python.
+    """
     operations = Operations()
     with operations:
         loop.advance(LOG_EVERY)
-    return operations.per_step(LOG_EVERY)
+    profile = cProfile.Profile()
+    profile.runcall(loop.advance, LOG_EVERY)
+    return {
+        "operations": operations.counts.total() / LOG_EVERY,
+        "reads": operations.counts["_local_scalar_dense"] / LOG_EVERY,
+        "calls": pstats.Stats(profile).total_calls / LOG_EVERY,  # type: ignore[attr-defined]  # typeshed
+    }

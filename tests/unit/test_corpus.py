@@ -278,3 +278,25 @@ def test_the_cache_is_where_it_should_be(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert corpora.cache_folder() == tmp_path / "home" / ".cache" / "eke"
+
+
+# --- once ---------------------------------------------------------------------------------------
+
+
+def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatch) -> None:
+    config = config_of("data=text", f"data.path={folder}")
+    looked = []
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more))
+    with corpora.looking_once():
+        answers = []
+        for _ in range(3):
+            corpus = corpora.open_corpus(config)
+            answers.append((corpus, corpora.fingerprint(corpus)))
+            looked.append("then")
+    assert answers[0] == answers[1] == answers[2]
+    first = looked.index("then")
+    assert first > 20, "every file of the folder"
+    assert [path for path in looked[first:] if str(path).endswith("0.txt")] == []
+    (folder / "a" / "0.txt").write_text("other")
+    assert corpora.fingerprint(corpora.open_corpus(config)) != answers[0][1], "and again after it"

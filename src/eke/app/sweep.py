@@ -12,6 +12,7 @@ from eke.app.running import FORKED_THERE
 from eke.app.talk import say
 from eke.compose import Arguments, launcher_of
 from eke.compose.sweep import Expanded, SweepCell, expand
+from eke.corpus import looking_once
 from eke.errors import ConfigError, Problem
 from eke.forecast import Verdict, is_open, known_forecast, traced_forecasts
 from eke.hardware import usable_cores
@@ -237,25 +238,32 @@ def plan_cells(
     """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
     cells: list[Cell] = []
     plans: list[Plan | None] = []
-    for point in expanded:
-        each = point.composed
-        each.config.tracker.group = each.config.tracker.group or group
-        cell, plan = Cell(each.overrides, row=point.row, round=each.config.repeat), None
-        try:
-            means = means_of_a_cell(each.config, in_cluster)
-            plan = plan_for(
-                each, each.config.plan_only, in_cluster, refuse=True, trace=False, means=means
-            )
-            if in_cluster:
-                make_request(plan)
-            cell.run_id = plan.run_id
-        except ConfigError as error:
-            plan = None
-            cell.refuse(error)
-        cells.append(cell)
-        plans.append(plan)
-        progress(len(cells), len(expanded))
+    with looking_once():
+        for point in expanded:
+            cell, plan = _plan_cell(point, group, in_cluster)
+            cells.append(cell)
+            plans.append(plan)
+            progress(len(cells), len(expanded))
     return cells, plans
+
+
+def _plan_cell(point: SweepCell, group: str, in_cluster: bool) -> tuple[Cell, Plan | None]:
+    composed = point.composed
+    config = composed.config
+    config.tracker.group = config.tracker.group or group
+    cell = Cell(composed.overrides, row=point.row, round=config.repeat)
+    try:
+        means = means_of_a_cell(config, in_cluster)
+        plan = plan_for(
+            composed, config.plan_only, in_cluster, refuse=True, trace=False, means=means
+        )
+        if in_cluster:
+            make_request(plan)
+    except ConfigError as error:
+        cell.refuse(error)
+        return cell, None
+    cell.run_id = plan.run_id
+    return cell, plan
 
 
 def weigh_open_cells(

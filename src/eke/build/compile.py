@@ -65,9 +65,14 @@ def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def is_compiled(plan: Plan) -> bool:
+    """Whether torch.compile has anything to do."""
+    return BACKENDS[plan.config.compile.option] is not None
+
+
 def num_graphs(plan: Plan) -> int:
     """Graphs captured so far: more after a step in which the compiler ran."""
-    if BACKENDS[plan.config.compile.option] is None:
+    if not is_compiled(plan):
         return 0
     from torch._dynamo.utils import counters
 

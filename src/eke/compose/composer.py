@@ -1,5 +1,6 @@
 """From a command line to a typed configuration, or to the list of everything wrong with it."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,15 +193,22 @@ def typed_tree(
     if problems:
         raise ConfigError(problems)
     try:
-        problems = _unfilled(tree.config, catalogue)
-        config: Any = None if problems else OmegaConf.to_object(tree.config)
+        config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
-        raise ConfigError(explain_file(error, catalogue.folders, catalogue)) from error
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_what_fails(tree.config, error, catalogue)) from error
     config.sweep = Sweep()
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
     return Composed(config=config, choices=tree.choices, overrides=typed, config_dir=own)
+
+
+def _what_fails(
+    tree: DictConfig, error: OmegaConfBaseException, catalogue: Catalogue
+) -> list[Problem]:
+    """All that is missing; where nothing is, or that cannot be told, what the error says."""
+    with contextlib.suppress(OmegaConfBaseException):
+        if problems := _unfilled(tree, catalogue):
+            return problems
+    return [explain_file(error, catalogue.folders, catalogue)]
 
 
 def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:

@@ -4,6 +4,7 @@ from eke.corpus.ask import open_store
 from eke.corpus.cache import cache_folder, files_digest
 from eke.corpus.files import ENDINGS, find_files, other_format
 from eke.corpus.lengths import mix_seed, synthetic_length, synthetic_lengths
+from eke.corpus.once import looking_once
 from eke.corpus.pack import Packs, first_fit
 from eke.corpus.request import HubSource, Request, request_from_json, request_of
 from eke.corpus.store import (
@@ -56,6 +57,7 @@ __all__ = [
     "fingerprint",
     "first_fit",
     "largest_labels",
+    "looking_once",
     "mix_seed",
     "open_corpus",
     "open_store",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from eke.corpus.cache import cache_folder, remember
 from eke.corpus.files import files_below
+from eke.corpus.once import once
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
 from eke.schema import Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
@@ -103,6 +104,7 @@ def standard_library() -> Corpus:
     return _split(root, paths, EVAL_FRAC)
 
 
+@once
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     """One file, whose end is kept for evaluation, or a folder, of which some files are.
 
@@ -168,6 +170,7 @@ def count_windows(pieces: Iterable[Piece], length: int) -> int:
     return sum(count // length for count in tokens.values())
 
 
+@once
 def fingerprint(corpus: Corpus) -> str:
     """16 hex digits of the SHA-256 over names, bounds and contents.
 

@@ -40,9 +40,16 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         OSError: the disk is full.
     """
-    lines = [json.dumps(plain(dict(row)), allow_nan=False) for row in rows]
+    lines = [_line(row) for row in rows]
     if lines:
         append_line(path, "\n".join(lines))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False)
+    except ValueError:  # a number that JSON cannot say
+        return json.dumps(plain(dict(row)), allow_nan=False)
 
 
 def seal(path: Path) -> None:

@@ -4,11 +4,11 @@ Everything here is read from the running objects; nothing is copied from the req
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from eke.build.attention import KernelProbe
 from eke.build.checkpointing import count_layer_calls
-from eke.build.compile import num_graphs
+from eke.build.compile import is_compiled, num_graphs
 from eke.build.recomputation import RecomputationProbe
 from eke.run.job import Job
 from eke.run.memory import AllocationProfile, live_bytes
@@ -21,14 +21,20 @@ from eke.run.notes import (
 )
 
 
-@contextmanager
-def closer_look(job: Job, nth: int) -> Iterator[None]:
+def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
     """Context of the nth step of this attempt: kernels in the first, memory in the second.
 
     Both are warm-up steps; docs/lab.md says what they cost. Compiled code is looked into as it
     runs, but for its layers' calls: hooks would be compiled with it. A step in which the compiler
     ran, at whatever point of the run, is marked: it is no steady step.
     """
+    if nth > 1 and not is_compiled(job.plan):
+        return nullcontext()  # as nearly every step
+    return _closer_look(job, nth)
+
+
+@contextmanager
+def _closer_look(job: Job, nth: int) -> Iterator[None]:
     graphs = num_graphs(job.plan)
     if nth == 0:
         with count_optimizer_calls(job), _look_at_operations(job):
