@@ -1,10 +1,10 @@
 """Everything that can be typed: groups, options and key paths, read from `conf/` and the schema."""
 
+import dataclasses
 import re
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -177,17 +177,22 @@ class Catalogue:
         ]
 
 
-def class_fields(cls: type) -> Iterator[tuple[str, Field]]:
+def class_fields(cls: type) -> tuple[tuple[str, Field], ...]:
     """Name and type of each field of a schema class."""
+    return _class_fields(cls)
+
+
+@cache  # on its own: mypy 2.4 takes classes of unhashable objects for unhashable
+def _class_fields(cls: type) -> tuple[tuple[str, Field], ...]:
     hints = get_type_hints(cls)
-    for item in fields(cls):
-        default = None if item.default is MISSING else item.default
-        if item.default_factory is not MISSING and get_origin(hints[item.name]) in (dict, list):
-            default = item.default_factory()
-        yield (
-            item.name,
-            Field(annotation=hints[item.name], default=default, limit=item.metadata.get("limit")),
-        )
+    return tuple((item.name, _field(item, hints[item.name])) for item in fields(cls))
+
+
+def _field(item: "dataclasses.Field[Any]", annotation: Any) -> Field:
+    default = None if item.default is MISSING else item.default
+    if item.default_factory is not MISSING and get_origin(annotation) in (dict, list):
+        default = item.default_factory()
+    return Field(annotation=annotation, default=default, limit=item.metadata.get("limit"))
 
 
 def make_catalogue(config_dir: Path | None = None) -> Catalogue:
