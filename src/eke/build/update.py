@@ -5,7 +5,7 @@ What shares or offloads the training state brings an `Update` of its own; the lo
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +71,11 @@ class PlainUpdate:
         """Gradients of the earlier micro-batches only add up."""
         if last or self.world_size == 1:
             return nullcontext()
-        no_sync: Any = self.model.no_sync  # of DistributedDataParallel
-        context: AbstractContextManager[None] = no_sync()
-        return context
+        # A forecast traces one of several processes, whose model nothing wraps.
+        no_sync: Callable[[], AbstractContextManager[None]] = getattr(
+            self.model, "no_sync", nullcontext
+        )
+        return no_sync()
 
     def backward(self, loss: Tensor) -> None:
         """Ranks average their gradients where they should sum them, hence the factor."""
