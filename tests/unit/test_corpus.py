@@ -287,7 +287,9 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     config = config_of("data=text", f"data.path={folder}")
     looked = []
     stat = Path.stat
-    monkeypatch.setattr(Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more))
+    monkeypatch.setattr(
+        Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more)
+    )
     with corpora.looking_once():
         answers = []
         for _ in range(3):

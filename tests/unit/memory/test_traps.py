@@ -166,3 +166,16 @@ def test_what_cannot_be_traced_says_why(monkeypatch) -> None:
 def test_four_bit_weights_are_left_to_the_closed_form() -> None:
     with pytest.raises(Untraceable, match="qlora"):
         trace(plan_of(*GPU, "peft=qlora"))
+
+
+def test_one_of_several_processes_is_traced() -> None:
+    """Where a trace fails, formulas take its place without a word: here it has to succeed."""
+    one = (*GPU, "batch.accumulation=2")
+    one_of_two = (*one, "distributed=ddp", "distributed.num_processes=2")
+    assert highest(*one_of_two) == pytest.approx(highest(*one), rel=0.01)
+
+
+def test_a_batch_is_memory_of_a_gpu_and_not_of_a_cpus_allocator() -> None:
+    """NumPy makes it; on a CPU those very tensors are trained on."""
+    assert trace(plan_of(*GPU)).components["batch"] > 0
+    assert "batch" not in trace(plan_of("hardware=cpu", *SMALL)).components
