@@ -5,7 +5,6 @@ Their samples lie ready in memory and are collated by their own loaders, in the 
 
 import copy
 import itertools
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -170,20 +169,19 @@ def make_trainer(job: Job, num_steps: int, on_step_end: Any) -> Any:
     logging.set_verbosity_error()
     model = copy.deepcopy(job.bare_model)
     optimizer = build_optimizer(job.plan, model)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=num_steps,
-            per_device_train_batch_size=job.plan.batch.per_device,
-            max_grad_norm=job.plan.config.train.max_grad_norm,
-            logging_steps=LOG_EVERY,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            train_sampling_strategy="sequential",
-        )
+    arguments = TrainingArguments(
+        output_dir=str(job.paths.folder / "trainer"),
+        max_steps=num_steps,
+        per_device_train_batch_size=job.plan.batch.per_device,
+        max_grad_norm=job.plan.config.train.max_grad_norm,
+        logging_steps=LOG_EVERY,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        train_sampling_strategy="sequential",
+    )
     trainer = Trainer(
         model,
         arguments,

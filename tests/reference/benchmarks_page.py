@@ -73,7 +73,7 @@ SECTIONS = (
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
-        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
+        "2026-11-23, later: batches that cost less; HF Trainer step by step",
     ),
     Section(
         "Recipes",

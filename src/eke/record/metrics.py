@@ -47,7 +47,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(row, allow_nan=False)
+        return json.dumps(dict(row), allow_nan=False)
     except ValueError:  # a number that JSON cannot say
         return json.dumps(plain(dict(row)), allow_nan=False)
 
