@@ -34,6 +34,7 @@ def values_of(tmp_path):
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
     done = fit(*WORK, "--budget-trials", "4", "--name", "found", "--objective", "memory")
     assert done.code == 0, done.text
@@ -62,6 +63,7 @@ def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
             assert f"{value} per device" in plan.out
 
 
+@pytest.mark.slow
 def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
     assert fit(*WORK, "memory=none", "--budget-trials", "2").code == 0
     folder = next(tmp_path.glob("runs/sweep-*"))
@@ -74,9 +76,11 @@ def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
     assert (folder / "fit.md").read_text().startswith("# eke fit --config-dir mine")
 
 
+@pytest.mark.slow
 def test_trials_are_forked_from_one_server(fit, tmp_path) -> None:
+    # Of speed, what was typed may be the best, and then nothing is written.
     done = fit(*WORK, "memory=none", "launcher.fork_server=true", "--budget-trials", "2",
-               "--name", "forked")  # fmt: skip
+               "--name", "forked", "--objective", "memory")  # fmt: skip
     assert done.code == 0, done.text
     files = list(tmp_path.glob("runs/*/attempts.jsonl"))
     assert len(files) == len(values_of(tmp_path)["trials"]) == 2
@@ -85,6 +89,7 @@ def test_trials_are_forked_from_one_server(fit, tmp_path) -> None:
     assert "fork_server" not in (tmp_path / "mine" / "experiment" / "forked.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
     command = [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *WORK,
                "--budget-trials", "3"]  # fmt: skip
@@ -123,6 +128,10 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
         pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
         pytest.param(["seed=1,2"], "seed=1", id="a sweep"),
+        pytest.param(["--name", "a", "-m", "seed=1"], "eke fit --config-dir mine --name a seed=1", id="multirun"),
+        pytest.param(["sweep=demo"], "python train.py -m sweep=demo", id="a named sweep"),
+        pytest.param(["sweep.repeats=2"], "is about a set of runs", id="a sweep's key"),
+        pytest.param(["--cfg", "job"], "python train.py --cfg job", id="a question for Hydra"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(fit, arguments, word, tmp_path) -> None:

@@ -62,6 +62,7 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
     assert yaml.safe_load(answered(ask(*asked, "--resolve")))["seed"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -112,6 +113,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "fix"), REFUSED)
 def test_what_cannot_be_asked(ask, words, fix) -> None:
     finished = ask(*words.split())

@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
+import eke
 from eke.app.fitting import Wish, fit
-from eke.app.talk import complain
+from eke.app.talk import complain, say
 from eke.compose import split_arguments
 from eke.errors import EkeError
 from eke.fit import Numerics, Objective
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         typed = split_arguments([*folder, *overrides])
     except EkeError as error:
         return complain(str(error), error.exit_code)
+    if typed.version:
+        return say(f"eke {eke.__version__}")
     wish = Wish(
         tuple(arguments),
         typed,

@@ -87,7 +87,7 @@ def _wrong_together(
         return [Problem(second, "", f"one question at a time; {first} is one, too", second)]
     if arguments.multirun and questions[0][0] != "--hydra-help":
         why = "is about one configuration, and -m spans several; plan_only=true lists those"
-        fix = as_typed("-m", *arguments.overrides, "plan_only=true")
+        fix = as_typed("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
         return [Problem(questions[0][0], questions[0][1], why, fix)]
     return []
 

@@ -20,6 +20,7 @@ def wish(*typed: str, numerics: Numerics = Numerics.same) -> Wish:
     return Wish(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["fastest", "low_memory", "guide_best", "baseline"])
 def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) -> None:
     fitting = prepare(wish(f"recipe={recipe}", "batch.target=8", "precision=bf16"))

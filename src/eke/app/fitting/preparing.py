@@ -1,5 +1,7 @@
 """Everything of a search before its first trial: seconds, and no process."""
 
+import shlex
+
 from eke.app.fitting.trying import Fitting, Wish
 from eke.app.planning import plan_for
 from eke.app.recipes import chosen_overrides
@@ -22,6 +24,7 @@ def prepare(wish: Wish) -> Fitting:
         ConfigError: the command is wrong, or nothing of it can run.
     """
     arguments = wish.arguments
+    refuse_what_is_no_start(wish)
     in_cluster = launcher_of(arguments.overrides) == "slurm"
     composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
     refuse_what_is_searched(composed)
@@ -64,6 +67,34 @@ def pinned(composed: Composed, baseline: Plan) -> Composed:
     chosen = [text for text in every if group_of(text) != "batch"]
     typed = [text for text in composed.overrides if not text.startswith("recipe=")]
     return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
+
+
+def refuse_what_is_no_start(wish: Wish) -> None:
+    """A search starts from one configuration, and takes its time: nothing typed is passed over.
+
+    Raises:
+        ConfigError: several configurations are named, or Hydra is asked for something.
+    """
+    arguments = wish.arguments
+    one = "and a search starts from one configuration"
+    typed = shlex.join(arguments.overrides)
+    problems = []
+    if arguments.multirun:
+        without = [word for word in wish.command if word not in ("-m", "--multirun")]
+        fix = shlex.join(["eke", "fit", *without])
+        problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
+    if arguments.hydra_flags:
+        flag, *values = arguments.hydra_flags
+        question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
+        why = "is a question about one configuration, and a search has many"
+        problems.append(Problem(flag, " ".join(values), why, f"python train.py {question}"))
+    for text in arguments.overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        if (key == "sweep" and value != "none") or key.startswith("sweep."):
+            why = f"is about a set of runs, {one}"
+            problems.append(Problem(key, value, why, f"python train.py -m {typed}"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
