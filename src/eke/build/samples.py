@@ -20,7 +20,7 @@ class Row:
     """One sequence of tokens."""
 
     tokens: np.ndarray
-    """int64 token ids, shape (length,)."""
+    """int64 token ids, shape (length,); the caller's own, to be written into."""
     cut: int = 0
     """Tokens at the beginning that are not predicted: a prompt, or a source."""
 

@@ -118,7 +118,6 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
     source, vocabulary = samples.source, samples.vocabulary
     tokens = source.row(index).tokens
     if not source.framed:
-        tokens = tokens.copy()
         if samples.config.model.family == "t5" and not vocabulary.is_bytes:
             # T5 pools at every end of text; those between documents must not be any.
             tokens[tokens == vocabulary.eos] = vocabulary.pad
@@ -138,7 +137,6 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     if not samples.source.framed:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
-        tokens = tokens.copy()
         tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
     target = tokens[cut:]
     shifted = np.concatenate([[vocabulary.pad], target[:-1]])

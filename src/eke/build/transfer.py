@@ -22,6 +22,8 @@ class Transfer:
 
     def __call__(self, batch: MicroBatch) -> MicroBatch:
         """The micro-batch on the device, for what is queued after this in the current stream."""
+        if self.device.type == "cpu":
+            return batch  # made there
         if self.stream is None:
             return batch.to(self.device)
         with torch.cuda.stream(self.stream):

@@ -27,7 +27,7 @@ def timing(rows: Sequence[metrics.Row]) -> Timing:
     """Seconds of steady steps, warm-up steps and phases."""
     steps = metrics.latest(rows, metrics.STEP_TIME)
     steady = [row for row in steps if is_steady(row)]
-    phases = {p: spread([row[metrics.phase_key(p)] for row in steady]) for p in metrics.PHASES}
+    phases = {p: spread([row[metrics.PHASE_KEYS[p]] for row in steady]) for p in metrics.PHASES}
     return Timing(
         train_s=sum(row[metrics.STEP_TIME] for row in steps) if steps else None,
         steady_step_s=spread([row[metrics.STEP_TIME] for row in steady]),
@@ -40,7 +40,7 @@ def timing(rows: Sequence[metrics.Row]) -> Timing:
 def waiting_frac(steady: Sequence[metrics.Row]) -> float | None:
     """Share of these steps' time in the phase `data`: no batch was there to compute with."""
     seconds = sum(row[metrics.STEP_TIME] for row in steady)
-    waited = sum(row[metrics.phase_key("data")] for row in steady)
+    waited = sum(row[metrics.PHASE_KEYS["data"]] for row in steady)
     return waited / seconds if seconds else None
 
 

@@ -29,9 +29,10 @@ TOKENS = "train/tokens"
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
-def phase_key(phase: str) -> str:
-    """Row key of the seconds a step spent in one phase."""
-    return f"train/{phase}_time_s"
+PHASE_KEYS = {phase: f"train/{phase}_time_s" for phase in PHASES}
+"""Phase -> row key of the seconds a step spent in it."""
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -47,9 +48,9 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(row), allow_nan=False)
+        return _ENCODER.encode(dict(row))
     except ValueError:  # a number that JSON cannot say
-        return json.dumps(plain(dict(row)), allow_nan=False)
+        return _ENCODER.encode(plain(dict(row)))
 
 
 def seal(path: Path) -> None:

@@ -73,7 +73,14 @@ class StepNote:
 
 
 def _stack(scalars: list[Tensor]) -> Tensor:
-    return torch.stack([scalar.detach().float().reshape(()) for scalar in scalars])
+    """Float32, shape (scalars,), from tensors of one element each."""
+    return torch.stack([_plain(scalar) for scalar in scalars])
+
+
+def _plain(scalar: Tensor) -> Tensor:
+    if scalar.dtype is torch.float32 and not scalar.shape and not scalar.requires_grad:
+        return scalar  # as most are: three operations less for every number
+    return scalar.detach().float().reshape(())
 
 
 @dataclass
@@ -137,7 +144,7 @@ class Meter:
             **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
             "train/learning_rate": note.learning_rate,
             metrics.STEP_TIME: sum(seconds.values()),
-            **{metrics.phase_key(phase): value for phase, value in seconds.items()},
+            **{metrics.PHASE_KEYS[phase]: value for phase, value in seconds.items()},
             metrics.SAMPLES: note.num_samples,
             metrics.TOKENS: note.num_tokens,
         }

@@ -40,7 +40,7 @@ def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES, loss=2.5, norm=0
 
 def seconds_of(row: metrics.Row) -> dict[str, float]:
     """Seconds of each phase."""
-    return {phase: row[metrics.phase_key(phase)] for phase in metrics.PHASES}
+    return {phase: row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES}
 
 
 def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
