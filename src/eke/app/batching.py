@@ -8,6 +8,7 @@ from eke.check import Facts, check
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
     Chosen,
+    Forecast,
     Method,
     Probe,
     Search,
@@ -169,6 +170,7 @@ def _reasons(
 
 def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
     how = "" if chosen.forecast.method is not Method.closed_form else " by formulas"
+    how += _why_not_traced(chosen.forecast)
     by = chosen.forecast.calibrated
     if by is not None and by.peak is not None:
         how += f", calibrated by {by.num_runs} runs,"
@@ -186,5 +188,11 @@ def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
     if not chosen.larger_is_open or chosen.how == "as before":
         return f"{size} would need {format_bytes(peak.expected)}"
     between = f"{format_bytes(peak.low)} to {format_bytes(peak.high)}"
+    between += _why_not_traced(chosen.larger)
     why = "" if means.probe is not None else f": {means.not_probed}"
     return f"{size} would need {between}, and was not tried out{why}"
+
+
+def _why_not_traced(found: Forecast) -> str:
+    """A trace that failed is said: what formulas leave open, it might have settled."""
+    return f" (not traced: {found.not_traced})" if found.not_traced else ""

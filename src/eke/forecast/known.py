@@ -58,5 +58,5 @@ def is_open(found: Forecast) -> bool:
 def _with(plan: Plan, answer: ask.Answer) -> Forecast:
     found = forecast(plan, answer.traced)
     if answer.traced is None:
-        found = replace(found, notes=(*found.notes, f"not traced: {answer.reason}"))
+        found = replace(found, not_traced=answer.reason)
     return calibrated(plan, found)

@@ -52,7 +52,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     lines += _table(found)
     lines += ["", *_phases(found), *_anatomy(plan)]
     lines += [_wrapped(f"counted: {found.basis}")]
-    lines += [_wrapped(f"not exact: {note}") for note in found.notes]
+    lines += [_wrapped(f"not exact: {note}") for note in found.doubts]
     return "\n".join(lines)
 
 

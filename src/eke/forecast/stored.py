@@ -33,7 +33,7 @@ def as_record(found: Forecast) -> PredictedMemory:
         basis=found.basis,
         allocated_bytes=found.allocated.expected,
         verdict=found.verdict.value,
-        notes=list(found.notes),
+        notes=list(found.doubts),
         calibrated=_calibrated(found),
     )
 

@@ -101,6 +101,8 @@ class Forecast:
     verdict: Verdict
     notes: tuple[str, ...] = field(default=())
     """Why the range is as wide as it is, each in one clause."""
+    not_traced: str = ""
+    """Why there is no trace, where one was asked for."""
     calibrated: Calibrated | None = None
     """None where nobody has looked for runs."""
 
@@ -109,3 +111,9 @@ class Forecast:
         """What the device must have room for, as far as finished runs have corrected it."""
         found = self.calibrated
         return self.peak if found is None or found.peak is None else found.peak
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """All that makes the range as wide as it is."""
+        missing = f"not traced: {self.not_traced}"
+        return (*self.notes, missing) if self.not_traced else self.notes

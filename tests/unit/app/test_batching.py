@@ -182,6 +182,12 @@ def tight(own_machine, monkeypatch):
     own_machine(GIB + 20 * MIB)
 
 
+def test_a_plan_says_that_formulas_had_to_do(tight, capsys) -> None:
+    assert cli(["plan", *AUTO]) == 0
+    said = row(capsys.readouterr().out, "batch.per_device")
+    assert "(not traced: not here), and was not tried out" in said
+
+
 def test_a_run_tries_out_what_is_open_once(run, probed, tight) -> None:
     code, out = run()
     assert code == 0

@@ -88,7 +88,7 @@ def test_why_there_is_no_trace_is_said(plan, asked) -> None:
     asked.answer = ask.Answer(None, "the trace took longer than 1 s")
     found = traced_forecast(plan)
     assert found.method is Method.closed_form
-    assert found.notes[-1] == "not traced: the trace took longer than 1 s"
+    assert found.doubts[-1] == "not traced: the trace took longer than 1 s"
 
 
 def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
