@@ -25,14 +25,14 @@ CASES = {
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())
 def test_compiled_code_is_the_same_step(overrides, trained) -> None:
-    plain, compiled = trained(*SHORT), trained(*SHORT, *overrides)
+    plain, compiled = trained(SHORT), trained(SHORT, *overrides)
     assert largest_difference(plain.curve, compiled.curve) < 1e-4
     assert compiled.effective["compile"]["graphs"] > 0
 
 
 def test_compiled_16_bits_stay_within_their_rounding(trained) -> None:
     plain, compiled = (
-        trained(*SHORT, "precision=bf16", f"compile={how}") for how in ("none", "inductor")
+        trained(SHORT, "precision=bf16", f"compile={how}") for how in ("none", "inductor")
     )
     assert "bfloat16" in compiled.effective["matmul_dtypes"]
     assert largest_difference([(x, x) for x in plain.losses], [(x, x) for x in compiled.losses]) < (
