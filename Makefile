@@ -71,7 +71,7 @@ test-again: $(STAMP)
 RANDOM_COUNT ?= 200
 RANDOM_SEED ?= 4
 test-random: $(STAMP)
-	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -rP --show-capture=stdout tests/e2e/test_random_configurations.py -k every_configuration
+	EKE_RANDOM=$(RANDOM_COUNT) EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) -m "" tests/e2e/test_random_configurations.py -k every_configuration
 
 # Every pair of options of two groups, in as few configurations as a greedy choice finds; up to two hours.
 test-pairs: $(STAMP)

@@ -11,6 +11,7 @@ import pytest
 from equivalence_compare import Curve
 from hypothesis import settings
 from live import Live
+from random_tally import of_reports
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
@@ -35,6 +36,14 @@ sys.dont_write_bytecode = False
 # the tests that interrupt a process would wait for its end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What random configurations came to, in all processes."""
+    stats = terminalreporter.stats
+    if tally := of_reports([*stats.get("passed", ()), *stats.get("failed", ())]):
+        terminalreporter.section("random configurations")
+        terminalreporter.write_line(tally.render())
 
 
 @pytest.fixture(autouse=True)

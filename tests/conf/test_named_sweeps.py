@@ -9,6 +9,7 @@ from eke.compose import compose
 from eke.compose.catalogue import headline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_first_line_is_a_command_that_composes(name) -> None:
     assert re.fullmatch(r"python train\.py -m sweep=.+ -- .+\.", headline(FILES[name]))

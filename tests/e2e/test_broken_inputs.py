@@ -107,6 +107,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_input_has_one_clear_message(case, tmp_path, cache, capfd) -> None:
     make, typed, phrase, fix = BROKEN[case]

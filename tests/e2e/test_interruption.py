@@ -71,11 +71,12 @@ def test_kill_9_of_the_worker(start, train_py, tmp_path, undisturbed) -> None:
     assert record_of(folder)["attempt"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [
         pytest.param(signal.SIGINT, "cancelled", id="ctrl-c"),
-        pytest.param(signal.SIGTERM, "preempted", id="sigterm", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "preempted", id="sigterm"),
     ],
 )
 def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) -> None:
@@ -151,6 +152,7 @@ def test_two_at_once_on_one_run(start, train_py) -> None:
     live.finish()
 
 
+@pytest.mark.slow
 def test_a_torn_record_is_reported_and_kept(train_py, tmp_path) -> None:
     assert train_py(*SHORT).code == 0
     (folder,) = run_folders(tmp_path)

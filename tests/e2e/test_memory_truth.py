@@ -26,11 +26,13 @@ def outcomes(tmp_path_factory) -> list[Outcome]:
         ]
 
 
+@pytest.mark.slow
 def test_every_one_can_be_traced(outcomes) -> None:
     assert not [f"{o.case.overrides}: {o.reason}" for o in outcomes if o.predicted is None]
     assert {o.case.family for o in outcomes} == set(MODELS)
 
 
+@pytest.mark.slow
 def test_predictions_are_true(outcomes) -> None:
     known = [o for o in outcomes if o.is_known]
     assert len(known) >= 0.8 * COUNT

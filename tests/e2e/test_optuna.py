@@ -31,6 +31,7 @@ def study_of(tmp_path):
     return optuna.load_study(study_name="eke", storage=f"sqlite:///{tmp_path}/runs/optuna.db")
 
 
+@pytest.mark.slow
 def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
     first = search("--trials", "1", *WORK)
     assert first.code == 0, first.text

@@ -1,7 +1,6 @@
 """Random configurations: each is refused with a fix, or really trains; what fixes mend trains, too.
 
-More of them, and the counts: `EKE_RANDOM=2000 EKE_RANDOM_SEED=7 pytest -rP --show-capture=stdout
-tests/e2e/test_random_configurations.py`.
+More of them, and the share that each rule refuses: `RANDOM_COUNT=2000 make test-random`.
 """
 
 import json
@@ -9,17 +8,17 @@ import logging
 import os
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from equivalence_compare import Curve
 from random_configurations import draw_command, undrawn_keys
+from random_tally import PROPERTY, SHARE_TRAINED, Tally, of_reports, together
 from support import last_wins
 from typed_fixes import MAX_MENDINGS, complaint, typed_fixes
 
@@ -30,31 +29,10 @@ from eke.record import metrics
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))
 """By default one with little of inductor, which compiles for half a minute, in its first 300."""
+PARTS = 2
+"""Tests that share the commands, so that two processes do."""
 
 TASK_RULE = "task_needs_other_model"
-
-
-@dataclass
-class Tally:
-    """What became of the commands."""
-
-    trained: int = 0
-    mended: int = 0
-    """Refused commands that trained once their fixes were typed."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """By rule; a command may break several."""
-    mismatched: int = 0
-    """Refused because the model has no head for the task, among other reasons perhaps."""
-    failures: list[str] = field(default_factory=list)
-
-    def render(self, count: int) -> str:
-        """The counts as a table."""
-        lines = [f"{count} random configurations, seed {SEED}"]
-        lines += [f"{self.trained:6} trained", f"{self.mended:6} trained after their fixes"]
-        share = self.trained / max(1, count - self.mismatched)
-        lines += [f"{share:6.1%} trained of those whose model fits the task"]
-        lines += [f"{n / count:6.1%} refused by {rule}" for rule, n in self.refused.most_common()]
-        return "\n".join(lines)
 
 
 def attempt(command: tuple[str, ...], curve_of: Callable[..., Curve]) -> Curve | list[Problem]:
@@ -97,6 +75,7 @@ def mend(command: tuple[str, ...], problems: list[Problem], curve_of: Callable[.
 
 def try_command(command: tuple[str, ...], curve_of: Callable[..., Curve], tally: Tally) -> None:
     """One command, into the tally."""
+    tally.count += 1
     result = attempt(command, curve_of)
     if result and isinstance(result[0], Problem):
         rules = {p.rule or p.path for p in result}
@@ -135,8 +114,9 @@ def write_rows(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*instantiated:DeprecationWarning")
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_configuration_trains_or_is_refused_with_a_fix(
-    any_curve_of, tmp_path, tmp_path_factory, caplog, monkeypatch
+    part, any_curve_of, tmp_path, tmp_path_factory, caplog, monkeypatch, record_property
 ) -> None:
     cache = tmp_path_factory.mktemp("cache")
     compiled = build_folder().parent  # DeepSpeed's C++, which takes minutes
@@ -153,9 +133,9 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(
         folder.mkdir(exist_ok=True)
         (folder / f"{number}.txt").write_text(f"the {number} quick brown foxes jump. " * 20)
     write_rows(text)
-    rng, tally = Random(SEED), Tally()
-    for _ in range(COUNT):
-        command = last_wins(*draw_command(rng, str(text)))
+    rng, tally = Random(SEED), Tally(SEED)
+    commands = [last_wins(*draw_command(rng, str(text))) for _ in range(COUNT)]
+    for command in commands[part::PARTS]:
         try:
             try_command(command, any_curve_of, tally)
         except Exception as error:  # whatever a library raises at what no rule refused
@@ -164,9 +144,9 @@ def test_every_configuration_trains_or_is_refused_with_a_fix(
         for folder in tmp_path.iterdir():
             if folder != text:
                 shutil.rmtree(folder)
-    print(tally.render(COUNT))
+    record_property(PROPERTY, tally.plain())
     assert not tally.failures, f"{len(tally.failures)} failed:\n" + "\n".join(tally.failures)
-    assert tally.trained >= 0.6 * (COUNT - tally.mismatched), tally.render(COUNT)
+    assert tally.share >= SHARE_TRAINED, tally.render()
 
 
 def test_no_key_is_forgotten_by_the_generator() -> None:
@@ -186,3 +166,18 @@ def test_the_tally_tells_one_from_the_other(command, trains, curve_of) -> None:
     try_command((*short, "train.steps=2", *command), curve_of, tally)
     assert (tally.trained, tally.mended, tally.failures) == (int(trains), int(not trains), [])
     assert set(tally.refused) == (set() if trains else {"heads_divide_width"})
+
+
+def test_what_two_processes_have_counted_is_shown_as_one() -> None:
+    one, other = Tally(4, count=3, trained=2, mismatched=1), Tally(4, count=5, mended=2)
+    one.refused.update({"apex_needs_cuda": 1})
+    other.refused.update({"apex_needs_cuda": 2, "heads_divide_width": 1})
+    other.failures.append("a crash")
+    reports = [SimpleNamespace(user_properties=[(PROPERTY, t.plain())]) for t in (one, other)]
+    whole = of_reports([*reports, SimpleNamespace(user_properties=[("other", 1)]), object()])
+    assert whole == together([one.plain(), other.plain()])
+    assert whole is not None
+    assert (whole.count, whole.trained, whole.mended, whole.failures) == (8, 2, 2, ["a crash"])
+    assert whole.share == pytest.approx(2 / 7)
+    assert " 37.5% refused by apex_needs_cuda" in whole.render()
+    assert of_reports([object()]) is None

@@ -87,12 +87,13 @@ def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
     wait_until_gone(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "outcome"),
     [
         (signal.SIGTERM, "preempted"),
         (signal.SIGUSR2, "timeout"),
-        pytest.param(signal.SIGINT, "cancelled", marks=pytest.mark.slow),
+        (signal.SIGINT, "cancelled"),
     ],
     ids=["SIGTERM", "a time limit's warning", "Ctrl-C"],
 )

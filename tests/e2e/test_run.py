@@ -70,6 +70,7 @@ def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
     assert "loss_scale" not in record["effective"]
 
 
+@pytest.mark.slow
 def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     done = train_py(
         *SHORT,

@@ -174,6 +174,7 @@ def zsh(place):
         terminal.close()
 
 
+@pytest.mark.slow
 @needs_zsh
 @pytest.mark.parametrize(("typed", "wanted"), AT_A_TERMINAL)
 def test_zsh(zsh, place, typed, wanted) -> None:
@@ -184,6 +185,7 @@ def test_zsh(zsh, place, typed, wanted) -> None:
     assert not (place / "it ran").exists()
 
 
+@pytest.mark.slow
 @needs_fish
 @pytest.mark.parametrize(
     ("typed", "wanted"),

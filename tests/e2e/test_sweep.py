@@ -19,6 +19,7 @@ def sweep_of(tmp_path):
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
     done = train_py("-m", *SWEEP)
     assert done.code == 0, done.text
@@ -38,6 +39,7 @@ def test_refused_cells_do_not_stop_the_others(train_py, tmp_path) -> None:
     assert attempts == [len((f / "attempts.jsonl").read_text().splitlines()) for f in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [("-m", "seed=0,1"), ("seed=0",)], ids=["sweep", "run"])
 def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp_path) -> None:
     """As behind `| head`, or when the other end of a pipe is killed."""
@@ -48,6 +50,7 @@ def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp
     assert [record_of(run)["outcome"] for run in runs] == ["ok"] * (2 if "-m" in typed else 1)
 
 
+@pytest.mark.slow
 def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
     done = train_py(
         "-m",

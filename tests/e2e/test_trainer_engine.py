@@ -25,6 +25,7 @@ def losses(folder) -> list[tuple[int, float, float]]:
     return [(r[metrics.STEP], r[metrics.LOSS], r["train/grad_norm"]) for r in rows]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
     done = train_py(*TRAINER, "trainer.extra.neftune_noise_alpha=5")
     assert done.code == 0, done.text

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from live import SHORT, record_of, rows_of, run_folders
 from support import REPO, environment, last_wins
 
@@ -12,6 +13,7 @@ from eke.track.wandb_file import read_wandb_file
 WITH_WANDB = last_wins(*SHORT, "tracker=wandb", "precision=bf16", "tracker.group=ladder")
 
 
+@pytest.mark.slow
 def test_a_run_is_mirrored_whole(tmp_path) -> None:
     secret = "0123456789abcdef0123456789abcdef01234567"
     done = subprocess.run(

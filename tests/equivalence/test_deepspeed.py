@@ -281,6 +281,7 @@ def same_tensors(first: Path, second: Path) -> None:
             torch.testing.assert_close(theirs[key], tensor, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distributed", "compiled"), [("none", True), ("zero1", False)], ids=["plain", "zero1"]
 )

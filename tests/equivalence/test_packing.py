@@ -47,6 +47,7 @@ def unpacked_again():
     spare_mask_checks(torch.nn.Identity(), packed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())

@@ -73,7 +73,7 @@ SECTIONS = (
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
-        "2026-11-23, later: batches that cost less; HF Trainer step by step",
+        "2026-11-23, the third sitting: where the time at 24 layers is; a shorter suite",
     ),
     Section(
         "Recipes",

@@ -74,16 +74,18 @@ def test_a_mistake_is_told_without_torch(tmp_path) -> None:
 # --- budgets ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_and_functions_stay_small(path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
-    long = [
-        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+def long_functions(path) -> list[str]:
+    return [
+        f"{name_of(path)}.{node.name}: {node.end_lineno - node.lineno + 1} lines"
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno + 1 > 60
     ]
-    assert not long
+
+
+def test_files_and_functions_stay_small() -> None:
+    assert [name_of(p) for p in FILES if len(p.read_text().splitlines()) > 400] == []
+    assert [each for path in FILES for each in long_functions(path)] == []
 
 
 def test_the_median_file_is_short() -> None:
@@ -108,11 +110,12 @@ def said(node) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_every_public_function_and_class_is_documented(path) -> None:
-    module = parsed(path)
-    assert ast.get_docstring(module), "the module itself"
-    assert not list(undocumented(module.body))
+def test_every_public_function_and_class_is_documented() -> None:
+    modules = {name_of(path): parsed(path) for path in FILES}
+    assert [name for name, module in modules.items() if not ast.get_docstring(module)] == []
+    assert [
+        f"{n}.{each}" for n, module in modules.items() for each in undocumented(module.body)
+    ] == []
 
 
 def schema_fields():
@@ -154,9 +157,9 @@ def waivers_without_reason(text: str) -> list[str]:
 OWN_FILES = [*FILES, *sorted((REPO / "tests").rglob("*.py")), REPO / "train.py"]
 
 
-@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: str(path.relative_to(REPO)))
-def test_every_waiver_names_its_reason(path) -> None:
-    assert waivers_without_reason(path.read_text()) == []
+def test_every_waiver_names_its_reason() -> None:
+    silent = {path: waivers_without_reason(path.read_text()) for path in OWN_FILES}
+    assert {path: lines for path, lines in silent.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
@@ -183,16 +186,18 @@ def calls_of(tree: ast.AST, *names: str):
     ]
 
 
-@pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: str(path.relative_to(REPO)))
-def test_every_skip_names_its_reason(path) -> None:
-    tree = parsed(path)
-    silent = [
+def skips_without_reason(path) -> list[str]:
+    return [
         ast.unparse(call)
-        for call in calls_of(tree, "mark.skip", "mark.skipif", "mark.xfail", "pytest.skip")
+        for call in calls_of(parsed(path), "mark.skip", "mark.skipif", "mark.xfail", "pytest.skip")
         if not any(k.arg == "reason" for k in call.keywords)
         and not (ast.unparse(call.func) == "pytest.skip" and call.args)
     ]
-    assert not silent
+
+
+def test_every_skip_names_its_reason() -> None:
+    silent = {path: skips_without_reason(path) for path in OWN_FILES}
+    assert {path: calls for path, calls in silent.items() if calls} == {}
 
 
 def test_pytest_finds_every_folder_of_tests(request) -> None:

@@ -48,7 +48,9 @@ def test_none_is_the_model_itself():
         pytest.param(["compile=eager"], id="eager"),
         pytest.param(["compile=aot_eager"], id="aot_eager"),
         pytest.param(
-            ["compile=inductor", "model.num_hidden_layers=1"], id="inductor", marks=IGNORE_JIT
+            ["compile=inductor", "model.num_hidden_layers=1"],
+            id="inductor",
+            marks=[IGNORE_JIT, pytest.mark.slow],
         ),
         pytest.param(["compile=aot_eager", "memory=checkpointing"], id="checkpointing"),
         pytest.param(["compile=aot_eager", "model=tiny_gpt2"], id="gpt2"),

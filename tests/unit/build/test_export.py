@@ -177,6 +177,7 @@ def test_loading_experts_is_strict(tmp_path):
         load_weights(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_os_error(tmp_path):
     # A limit on file size stands in for the full disk; it is set in a process of its own.
     code = f"""

@@ -99,6 +99,7 @@ def test_closed_forms_are_the_real_tensors(option, task, method):
     assert sum(p.nbytes for p in trained.values()) == state.gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", slow_unless(("dora", "qlora"), QUICK))
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=str)
 def test_adapters_begin_as_the_model_and_merge_into_what_they_became(option, task, method):

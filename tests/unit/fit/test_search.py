@@ -39,6 +39,7 @@ def test_without_a_time_model_it_still_gains_most_of_what_there_is():
     assert median(found.off for found in ends) - 1 <= 0.25 * (median(before) - 1)
 
 
+@pytest.mark.slow
 def test_more_trials_come_closer():
     few = [search(make(seed, estimated=False), seed, budget=4).off for seed in SEEDS]
     many = [search(make(seed, estimated=False), seed, budget=16).off for seed in SEEDS]

@@ -57,6 +57,7 @@ def kept(overrides, more) -> list[str]:
     return [text for text in overrides if text.partition("=")[0] not in keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_overrides_mean_what_was_forecast(case, device) -> None:

@@ -35,6 +35,7 @@ def then() -> list[float]:
         return [predicted_mb(row, "attention=eager") for row in NINE]
 
 
+@pytest.mark.slow
 def test_the_nine_rows_are_predicted_to_a_percent(then) -> None:
     errors = [abs(p / row.memory_mb - 1) for p, row in zip(then, NINE, strict=True)]
     for row, mb, error in zip(NINE, then, errors, strict=True):
@@ -44,6 +45,7 @@ def test_the_nine_rows_are_predicted_to_a_percent(then) -> None:
     assert max(errors) <= 0.03
 
 
+@pytest.mark.slow
 def test_todays_libraries_need_less(then) -> None:
     """Fused attention keeps no scores, and what made the others old ends with its block."""
     now = predicted_mb(NINE[0])

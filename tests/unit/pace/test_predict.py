@@ -148,6 +148,7 @@ def test_a_span_has_its_ends_in_order() -> None:
         Span(2.0, 1.0, 3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

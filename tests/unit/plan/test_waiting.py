@@ -20,7 +20,7 @@ def rows(data_s: float, other_s: float = 1.0, num: int = MIN_STEPS):
             metrics.STEP_TIME: data_s + other_s,
             metrics.SAMPLES: 1,
             metrics.TOKENS: 1,
-            **{metrics.phase_key(phase): seconds for phase, seconds in phases.items()},
+            **{metrics.PHASE_KEYS[phase]: seconds for phase, seconds in phases.items()},
         }
         for step in range(num)
     ]

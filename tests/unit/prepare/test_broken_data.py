@@ -272,6 +272,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(tmp_path, own_cache) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", numbered(3000))
     typed = ("data=jsonl", f"data.path={file}", "plan_only=true", "tracker=none", "hardware=cpu")

@@ -321,6 +321,7 @@ def test_where_the_file_lies_does_not_count_but_what_it_says_does(rows_file, tmp
     assert plan("two").run_id != one.run_id
 
 
+@pytest.mark.slow
 def test_an_emptied_cache_is_filled_again_by_the_worker(
     rows_file, own_cache, in_another_process
 ) -> None:
@@ -330,6 +331,7 @@ def test_an_emptied_cache_is_filled_again_by_the_worker(
     assert build_data(plan).train[0, 3]["input_ids"].tolist() == before
 
 
+@pytest.mark.slow
 def test_data_that_changed_since_the_plan_is_not_trained_on(
     rows_file, own_cache, in_another_process
 ) -> None:
@@ -450,6 +452,7 @@ def hub_cache(tmp_path, monkeypatch, hub_folder, in_another_process):
     return repo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", ["false", "true"])
 @pytest.mark.parametrize("form", ["folder", "name"])
 def test_hub_data(form, streaming, hub_folder, hub_cache) -> None:

@@ -13,6 +13,7 @@ def peak(plan) -> int:
     return forecast(plan).peak.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["v100_16", "rtx3090", "h200", "cpu"])
 def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardware) -> None:
     asked = (*BERT, "batch.per_device=4", f"hardware={hardware}")

@@ -26,10 +26,10 @@ def step_row(step: int, attempt: int = 0, seconds: float = 0.1, **more: Any) -> 
         metrics.STEP_TIME: seconds,
         metrics.SAMPLES: 8,
         metrics.TOKENS: 100,
-        metrics.phase_key("data"): 0.1 * seconds,
-        metrics.phase_key("forward"): 0.3 * seconds,
-        metrics.phase_key("backward"): 0.5 * seconds,
-        metrics.phase_key("optimizer"): 0.1 * seconds,
+        metrics.PHASE_KEYS["data"]: 0.1 * seconds,
+        metrics.PHASE_KEYS["forward"]: 0.3 * seconds,
+        metrics.PHASE_KEYS["backward"]: 0.5 * seconds,
+        metrics.PHASE_KEYS["optimizer"]: 0.1 * seconds,
     }
     return row | more
 

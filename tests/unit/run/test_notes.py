@@ -192,6 +192,7 @@ def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
     assert job.warnings == ["data.packing=padding_free had no effect: no row held two sequences"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
     if not compiled:
@@ -203,6 +204,7 @@ def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch)
     assert said == ([] if compiled else ["compile=eager had no effect: no graph was captured"])
 
 
+@pytest.mark.slow
 def test_what_a_compiler_hides_is_said_not_to_be_looked_into(trained) -> None:
     """Its calls of kernels are seen; a hook that counts its layers' would be compiled with it."""
     job = trained("compile=eager", "memory=checkpointing")

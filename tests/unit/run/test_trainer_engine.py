@@ -104,9 +104,9 @@ def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
     rows = rows_of(run(job_of()))
     assert [row[metrics.SAMPLES] for row in rows] == [4, 4, 2] * 3, "ten samples in steps of four"
     for row in rows:
-        assert all(row[metrics.phase_key(phase)] > 0 for phase in metrics.PHASES)
+        assert all(row[metrics.PHASE_KEYS[phase]] > 0 for phase in metrics.PHASES)
         assert row[metrics.STEP_TIME] == pytest.approx(
-            sum(row[metrics.phase_key(phase)] for phase in metrics.PHASES)
+            sum(row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES)
         )
     assert [metrics.WARMUP in row for row in rows] == [True] * 2 + [False] * 7
 

@@ -100,7 +100,10 @@ class Resumed:
 
 @pytest.fixture(
     scope="module",
-    params=["tensorboard", pytest.param("mlflow", marks=pytest.mark.slow), "trackio"],
+    params=[
+        "tensorboard",
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ("mlflow", "trackio")),
+    ],
 )
 def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     return Resumed(request.param, tmp_path_factory.mktemp(request.param))
@@ -138,7 +141,8 @@ class TestResumed:
         assert [p.name for p in resumed.home.iterdir() if not p.name.startswith(".")] == ["run"]
 
 
-@pytest.mark.parametrize("option", [pytest.param("mlflow", marks=pytest.mark.slow), "trackio"])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["mlflow", "trackio"])
 def test_rows_that_were_lost_are_sent_by_the_next_attempt(
     option: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -184,12 +184,17 @@ def test_a_slow_server_gets_everything(online: Server, make_run: Callable[..., T
     ("what", "status"),
     [
         ("UpsertBucket", 403),
-        ("UpsertBucket", 409),
-        ("UpsertBucket", 503),
-        ("file_stream", 401),
-        ("file_stream", 503),
-        ("/", 401),
-        ("/", 500),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("UpsertBucket", 409),
+                ("UpsertBucket", 503),
+                ("file_stream", 401),
+                ("file_stream", 503),
+                ("/", 401),
+                ("/", 500),
+            )
+        ),
     ],
 )
 def test_a_server_that_refuses_ends_in_time_and_is_told(

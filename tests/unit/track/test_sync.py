@@ -328,6 +328,7 @@ def sync_apart(folder: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 class TestServersThatFail:
     """Never a hang, never success; the same command later finishes."""
 
