@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
+
 from launching import bare, planned, pool, seconds, use_stand_in
 from paired import summarize
 from provenance import provenance
