@@ -3,10 +3,10 @@
     python benchmarks/fitting.py simulated            # made-up machines: no run is started
     python benchmarks/fitting.py real                 # every configuration of a small space, here
 
-`simulated` searches random machines whose generator (tests/unit/fit/surfaces.py) shares no code
-with the time model, with estimates of two qualities and without. `real` makes a search, then runs
-the whole space twice in reversed orders and asks how good the search's choice was there. --output
-FILE keeps what was found as JSON.
+`simulated` searches random machines of two makes, whose generators (tests/unit/fit/surfaces.py and
+surfaces_of_parts.py) share no code with the time model, with estimates of two qualities and
+without. `real` makes a search, then runs the whole space twice in reversed orders and asks how good
+the search's choice was there. --output FILE keeps what was found as JSON.
 """
 
 import argparse
@@ -25,14 +25,18 @@ sys.path.insert(0, str(REPO / "tests"))
 
 from provenance import machine, provenance  # noqa: E402
 from unit.fit.surfaces import OFF, make, search  # noqa: E402
+from unit.fit.surfaces_of_parts import make_of_parts  # noqa: E402
 
 from eke.files import write_json  # noqa: E402
 from eke.fit.trials import SHORT  # noqa: E402
 
 KINDS = {
-    "estimates off by 12 % a technique": (True, 1.0),
-    "estimates off by 24 % a technique": (True, 2.0),
-    "no estimates": (False, 1.0),
+    "techniques multiply; estimates off by 12 % a technique": (make, True, 1.0),
+    "techniques multiply; estimates off by 24 % a technique": (make, True, 2.0),
+    "techniques multiply; no estimates": (make, False, 1.0),
+    "a step of parts; estimates off by 25 % a part": (make_of_parts, True, 1.0),
+    "a step of parts; estimates off by 50 % a part": (make_of_parts, True, 2.0),
+    "a step of parts; no estimates": (make_of_parts, False, 1.0),
 }
 BUDGETS = (4, 8, 16)
 
@@ -48,13 +52,13 @@ SPACE = {
 def simulated(count: int) -> list[dict[str, Any]]:
     """One row for each kind of estimate and budget."""
     rows = []
-    for kind, (estimated, error) in KINDS.items():
-        surfaces = [make(seed, estimated, error) for seed in range(10_000, 10_000 + count)]
+    for kind, (generator, estimated, error) in KINDS.items():
+        surfaces = [generator(seed, estimated, error) for seed in range(10_000, 10_000 + count)]
         for budget in BUDGETS:
             found = [search(each, seed, budget) for seed, each in enumerate(surfaces)]
             off = sorted(each.off - 1 for each in found)
             rows.append({
-                "estimates": kind,
+                "machines": kind,
                 "budget": budget,
                 "searches": count,
                 "within_5_percent": sum(each.off <= OFF for each in found) / count,

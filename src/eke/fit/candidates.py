@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from eke.fit.point import Point, Room
 from eke.fit.space import PER_DOUBLING, Axis, Value, group_of
 from eke.fit.trials import without
 from eke.forecast import Forecast, Verdict, known_forecast
+from eke.pace import compile_seconds
 from eke.plan import Plan, possible_batches, replan, with_batch
 from eke.schema import Config
 
@@ -145,11 +146,12 @@ def _cut(
         whole = replan(baseline, config)
     except ConfigError:  # the user's own DeepSpeed configuration contradicts it
         return []
+    names = tuple(value.name for value in values)
+    beside = tuple(_with_less_work(values))
     cut = []
     for each in reversed(possible_batches(config)):
         plan = with_batch(whole, each, (), ())
         forecast = known_forecast(plan)
-        names = tuple(value.name for value in values)
         point = Point(
             names,
             plan.batch.per_device,
@@ -158,9 +160,19 @@ def _cut(
             forecast.best.expected,
             expected_s(plan),
             _usual(values, plan.batch.per_device / baseline.batch.per_device),
+            compile_seconds(plan) / baseline.steps.total,
+            beside,
         )
         cut.append(Candidate(point, values, plan, forecast))
     return cut
+
+
+def _with_less_work(values: tuple[Value, ...]) -> Iterator[tuple[str, ...]]:
+    """Names of the sets of values that compute the same with fewer operations."""
+    names = [value.name for value in values]
+    for axis, value in enumerate(values):
+        for other in value.needless_beside:
+            yield (*names[:axis], other, *names[axis + 1 :])
 
 
 def _usual(values: tuple[Value, ...], larger: float) -> float:

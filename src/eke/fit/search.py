@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from eke.fit.objective import Objective
-from eke.fit.point import Point, Room, Trial
+from eke.fit.once import shares
+from eke.fit.point import Point, Room, Trial, with_less_work
 from eke.fit.surrogate import NOISE, Array, Surrogate, expected_improvement
 
 ENOUGH = 0.003
@@ -46,6 +47,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._surrogate = Surrogate(self.points)
+        self._with_less_work = with_less_work(self.points)
 
     # --- what happened ----------------------------------------------------------------------
 
@@ -83,13 +85,16 @@ class Search:
         return chosen
 
     def to_confirm(self) -> list[int]:
-        """The best point, and another one as good as it, to be run again."""
+        """Points to be run again: the best, another as good as it, and what it is compared with."""
         ranked = self.ranking()
         if not ranked or self.left < 1:
             return []
         scores = [self._found(number) for number in ranked[:2]]
         rivals = len(scores) == 2 and scores[1] - scores[0] < CLOSE * self.objective.weight
-        return ranked[: min(2 if rivals else 1, self.left)]
+        again = ranked[: 2 if rivals else 1]
+        if self.first in ranked and self.first not in again:
+            again.append(self.first)
+        return again[: self.left]
 
     def ranking(self) -> list[int]:
         """Points that were measured, the best first."""
@@ -98,16 +103,21 @@ class Search:
 
     def by_expectation(self) -> list[int]:
         """Points that may have room, the best by the prior and by what was found so far first."""
-        mean, _ = self._posterior(())
-        able = [n for n, point in enumerate(self.points) if point.room is not Room.none]
+        mean, _ = self._times(())
+        able = [n for n in range(len(self.points)) if self._chance(n)]
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
+
+    def expected_s(self) -> list[float]:
+        """Seconds per step of each point, by the prior and by what was found so far."""
+        mean, _ = self._times(())
+        return [float(seconds) for seconds in np.exp(mean)]
 
     # --- inside -----------------------------------------------------------------------------
 
     def _best_to_try(self, chosen: Sequence[int]) -> int | None:
         if self.first is not None and not self.trials and self.first not in chosen:
             return self.first
-        mean, deviation = self._posterior(chosen)
+        mean, deviation = self._times(chosen)
         scores = np.array([self._score(n, value) for n, value in enumerate(mean)])
         improvement = expected_improvement(
             scores, self.objective.weight * deviation, self._to_beat(scores, chosen)
@@ -119,10 +129,22 @@ class Search:
         enough = ENOUGH * self.objective.weight if self.ranking() else 0.0
         return best if improvement[best] > enough else None
 
+    def _times(self, chosen: Sequence[int]) -> tuple[Array, Array]:
+        """Mean and deviation of the logarithm of what a step takes, its share of compiling too."""
+        mean, deviation = self._posterior(chosen)
+        if not (self._surrogate.is_modelled or self.ranking()):
+            return mean, deviation  # in proportion to seconds; only seconds can be added
+        share, doubt = shares(self.points, self.trials)
+        steady = np.exp(mean)
+        whole = steady + share
+        return np.log(whole), np.hypot(steady * deviation, share * doubt) / whole
+
     def _posterior(self, chosen: Sequence[int]) -> tuple[Array, Array]:
-        seen = [number for number, trial in self.trials if trial.step_s is not None]
-        values = [math.log(trial.step_s) for _, trial in self.trials if trial.step_s is not None]
-        spread = [trial.spread for _, trial in self.trials if trial.step_s is not None]
+        """The same without compiling."""
+        ended = [(n, trial, trial.step_s) for n, trial in self.trials if trial.step_s is not None]
+        seen = [number for number, _, _ in ended]
+        values = [math.log(step_s - trial.compiling_s) for _, trial, step_s in ended]
+        spread = [trial.spread for _, trial, _ in ended]
         if chosen:
             mean, _ = self._surrogate.posterior(seen, values, spread)
             believed = [number for number in chosen if number not in seen]
@@ -150,11 +172,22 @@ class Search:
         return self._score(number, sum(times) / len(times))
 
     def _chance(self, number: int) -> float:
+        """That it has room; 0 as well where running it would be for nothing."""
         room = self.points[number].room
+        if self._is_needless(number):
+            return 0.0
         if room is Room.fits:
             return 1.0
         ran_out = any(trial.ran_out for _, trial in self.trials)
         return 0.0 if room is Room.none or ran_out else RISK
+
+    def _is_needless(self, number: int) -> bool:
+        """Whether a point that does the same with less work is known to run, as far as that is."""
+        if self.objective is Objective.memory:
+            return False
+        failed = {n for n, trial in self.trials if trial.step_s is None}
+        others = set(self._with_less_work[number]) - failed
+        return any(self.points[other].room is Room.fits for other in others)
 
     def _close_what_needs_as_much(self, number: int) -> None:
         """What ran out of memory takes with it whatever is expected to need as much."""

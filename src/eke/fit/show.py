@@ -56,8 +56,11 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
     tight = sum(candidate.point.room is Room.tight for candidate in candidates.found)
     if tight:
         lines.append(f"  may not fit: {format_number(tight, 'configuration')}")
-    if not all(candidate.point.expected_s for candidate in candidates.found):
+    known = sum(candidate.point.expected_s is not None for candidate in candidates.found)
+    if not known:
         lines.append("  no estimate of their speed: trials alone decide")
+    elif known < len(candidates.found):
+        lines.append(f"  their speed: estimated of {known}, the others judged by these")
     return "\n".join(lines)
 
 
@@ -162,18 +165,22 @@ def _about_loss(fit: Fit) -> list[str]:
 
 def likely(candidates: Candidates, search: Search, baseline: Plan, count: int = 8) -> str:
     """What would be tried, as far as that is known before the first trial."""
-    if not all(candidate.point.expected_s for candidate in candidates.found):
+    if not any(candidate.point.expected_s for candidate in candidates.found):
         first = search.next()
         names = [short_name(candidates.found[number], baseline) for number in first]
         return f"would try first: {', '.join(names)}; without an estimate, trials lead from there"
     alike: dict[tuple[str, str], list[str]] = {}
+    expected_s = search.expected_s()
     for number in search.by_expectation():
         candidate = candidates.found[number]
-        seconds = format_seconds(candidate.point.expected_s or 0)
+        seconds = format_seconds(expected_s[number])
         peak = format_bytes(candidate.forecast.best.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["the best by estimate, of which trials would be made:", ""]
     for (seconds, peak), names in list(alike.items())[:count]:
         others = f"   (or {len(names) - 1} others, by estimate alike)" if len(names) > 1 else ""
         lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{others}")
+    if any(candidate.point.compiling_s for candidate in candidates.found):
+        total = format_number(baseline.steps.total, "step")
+        lines.append(f"  steps include their share of compiling, once for {total}")
     return "\n".join(lines)

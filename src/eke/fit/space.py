@@ -38,6 +38,8 @@ class Value:
     """Empty where it is what was typed."""
     usual: float = 1.0
     """Time of a step over that of what was typed, as published; no more than a first guess."""
+    needless_beside: tuple[str, ...] = ()
+    """Names of values of its axis that compute the same with fewer operations and more memory."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class _Technique:
     particular. 1 where nothing is known."""
     usual_cpu: float | None = None
     """The same on a CPU; None is as on a GPU."""
+    needless_beside: tuple[str, ...] = ()
+    """Overrides that compute the same with fewer operations and more memory."""
 
     def usual_on(self, kind: str) -> float:
         """What is usual on a kind of device."""
@@ -75,6 +79,7 @@ FP8 = published.FP8.slowdown * HALF
 STATES_8_BIT = published.ADAM_8BIT.slowdown
 
 PURE = "precision=bf16_pure"
+KEEP_ALL, KEEP_HALF = "memory=none", "memory=checkpointing memory.every_n=2"
 
 TECHNIQUES = (
     _Technique("attention", "attention=sdpa"),
@@ -88,10 +93,15 @@ TECHNIQUES = (
     _Technique("kernels", "kernels=none"),
     _Technique("kernels", "kernels=fused_linear_cross_entropy"),
     _Technique("kernels", "kernels=liger", (CUDA,)),
-    _Technique("memory", "memory=none"),
-    _Technique("memory", "memory=checkpointing_selective", usual=SELECTIVE),
-    _Technique("memory", "memory=checkpointing memory.every_n=2", usual=(1 + CHECKPOINTING) / 2),
-    _Technique("memory", "memory=checkpointing", usual=CHECKPOINTING),
+    _Technique("memory", KEEP_ALL),
+    _Technique(
+        "memory", "memory=checkpointing_selective", usual=SELECTIVE, needless_beside=(KEEP_ALL,)
+    ),
+    _Technique("memory", KEEP_HALF, usual=(1 + CHECKPOINTING) / 2, needless_beside=(KEEP_ALL,)),
+    _Technique(
+        "memory", "memory=checkpointing", usual=CHECKPOINTING,
+        needless_beside=(KEEP_ALL, KEEP_HALF),
+    ),
     _Technique("precision", "precision=tf32", (CUDA,), Numerics.mixed, TF32),
     _Technique("precision", "precision=bf16", BOTH, Numerics.mixed, HALF, 1.0),
     _Technique("precision", "precision=fp16", (CUDA,), Numerics.mixed, HALF),
@@ -138,12 +148,14 @@ def _axis(
 ) -> Axis:
     mine = [each for each in TECHNIQUES if each.axis == name]
     typed = f"{name}={choices[name]}"
-    before = next((t.usual_on(device.kind) for t in mine if t.overrides == typed), 1.0)
+    known = next((each for each in mine if each.overrides == typed), _Technique(name, typed))
+    before = known.usual_on(device.kind)
     others = [
         Value(
             each.overrides,
             tuple(each.overrides.split()),
             each.usual_on(device.kind) / before,
+            each.needless_beside,
         )
         for each in mine
         if device.kind in each.kinds
@@ -151,7 +163,7 @@ def _axis(
         and each.overrides != typed
         and not kept.intersection(map(group_of, each.overrides.split()))
     ]
-    return Axis(name, (Value(typed, ()), *others))
+    return Axis(name, (Value(typed, (), needless_beside=known.needless_beside), *others))
 
 
 def _sharing(device: Device, kept: set[str]) -> list[Axis]:

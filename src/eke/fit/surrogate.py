@@ -8,12 +8,12 @@ trials enough; Rasmussen and Williams, Gaussian Processes for Machine Learning, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, softmax
 
 from eke.fit.point import Point
 
@@ -44,7 +44,7 @@ BLIND = Doubt(machine=3.0, technique=0.14, batch=0.2, alone=0.05, reach=2.5)
 that is what is usual for them."""
 
 SCALES = (1.0, 1.5, 2.2, 3.3)
-"""Factors on all doubts but the machine's, of which the trials choose the likeliest: a time model
+"""Factors on all doubts but the machine's, each counted as the trials make it likely: a time model
 may be worse here than elsewhere, and who trusts a bad one too much stops too early."""
 
 SCALE_DOUBT = 0.6
@@ -61,11 +61,13 @@ class Surrogate:
         points: all there are, the same axes each.
     """
 
+    is_modelled: bool
+    """Whether its prior is in seconds."""
+
     def __init__(self, points: Sequence[Point]) -> None:
-        modelled = all(point.expected_s for point in points)
-        self.doubt = MODELLED if modelled else BLIND
-        times = [point.expected_s if modelled else point.usual for point in points]
-        self._prior: Array = np.log(np.asarray(times, dtype=float))
+        self.is_modelled = any(point.expected_s for point in points)
+        self.doubt = MODELLED if self.is_modelled else BLIND
+        self._prior: Array = np.log(prior_s(points))
         self._shapes = self._covariances(points, np.log2([p.micro_batch for p in points]))
 
     def posterior(
@@ -85,13 +87,19 @@ class Surrogate:
         index = np.asarray(seen)
         noise = np.diag(np.square(np.maximum(spread, NOISE)))
         off = np.asarray(log_step_s) - self._prior[index]
-        shape = self._shapes[np.ix_(index, index)]
-        scale = max(SCALES, key=lambda s: likelihood(machine + s**2 * shape + noise, off, s))
-        among = machine + scale**2 * shape + noise
-        across = machine + scale**2 * self._shapes[:, index]
-        gain = np.linalg.solve(among, across.T).T
-        left = machine + scale**2 * variance - np.einsum("ij,ij->i", gain, across)
-        return self._prior + gain @ off, np.sqrt(np.maximum(left, 1e-12))
+        means, variances, likelihoods = [], [], []
+        for scale in SCALES:
+            among = machine + scale**2 * self._shapes[np.ix_(index, index)] + noise
+            across = machine + scale**2 * self._shapes[:, index]
+            gain = np.linalg.solve(among, across.T).T
+            left = machine + scale**2 * variance - np.einsum("ij,ij->i", gain, across)
+            means.append(self._prior + gain @ off)
+            variances.append(np.maximum(left, 1e-12))
+            likelihoods.append(likelihood(among, off, scale))
+        weights = softmax(likelihoods)
+        mean = weights @ np.array(means)
+        between = weights @ np.square(np.array(means) - mean)
+        return mean, np.sqrt(weights @ np.array(variances) + between)
 
     def _covariances(self, points: Sequence[Point], size: Array) -> Array:
         """Of everything but the machine, at a scale of 1."""
@@ -105,6 +113,33 @@ class Surrogate:
         total += doubt.batch**2 * np.exp(-0.5 * (distance / doubt.reach) ** 2)
         total += doubt.alone**2 * np.eye(count)
         return total
+
+
+def prior_s(points: Sequence[Point]) -> list[float]:
+    """Seconds per step before any trial, or what is in proportion to them.
+
+    Where the time model says nothing of a point, the one of which it does and that has the most in
+    common with it stands in, times what is usual for what they differ in.
+    """
+    known: dict[tuple[int, int], list[Point]] = {}
+    for point in points:
+        if point.expected_s:
+            known.setdefault((point.devices, point.micro_batch), []).append(point)
+    if not known:
+        return [point.usual for point in points]
+    return [point.expected_s or _stand_in_s(point, known) for point in points]
+
+
+def _stand_in_s(point: Point, known: Mapping[tuple[int, int], Sequence[Point]]) -> float:
+    def apart(cut: tuple[int, int]) -> float:
+        return abs(math.log(cut[0] / point.devices)) + abs(math.log(cut[1] / point.micro_batch))
+
+    def in_common(other: Point) -> int:
+        return sum(a == b for a, b in zip(point.values, other.values, strict=True))
+
+    nearest = max(known[min(known, key=apart)], key=in_common)
+    assert nearest.expected_s is not None
+    return nearest.expected_s * point.usual / nearest.usual
 
 
 def likelihood(covariance: Array, off: Array, scale: float) -> float:

@@ -114,7 +114,8 @@ def measured(
         assert spread is not None
         relative = (spread.p90 - spread.p10) / PER_NORMAL / spread.median
         error = OF_MEDIAN * relative / math.sqrt(spread.n)
-        trial = Trial(spread.median + compile_s / total_steps, error, peak)
+        share = compile_s / total_steps
+        trial = Trial(spread.median + share, error, share, peak)
     loss = record.loss.eval_final
     return Measured(
         number,

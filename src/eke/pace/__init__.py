@@ -1,5 +1,6 @@
 """How long? What a step does, what its device can do, and the time that takes; no torch."""
 
+from eke.pace.compiling import compile_seconds
 from eke.pace.estimate import forecast_time
 from eke.pace.observed import note_pace
 from eke.pace.show import TITLE, render_time, speed_cell, sum_line, time_line
@@ -15,6 +16,7 @@ __all__ = [
     "StepTime",
     "Unknown",
     "as_json",
+    "compile_seconds",
     "forecast_time",
     "note_pace",
     "note_predictions",

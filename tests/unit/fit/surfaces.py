@@ -26,6 +26,9 @@ USUAL = {"compile=inductor": 0.87, "compile=regional": 0.87, "compile=reduce_ove
          "precision=bf16": 0.5}  # fmt: skip
 """What is published of techniques: right in its direction, of no machine in particular."""
 
+KEEP_ALL = "memory=none"
+"""What recomputing is needless beside."""
+
 OFF = 1.05
 """How far off the exhaustive best a search may end."""
 
@@ -96,7 +99,8 @@ def make(seed: int, estimated: bool, error: float = 1.0) -> Surface:
             fits = Room.fits if expected < 0.93 * room else Room.tight
             wrong = scale + sum(misjudged[value] for value in values) + rng.normal(0, 0.03)
             point = Point(values, size, 1, fits if expected < 1.05 * room else Room.none,
-                          int(expected * 2**30), seconds * math.exp(wrong))  # fmt: skip
+                          int(expected * 2**30), seconds * math.exp(wrong),
+                          needless_beside=needless_beside(values))  # fmt: skip
             usual = math.prod(USUAL.get(value, 1.0) for value in values) * size**-0.07
             points.append(point if estimated else replace(point, expected_s=None, usual=usual))
             step_s.append(seconds)
@@ -104,6 +108,12 @@ def make(seed: int, estimated: bool, error: float = 1.0) -> Surface:
     plain = tuple(axis[0] for axis in AXES)
     typed = [n for n, p in enumerate(points) if p.values == plain and p.room is Room.fits]
     return Surface(points, step_s, runs_out, typed[len(typed) // 2] if typed else None)
+
+
+def needless_beside(values: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The same without recomputing."""
+    kept = tuple(KEEP_ALL if value.startswith("memory=") else value for value in values)
+    return () if kept == values else (kept,)
 
 
 def search(surface: Surface, seed: int, budget: int = 8, noise: float = 0.01) -> Found:

@@ -1,14 +1,16 @@
 """A search finds nearly the best with few trials, on machines it knows nothing about."""
 
 import math
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import pytest
 from unit.fit.surfaces import OFF, make, search
+from unit.fit.surfaces_of_parts import make_of_parts
 
 from eke.fit import Objective, Point, Room, Search, Trial
-from eke.fit.surrogate import Surrogate, expected_improvement
+from eke.fit.surrogate import Surrogate, expected_improvement, prior_s
 
 SEEDS = range(40)
 
@@ -24,6 +26,15 @@ def test_with_a_time_model_it_ends_within_five_percent(estimated):
     near = sum(found.off <= OFF for found in estimated)
     assert near >= 0.8 * len(estimated), sorted(found.off for found in estimated)
     assert median(found.off for found in estimated) <= 1.02
+
+
+def test_it_does_so_where_techniques_act_on_parts_of_a_step():
+    """Another generator: what a technique is worth depends on the others and on the micro-batch."""
+    surfaces = [make_of_parts(seed, estimated=True) for seed in SEEDS]
+    ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
+    near = sum(found.off <= OFF for found in ends)
+    assert near >= 0.9 * len(ends), sorted(found.off for found in ends)
+    assert max(found.num_out_of_memory for found in ends) <= 1
 
 
 def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
@@ -59,8 +70,22 @@ def test_what_was_typed_is_tried_first_and_the_best_is_confirmed():
     looking.tell(1, Trial(0.5))
     while chosen := looking.next():
         looking.tell(chosen[0], Trial(1.0))
-    assert looking.to_confirm() == [1]
+    assert looking.to_confirm()[0] == 1
     assert looking.left >= 1
+
+
+def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with():
+    looking = Search(points(1.0, 0.50, 0.51, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.50), (2, 0.51)):
+        looking.tell(number, Trial(seconds))
+    assert looking.to_confirm() == [1, 2, 0]
+    looking.budget = 5
+    assert looking.to_confirm() == [1, 2]
+    looking.tell(2, Trial(0.6))
+    assert looking.to_confirm() == [1]
+    best_is_typed = Search(points(1.0, 2.0), Objective.speed, 8, first=0)
+    best_is_typed.tell(0, Trial(1.0))
+    assert best_is_typed.to_confirm() == [0]
 
 
 def test_nothing_that_is_well_known_to_be_slow_is_tried():
@@ -93,6 +118,90 @@ def test_nothing_measured_means_nothing_to_confirm():
     for number in (0, 1):
         looking.tell(number, Trial(None))
     assert (looking.next(), looking.ranking(), looking.to_confirm()) == ([], [], [])
+
+
+def beside_its_rival(room: Room = Room.fits) -> list[Point]:
+    """`kept` and `recomputed` do the same; the estimates are for the slower by mistake."""
+    first = Point(("typed",), 4, peak_bytes=50, expected_s=1.0)
+    kept = Point(("kept",), 4, room=room, peak_bytes=100, expected_s=0.9)
+    saves = (("kept",), ("no such",))
+    recomputed = replace(kept, values=("recomputed",), room=Room.fits, peak_bytes=60,
+                         expected_s=0.5, needless_beside=saves)  # fmt: skip
+    return [first, kept, recomputed, replace(recomputed, micro_batch=8, peak_bytes=110)]
+
+
+def test_more_work_for_less_memory_is_not_tried_where_there_is_room():
+    """Only with the micro-batch that has none otherwise, whatever estimates say."""
+    looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
+    tried = []
+    while chosen := looking.next():
+        tried += chosen
+        looking.tell(chosen[0], Trial(1.0))
+    assert 2 not in tried
+    assert 3 in tried
+    assert 2 not in looking.by_expectation()
+
+
+@pytest.mark.parametrize("outcome", [Trial(None), Trial(None, ran_out=True)])
+def test_it_is_tried_where_what_needs_less_work_fails(outcome):
+    looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, outcome)
+    assert 2 in looking.next(4)
+
+
+def test_it_is_tried_where_there_may_be_no_room_and_where_memory_is_the_aim():
+    tight = Search(beside_its_rival(Room.tight), Objective.speed, 8, first=0)
+    frugal = Search(beside_its_rival(), Objective.memory, 8, first=0)
+    for looking in (tight, frugal):
+        looking.tell(0, Trial(1.0, peak_bytes=50))
+        assert 2 in looking.by_expectation()
+    assert 2 in tight.next(3)
+
+
+def compiling(seconds: float, steps: int, estimated: bool = True) -> list[Point]:
+    """What compiling is worth depends on how often what it makes is used."""
+    eager = Point(("none",), 8, expected_s=1.0)
+    compiled = Point(("inductor",), 8, expected_s=0.5, usual=0.5, compiling_s=seconds / steps)
+    every = [eager, compiled, replace(compiled, micro_batch=4, expected_s=0.6)]
+    return every if estimated else [replace(each, expected_s=None) for each in every]
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_compiling_is_tried_where_its_steps_are_many(estimated):
+    """30 s of it halve a second: not in five steps, but in ten thousand."""
+    for steps, pays in ((5, False), (10_000, True)):
+        looking = Search(compiling(30, steps, estimated), Objective.speed, 8, first=0)
+        looking.tell(0, Trial(1.0))
+        assert bool(looking.next()) == pays
+
+
+def test_what_compiling_took_is_what_it_takes_elsewhere():
+    """Its estimate was fifty times too low: the other micro-batch is not tried either."""
+    looking = Search(compiling(3, 100), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == [1]
+    looking.tell(1, Trial(0.5 + 1.5, compiling_s=1.5))
+    assert looking.next() == []
+    assert looking.ranking() == [0, 1]
+    assert looking.expected_s()[2] == pytest.approx(0.6 + 1.5, rel=0.1)
+
+
+def test_without_estimates_and_without_what_was_typed_it_begins_with_what_is_usual():
+    """Nothing is known in seconds yet, so that none can be added."""
+    looking = Search(compiling(30, 10, estimated=False), Objective.speed, 8, first=None)
+    assert looking.next() == [1]
+
+
+def test_a_point_without_an_estimate_is_judged_by_its_nearest_relative():
+    known = Point(("none", "sdpa"), 8, expected_s=2.0)
+    smaller = Point(("none", "sdpa"), 4, expected_s=3.0)
+    eager = Point(("none", "eager"), 8, expected_s=4.0, usual=1.1)
+    unknown = Point(("inductor", "eager"), 8, usual=0.55)
+    alone = Point(("inductor", "sdpa"), 5, usual=0.5)
+    every = [known, smaller, eager, unknown, alone]
+    assert prior_s(every) == pytest.approx([2.0, 3.0, 4.0, 2.0, 1.5])
+    assert prior_s([unknown, alone]) == [0.55, 0.5]
 
 
 def test_several_at_once_are_different_and_within_the_budget():

@@ -40,6 +40,7 @@ def test_compiling_is_spread_over_the_run_it_is_for(record):
     record.timing.compile_s = 50.0
     found = measured(3, 0, record, "runs/a", total_steps=1000, on_gpu=False)
     assert found.trial.step_s == pytest.approx(0.1 + 0.05)
+    assert found.trial.compiling_s == pytest.approx(0.05)
     assert found.steady_s == 0.1
 
 

@@ -1,5 +1,6 @@
 """What a search leaves: an option of `experiment`, and a small report beside its trials."""
 
+import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -28,7 +29,7 @@ def keep(fitting: Fitting, fit: Fit, name: str) -> None:
     """
     folder = fitting.paths.folder
     text = describe_fit(fit, fitting.baseline)
-    command = f"eke fit {' '.join(fitting.wish.command)}"
+    command = shlex.join(["eke", "fit", *fitting.wish.command])
     write_atomic(folder / REPORT, _report(command, fitting, text))
     write_json(folder / VALUES, _values(command, fitting, fit))
     say(f"\n{text}")
