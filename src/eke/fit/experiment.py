@@ -12,6 +12,7 @@ from eke.compose.alone import PRESETS
 from eke.compose.catalogue import make_catalogue
 from eke.errors import ConfigError, Problem
 from eke.files import write_atomic
+from eke.paths import conf_folder
 from eke.schema.codec import make_converter
 
 MADE_BY = "eke fit"
@@ -58,6 +59,10 @@ def free_path(folder: Path, name: str) -> Path:
     path = folder / "experiment" / f"{name}.yaml"
     if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
         why = f"{path} is there, and eke fit did not write it"
+        raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
+    theirs = conf_folder() / "experiment" / path.name
+    if theirs.exists() and not path.exists():
+        why = "eke has an experiment of this name, and it would be taken instead"
         raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
     return path
 

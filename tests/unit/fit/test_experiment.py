@@ -68,6 +68,13 @@ def test_it_writes_over_its_own_file_and_over_no_other(tmp_path):
         free_path(tmp_path, "mine")
 
 
+@pytest.mark.parametrize("name", ["smoke", "none"])
+def test_a_name_that_eke_has_is_refused_before_it_shadows_an_option(tmp_path, name):
+    """A folder of one's own with such an option is refused by every later command."""
+    with pytest.raises(ConfigError, match=f"--name {name}_fit"):
+        free_path(tmp_path, name)
+
+
 @pytest.mark.parametrize("name", ["a b", "../up", "", "1st", "x.yaml"])
 def test_a_name_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="letters, digits"):
