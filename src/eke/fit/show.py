@@ -178,8 +178,9 @@ def likely(candidates: Candidates, search: Search, baseline: Plan, count: int = 
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["the best by estimate, of which trials would be made:", ""]
     for (seconds, peak), names in list(alike.items())[:count]:
-        others = f"   (or {len(names) - 1} others, by estimate alike)" if len(names) > 1 else ""
-        lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{others}")
+        others = format_number(len(names) - 1, "other")
+        alike_too = f"   (or {others}, by estimate alike)" if len(names) > 1 else ""
+        lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{alike_too}")
     if any(candidate.point.compiling_s for candidate in candidates.found):
         total = format_number(baseline.steps.total, "step")
         lines.append(f"  steps include their share of compiling, once for {total}")
