@@ -117,15 +117,14 @@ class Fitting:
     def try_out(self, numbers: Sequence[int]) -> None:
         """Run trials of candidates, and tell the search what they found."""
         repeats = {n: sum(each.number == n for each in self.trials) for n in numbers}
-        for n in numbers:
-            done = len(self.trials) + numbers.index(n) + 1
+        labels = [f"trial {len(self.trials) + at}" for at, _ in enumerate(numbers, start=1)]
+        for label, n in zip(labels, numbers, strict=True):
             again = ", once more" if repeats[n] else ""
-            say(f"trial {done} of at most {self.wish.budget}: {self.name(n)}{again}")
+            say(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
         cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.in_cluster)
         self.cells += cells
-        labels = [self.name(n) for n in numbers]
         jobs = make_jobs(labels, plans, {})
         for job in jobs:
             job.cells = [first + job.number]
