@@ -91,7 +91,8 @@ def enumerate_candidates(
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
-    sets = list(itertools.product(*(axis.values for axis in axes)))
+    product = itertools.product(*(axis.values for axis in axes))
+    sets = [values for values in product if not _contradict(values)]
     for number, values in enumerate(sets):
         progress(number, len(sets))
         changed: dict[str, Any] = {}
@@ -115,6 +116,12 @@ def enumerate_candidates(
             found.append(each)
     progress(len(sets), len(sets))
     return Candidates(found, first, len(sets), refused, too_large)
+
+
+def _contradict(values: Sequence[Value]) -> bool:
+    """Whether two of them decide the same group, such as bfloat16 weights with their optimizer."""
+    decided = [group for value in values for group in {*map(group_of, value.overrides)}]
+    return len(decided) > len(set(decided))
 
 
 def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:

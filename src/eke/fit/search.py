@@ -172,14 +172,27 @@ class Search:
         return self._score(number, sum(times) / len(times))
 
     def _chance(self, number: int) -> float:
-        """That it has room; 0 as well where running it would be for nothing."""
-        room = self.points[number].room
+        """That running it tells something: there is room, some need, and it does not fail."""
         if self._is_needless(number):
             return 0.0
+        room, works = self.points[number].room, 1 - self._blame(number)
         if room is Room.fits:
-            return 1.0
+            return works
         ran_out = any(trial.ran_out for _, trial in self.trials)
-        return 0.0 if room is Room.none or ran_out else RISK
+        return 0.0 if room is Room.none or ran_out else RISK * works
+
+    def _blame(self, number: int) -> float:
+        """Chance that a point has what made others fail: any value that worked nowhere."""
+        mine = set(enumerate(self.points[number].values))
+        worked: set[tuple[int, str]] = set()
+        for n in self.ranking():
+            worked.update(enumerate(self.points[n].values))
+        innocent = 1.0
+        for n, trial in self.trials:
+            if trial.step_s is None and not trial.ran_out:
+                suspects = set(enumerate(self.points[n].values)) - worked
+                innocent *= 1 - len(suspects & mine) / max(1, len(suspects))
+        return 1 - innocent
 
     def _is_needless(self, number: int) -> bool:
         """Whether a point that does the same with less work is known to run, as far as that is."""

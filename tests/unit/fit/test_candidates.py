@@ -59,6 +59,18 @@ def test_classes_of_numerics_hold_each_other(own_machine):
     assert "optimizer=adamw_8bit" in names[Numerics.reduced] - names[Numerics.mixed]
 
 
+def test_no_group_is_decided_twice(own_machine):
+    """bfloat16 weights bring an optimizer of their own; another one is not typed beside it."""
+    _, found = candidates(numerics=Numerics.reduced)
+    seen = set()
+    for each in found.found:
+        texts = [text for value in each.values for text in value.overrides]
+        groups = [text.partition("=")[0] for text in texts if "." not in text.partition("=")[0]]
+        assert len(groups) == len(set(groups)), texts
+        seen.update(text for text in texts if text.startswith("optimizer="))
+    assert seen == {"optimizer=adamw_bf16_sr", "optimizer=adamw_8bit"}
+
+
 def test_what_rules_refuse_is_counted_by_rule(own_machine):
     _, found = candidates("model=tiny_bert", "task=masked_lm", "model.dropout=0.1",
                           numerics=Numerics.reduced)  # fmt: skip

@@ -113,6 +113,35 @@ def test_a_failure_is_not_tried_again_and_does_not_end_the_search():
     assert looking.ranking() == [2, 0]
 
 
+def with_kernels(*names: str) -> list[Point]:
+    """Each of them compiled and not; the further, the faster."""
+    return [
+        Point((kernels, compiler), 8, expected_s=0.9**n * (0.8 if compiler == "inductor" else 1))
+        for n, kernels in enumerate(names)
+        for compiler in ("eager", "inductor")
+    ]
+
+
+def test_what_fails_by_itself_is_not_tried_with_anything_else():
+    """A package that does not know the model costs one trial, and not all of them."""
+    looking = Search(with_kernels("plain", "liger"), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == [3]
+    looking.tell(3, Trial(None))
+    assert looking.next() == [1], "the compiler may be innocent"
+    looking.tell(1, Trial(0.8))
+    assert looking.next() == [], "so it was the kernels"
+
+
+def test_who_worked_elsewhere_is_not_to_blame():
+    other_cut = Point(("liger", "inductor"), 4, expected_s=0.5)
+    every = [*with_kernels("plain", "liger"), other_cut]
+    looking = Search(every, Objective.speed, 8, first=0)
+    for number, trial in ((0, Trial(1.0)), (2, Trial(0.9)), (1, Trial(0.8)), (3, Trial(None))):
+        looking.tell(number, trial)
+    assert looking.next() == [4]
+
+
 def test_nothing_measured_means_nothing_to_confirm():
     looking = Search(points(1.0, 0.5), Objective.speed, 8, first=0)
     for number in (0, 1):
