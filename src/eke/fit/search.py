@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from eke.fit.chances import chances
 from eke.fit.objective import Objective
 from eke.fit.once import shares
 from eke.fit.point import Point, Room, Trial, with_less_work
@@ -17,9 +18,6 @@ from eke.fit.surrogate import NOISE, Array, Surrogate, expected_improvement
 
 ENOUGH = 0.003
 """Expected improvement below which no more is tried: a third of a percent."""
-
-RISK = 0.5
-"""What the improvement of a tight configuration counts: it may run out of memory instead."""
 
 CONFIRMING = 1
 """Trials that are kept for running the best one again."""
@@ -104,7 +102,7 @@ class Search:
     def by_expectation(self) -> list[int]:
         """Points that may have room, the best by the prior and by what was found so far first."""
         mean, _ = self._times(())
-        able = [n for n in range(len(self.points)) if self._chance(n)]
+        able = np.flatnonzero(self._chances()).tolist()
         return sorted(able, key=lambda number: self._score(number, float(mean[number])))
 
     def expected_s(self) -> list[float]:
@@ -122,7 +120,7 @@ class Search:
         improvement = expected_improvement(
             scores, self.objective.weight * deviation, self._to_beat(scores, chosen)
         )
-        improvement *= [self._chance(number) for number in range(len(self.points))]
+        improvement *= self._chances()
         for number in {*chosen, *(number for number, _ in self.trials)}:
             improvement[number] = 0.0
         best = int(np.argmax(improvement))
@@ -171,36 +169,8 @@ class Search:
         times = [math.log(t.step_s) for n, t in self.trials if n == number and t.step_s]
         return self._score(number, sum(times) / len(times))
 
-    def _chance(self, number: int) -> float:
-        """That running it tells something: there is room, some need, and it does not fail."""
-        if self._is_needless(number):
-            return 0.0
-        room, works = self.points[number].room, 1 - self._blame(number)
-        if room is Room.fits:
-            return works
-        ran_out = any(trial.ran_out for _, trial in self.trials)
-        return 0.0 if room is Room.none or ran_out else RISK * works
-
-    def _blame(self, number: int) -> float:
-        """Chance that a point has what made others fail: any value that worked nowhere."""
-        mine = set(enumerate(self.points[number].values))
-        worked: set[tuple[int, str]] = set()
-        for n in self.ranking():
-            worked.update(enumerate(self.points[n].values))
-        innocent = 1.0
-        for n, trial in self.trials:
-            if trial.step_s is None and not trial.ran_out:
-                suspects = set(enumerate(self.points[n].values)) - worked
-                innocent *= 1 - len(suspects & mine) / max(1, len(suspects))
-        return 1 - innocent
-
-    def _is_needless(self, number: int) -> bool:
-        """Whether a point that does the same with less work is known to run, as far as that is."""
-        if self.objective is Objective.memory:
-            return False
-        failed = {n for n, trial in self.trials if trial.step_s is None}
-        others = set(self._with_less_work[number]) - failed
-        return any(self.points[other].room is Room.fits for other in others)
+    def _chances(self) -> Array:
+        return chances(self.points, self._with_less_work, self.trials, self.objective)
 
     def _close_what_needs_as_much(self, number: int) -> None:
         """What ran out of memory takes with it whatever is expected to need as much."""

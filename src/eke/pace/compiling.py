@@ -23,9 +23,9 @@ GPU = _Compiler(whole=2.0, layer=1.2, regional=5.0)
 backward pass is compiled as well: 10.7 s for the 16 layers of a Llama of 1B, 20.4 for the 32 of one
 of 8B, 1.95 and 2.9 by regions."""
 
-CPU = _Compiler(whole=13.0, layer=5.0, regional=25.0)
-"""Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; a tiny Llama of two layers 22.9
-and 35.8 (docs/lab.md)."""
+CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
+"""Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and
+35.8 (docs/lab.md)."""
 
 
 def compile_seconds(plan: Plan) -> float:

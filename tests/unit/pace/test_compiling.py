@@ -6,6 +6,7 @@ from unit.pace.cases import CPU, small
 from eke.pace import compile_seconds
 
 BERT = ("model=bert_base", "task=masked_lm", "model.num_hidden_layers=6")
+TINY = ("model=tiny", "model.num_hidden_layers=4")
 
 
 @pytest.mark.parametrize("option", ["none", "eager", "aot_eager"])
@@ -14,11 +15,13 @@ def test_without_inductor_nothing_is_generated(option):
 
 
 @pytest.mark.parametrize(
-    ("regional", "measured"), [(False, 42.8), (True, 24.5)], ids=["whole", "regional"]
+    ("model", "regional", "measured"),
+    [(BERT, False, 42.8), (BERT, True, 24.5), (TINY, False, 22.9), (TINY, True, 35.8)],
 )
-def test_on_a_processor_it_is_what_bert_took(regional, measured):
-    plan = small(*BERT, "compile=inductor", f"compile.regional={regional}", device=CPU)
-    assert compile_seconds(plan) == pytest.approx(measured, rel=0.1)
+def test_on_a_processor_it_is_what_was_measured(model, regional, measured):
+    """Within a quarter, on the machine of the lab book."""
+    plan = small(*model, "compile=inductor", f"compile.regional={regional}", device=CPU)
+    assert compile_seconds(plan) == pytest.approx(measured, rel=0.25)
 
 
 def test_layers_count_where_all_are_compiled():
