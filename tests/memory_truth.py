@@ -36,7 +36,8 @@ OPTIMIZERS = (
 TECHNIQUES = (
     "", "", "", "memory=checkpointing", "memory=checkpointing memory.every_n=2",
     "memory=checkpointing_selective", "batch.accumulation=2", "batch.accumulation=3",
-    "kernels=fused_linear_cross_entropy", "peft=lora", "peft=dora", "peft=ia3",
+    "kernels=fused_linear_cross_entropy", "kernels=sparse_prediction",
+    "peft=lora", "peft=dora", "peft=ia3",
     "memory=optimizer_in_backward train.max_grad_norm=null", "train.max_grad_norm=null",
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """From samples to micro-batches: padding, counting, and which samples each optimizer step sees."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,11 +25,15 @@ class MicroBatch:
     """Labels that count: the loss of a step is the mean over all of these."""
     num_tokens: int
     """Input and target tokens that are not padding."""
+    places: Tensor | None = None
+    """Of the labels that count, in the flattened labels: (num_targets,), int64; None where logits
+    are wanted everywhere."""
 
     @property
     def tensors(self) -> list[Tensor]:
         """All there are."""
-        return [*self.inputs.values(), self.labels]
+        places = [] if self.places is None else [self.places]
+        return [*self.inputs.values(), self.labels, *places]
 
     @property
     def num_positions(self) -> int:
@@ -48,18 +52,25 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         """On the device; copies from pinned memory do not wait."""
-        inputs = {name: t.to(device, non_blocking=True) for name, t in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=self.labels.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def without_targets(self) -> "MicroBatch":
         """The same inputs, counting for nothing: no gradient comes from it, no sample, no token."""
         labels = torch.full_like(self.labels, IGNORED)
-        return replace(self, labels=labels, num_samples=0, num_targets=0, num_tokens=0)
+        places = None if self.places is None else self.places[:0]
+        return replace(
+            self, labels=labels, places=places, num_samples=0, num_targets=0, num_tokens=0
+        )
 
     def pin_memory(self) -> "MicroBatch":
         """In page-locked memory; the DataLoader calls this."""
-        inputs = {name: t.pin_memory() for name, t in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=self.labels.pin_memory())
+        return self.map(Tensor.pin_memory)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """With each of its tensors changed."""
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        places = None if self.places is None else change(self.places)
+        return replace(self, inputs=inputs, labels=change(self.labels), places=places)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class Collator:
     """Rows are padded to a multiple of this many tokens."""
     padding_free: bool = False
     """One row of all samples, whose positions restart at each."""
+    sparse: bool = False
+    """Say where the labels that count are."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
@@ -92,9 +105,15 @@ class Collator:
             inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
         each = [row["labels"] for row in rows]
         labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
-        num_targets = int(np.count_nonzero(labels != IGNORED))
-        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-        return MicroBatch(tensors, torch.from_numpy(labels), len(samples), num_targets, num_tokens)
+        places = np.flatnonzero(labels != IGNORED)
+        return MicroBatch(
+            inputs={name: torch.from_numpy(array) for name, array in inputs.items()},
+            labels=torch.from_numpy(labels),
+            num_samples=len(samples),
+            num_targets=len(places),
+            num_tokens=num_tokens,
+            places=torch.from_numpy(places) if self.sparse else None,
+        )
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:
         """Rows of shape (length,) as one array (rows, longest)."""

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 from eke.build.batches import Collator, MicroBatch, Order, StepSampler
 from eke.build.bursts import in_bursts
+from eke.build.collating import build_collator
 from eke.build.longest import LongestCollator, LongestSamples
-from eke.build.sources import is_ragged, open_split
+from eke.build.sources import open_split
 from eke.build.tasks import PackedSamples, TaskSamples
 from eke.plan import Plan
-from eke.schema import Packing, Synthetic
-from eke.sizes import DECODERS
+from eke.schema import Synthetic
 
 Samples = TaskSamples | PackedSamples | LongestSamples
 
@@ -163,16 +163,8 @@ def build_data(plan: Plan) -> Data:
         RunError: the data is no longer what was planned.
     """
     config = plan.config
-    # A causal model never sees what comes after a token, and padding comes last.
-    bidirectional = config.model.family not in DECODERS
-    multiple = config.data.pad_to_multiple_of or 1
     causal = config.task.option == "causal_lm"
-    collate = Collator(
-        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
-        pad=plan.vocabulary.pad,
-        multiple=multiple,
-        padding_free=config.data.packing is Packing.padding_free,
-    )
+    collate = build_collator(plan)
     return Data(
         train=_open(plan, evaluation=False),
         evaluation=_open(plan, evaluation=True),

@@ -51,5 +51,6 @@ KERNELS: dict[str, Callable[[nn.Module], None]] = {
     "none": _none,
     "liger": _liger,
     "fused_linear_cross_entropy": _none,
+    "sparse_prediction": _none,
 }
-"""Option of the group `kernels` -> what it does to the model; the loss's field: eke.build.loss."""
+"""Option of the group `kernels` -> what it does to the model; the loss's fields: eke.build.loss."""

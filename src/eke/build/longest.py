@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from eke.build.batches import Collator, MicroBatch
-from eke.build.sources import is_packed, is_ragged
+from eke.build.sources import is_packed
 from eke.build.tasks import Key, Sample, lay_end_to_end
 from eke.plan import Plan
-from eke.schema import Packing, Seq2SeqLM
+from eke.schema import Config, Packing, Seq2SeqLM
+from eke.sizes import is_ragged, most_predicted
+from eke.tokens import IGNORED
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,26 @@ class LongestSamples:
             # As in eke.build.tasks: T5 pools at the end of text, of which each row has one.
             ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
             return {"input_ids": ids, "labels": np.zeros((), np.int64)}
-        return {"input_ids": ids, "labels": ids}
+        return {"input_ids": ids, "labels": some_labels(self.plan.config, ids, self._together())}
+
+    def _together(self) -> int:
+        """Samples of a micro-batch."""
+        batch = self.plan.batch
+        return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
 
     def _ordinary(self) -> int:
         """The first id without a meaning of its own."""
         known = self.plan.vocabulary
         special = {known.pad, known.eos, known.mask, *known.special}
         return next(number for number in range(len(special) + 1) if number not in special)
+
+
+def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
+    """Labels of a sample: as many as a micro-batch of such samples may have, shared out evenly."""
+    most = -(-most_predicted(config, num_samples * len(ids)) // num_samples)
+    labels = np.full_like(ids, IGNORED)
+    labels[:most] = ids[:most]
+    return labels
 
 
 @dataclass(frozen=True)

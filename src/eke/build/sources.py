@@ -28,19 +28,11 @@ from eke.plan import Plan
 from eke.plan.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.schema import (
     Config,
-    Lengths,
     Packing,
-    Rows,
     SequenceClassification,
     Synthetic,
 )
-
-
-def is_ragged(config: Config) -> bool:
-    """Samples may have different lengths."""
-    if isinstance(config.data, Synthetic):
-        return config.data.lengths is not Lengths.fixed
-    return isinstance(config.data, Rows)
+from eke.sizes import is_ragged
 
 
 def is_packed(config: Config) -> bool:

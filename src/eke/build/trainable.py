@@ -5,7 +5,7 @@ from torch import nn
 
 from eke.build.checkpointing import apply_checkpointing
 from eke.build.kernels import apply_kernels
-from eke.build.loss import fuse_loss
+from eke.build.loss import apply_loss
 from eke.build.masks import spare_mask_checks
 from eke.build.model import build_model_and_report
 from eke.build.peft import apply_peft
@@ -28,6 +28,6 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     model = apply_peft(plan, model)
     spare_mask_checks(model, packed=is_packed(plan.config))
     apply_kernels(plan, model)
-    fuse_loss(plan, model)
+    apply_loss(plan, model)
     apply_checkpointing(plan, model)
     return model, report

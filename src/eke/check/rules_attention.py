@@ -2,8 +2,8 @@
 
 from eke.check.capability import capability_of, older_than
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Backend, Compute, Lengths, Packing, Rows, Synthetic
-from eke.sizes import DECODERS
+from eke.schema import Backend, Compute, Packing
+from eke.sizes import DECODERS, is_ragged
 
 SDP = (
     "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/"
@@ -69,19 +69,12 @@ def _head_multiple(facts: Facts) -> int:
     return 1 if older_than(facts, (8, 0)) else 4
 
 
-def _is_ragged(facts: Facts) -> bool:
-    data = facts.config.data
-    if isinstance(data, Synthetic):
-        return data.lengths is not Lengths.fixed
-    return isinstance(data, Rows)
-
-
 def _has_mask(facts: Facts) -> bool:
     """Attention is given a mask: padding that could be attended to, or packed samples."""
     config = facts.config
     if config.model.family in DECODERS:
-        return config.data.packing is not Packing.off and _is_ragged(facts)
-    return _is_ragged(facts) or (config.data.pad_to_multiple_of or 1) > 1
+        return config.data.packing is not Packing.off and is_ragged(facts.config)
+    return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
 
 
 def _backend(facts: Facts) -> str:
@@ -296,7 +289,7 @@ FLASH_RULES = (
         when=lambda f: (
             _flash_package(f)
             and f.config.data.packing is Packing.on
-            and _is_ragged(f)
+            and is_ragged(f.config)
             and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
         ),
         value=lambda f: f.config.data.packing.value,

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from eke.check.rule import Facts, Rule, Verdict
 from eke.corpus import BYTES, tokenizer_of
 from eke.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
-from eke.sizes import DECODERS
+from eke.sizes import DECODERS, is_ragged
 
 MAX_COUNTED = 10**6
 """Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
@@ -19,14 +19,6 @@ def _rows(facts: Facts) -> Rows | None:
 
 def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
-
-
-def _has_equal_lengths(facts: Facts) -> bool:
-    """Every sample has as many tokens as every other."""
-    synthetic = _synthetic(facts)
-    if synthetic is not None:
-        return synthetic.lengths is Lengths.fixed
-    return _rows(facts) is None
 
 
 def _cannot_pack(facts: Facts) -> bool:
@@ -46,7 +38,7 @@ def _pads_nothing(facts: Facts) -> bool:
     if isinstance(task, Seq2SeqLM):
         lengths.append(task.target_len or facts.config.data.seq_len)
     exact = all(length % _multiple(facts) == 0 for length in lengths)
-    return _multiple(facts) > 1 and _has_equal_lengths(facts) and exact
+    return _multiple(facts) > 1 and not is_ragged(facts.config) and exact
 
 
 def _padded_len(facts: Facts) -> int:
@@ -131,7 +123,7 @@ RULES = (
         when=lambda f: (
             f.config.data.packing is not Packing.off
             and not _cannot_pack(f)
-            and _has_equal_lengths(f)
+            and not is_ragged(f.config)
         ),
         value=lambda f: f.config.data.packing.value,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens already: none is padded",
@@ -142,7 +134,7 @@ RULES = (
         id="grouping_needs_ragged",
         verdict=Verdict.no_effect,
         path="data.length_grouping",
-        when=lambda f: f.config.data.length_grouping and _has_equal_lengths(f),
+        when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
         value=lambda f: f.config.data.length_grouping,
         why=lambda f: "every sample is as long as every other",
         fix=lambda f: "data.length_grouping=false",
@@ -179,7 +171,7 @@ RULES = (
         path="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
-            and (not _has_equal_lengths(f) or (_multiple(f) > 1 and not _pads_nothing(f)))
+            and (bool(is_ragged(f.config)) or (_multiple(f) > 1 and not _pads_nothing(f)))
         ),
         value=lambda f: getattr(f.config.model, "rms_norm_eps", None),
         why=lambda f: "the embedding of padding is zero, and zero divided by its norm is no number",

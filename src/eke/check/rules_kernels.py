@@ -5,6 +5,8 @@ from pathlib import Path
 
 from eke.check.capability import capability_of
 from eke.check.rule import Facts, Rule, Verdict
+from eke.schema import CompileMode, Packing, Rows
+from eke.sizes import is_ragged
 
 FUSABLE = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "bert", "t5")
 """Families whose output is the projection itself; others scale or cap the logits after it."""
@@ -13,6 +15,7 @@ LIGER = ("llama", "qwen2", "qwen3", "mixtral")
 """Families that liger-kernel 0.8.5 has kernels for, of those with a closed form here."""
 
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
+SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = (
     "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html"
 )
@@ -29,6 +32,38 @@ def has_linear_cross_entropy() -> bool:
 
 def _fused(facts: Facts) -> bool:
     return facts.config.kernels.fused_linear_cross_entropy
+
+
+def _sparse(facts: Facts) -> bool:
+    return facts.config.kernels.sparse_prediction
+
+
+def _without_sparse(facts: Facts) -> str:
+    if facts.config.kernels.option == "sparse_prediction":
+        return "kernels=none"
+    return "kernels.sparse_prediction=false"
+
+
+def _has_all_labels(facts: Facts) -> bool:
+    """Whether each position has a label but for the last one of a sequence."""
+    data = facts.config.data
+    if facts.config.task.option == "masked_lm":
+        return False
+    if isinstance(data, Rows) and data.prompt is not None:
+        return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off
+    return not is_ragged(facts.config) or data.packing is not Packing.off
+
+
+def _replays_graphs(facts: Facts) -> bool:
+    config = facts.config.compile
+    if config.option == "cudagraphs":
+        return True
+    modes = (CompileMode.reduce_overhead, CompileMode.max_autotune)
+    return config.option == "inductor" and config.mode in modes and not config.regional
+
+
+def _without_graphs(facts: Facts) -> str:
+    return "compile=none" if facts.config.compile.option == "cudagraphs" else "compile.mode=default"
 
 
 def _predicts_tokens(facts: Facts) -> bool:
@@ -77,6 +112,67 @@ RULES = (
         ),
         fix=_without_fusion,
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    ),
+    Rule(
+        id="sparse_prediction_needs_vocabulary",
+        verdict=Verdict.no_effect,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and not _predicts_tokens(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: "sequence_classification predicts one label per sequence, and no positions",
+        fix=_without_sparse,
+        source=SPARSE_SOURCE,
+    ),
+    Rule(
+        id="sparse_prediction_needs_missing_labels",
+        verdict=Verdict.no_benefit,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            f"with task={f.config.task.option} on this data every position has a label: there is "
+            "none to leave out"
+        ),
+        fix=_without_sparse,
+        source=SPARSE_SOURCE,
+    ),
+    Rule(
+        id="sparse_prediction_needs_known_head",
+        verdict=Verdict.impossible,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            "this architecture may scale or cap its logits after the projection, which would be "
+            f"left out; it is known for {', '.join(FUSABLE)}"
+        ),
+        fix=_without_sparse,
+        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    ),
+    Rule(
+        id="sparse_prediction_needs_whole_batches",
+        verdict=Verdict.impossible,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            "distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
+            "which belong to the whole batch"
+        ),
+        fix=_without_sparse,
+        source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
+    ),
+    Rule(
+        id="sparse_prediction_changes_shapes",
+        verdict=Verdict.impossible,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and _replays_graphs(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            "each step has another number of labels, and a CUDA graph is recorded for one number"
+        ),
+        fix=_without_graphs,
+        source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
         id="liger_needs_cuda",

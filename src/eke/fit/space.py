@@ -92,6 +92,7 @@ TECHNIQUES = (
     _Technique("compile", "compile=inductor compile.mode=reduce_overhead", (CUDA,), usual=COMPILED),
     _Technique("kernels", "kernels=none"),
     _Technique("kernels", "kernels=fused_linear_cross_entropy"),
+    _Technique("kernels", "kernels=sparse_prediction"),
     _Technique("kernels", "kernels=liger", (CUDA,)),
     _Technique("memory", KEEP_ALL),
     _Technique(

@@ -7,7 +7,7 @@ from eke.forecast.layers import Layer, Stack, stacks
 from eke.forecast.shape import Shape, trains_adapters
 from eke.plan import Plan
 from eke.schema import Backend, Checkpointing, Config, Lora
-from eke.sizes import FLOAT32_BYTES, Tokens, Weight
+from eke.sizes import FLOAT32_BYTES, Tokens, Weight, most_predicted
 from eke.sizes.families import is_classification
 
 INDEX_BYTES = 8
@@ -149,12 +149,12 @@ def _cast_bytes(shape: Shape, parts: tuple[Weight, ...]) -> int:
 def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
     """Bytes of logits at the end of the forward pass, in the backward pass, and at least.
 
-    `eke.build.loss.loss_sum`: the logits, their float32 copy where they are narrower, and the
-    logarithms of probabilities; then these, the loss's gradient and that of the logits.
+    `eke.build.cross_entropy.loss_sum`: the logits, their float32 copy where they are narrower, and
+    the logarithms of probabilities; then these, the loss's gradient and that of the logits.
     """
     if is_classification(config):
         return 0, 0, 0
-    rows = shape.rows * shape.target
+    rows = most_predicted(config, shape.rows * shape.target)
     if config.kernels.fused_linear_cross_entropy:
         # Chunks as large as the input (LinearCrossEntropyOptions, `aspect_ratio`), and gradients
         # of the weight, computed in the forward pass; in 16 bits also summed up in float32.

@@ -26,11 +26,12 @@ from eke.schema import (
     Config,
     Distributed,
     Lora,
+    MaskedLM,
     Optimizer,
     Switch,
     Weights,
 )
-from eke.sizes import STAGE
+from eke.sizes import STAGE, predicted_frac
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,20 @@ def smaller_states(plan: Plan) -> Iterator[Change]:
         yield Change(overrides, changed, published.slowdown, published.source, keeps=False)
 
 
+def sparse_prediction(plan: Plan) -> Iterator[Change]:
+    """No logits where nothing is to be predicted."""
+    config, size = plan.config, plan.size
+    if not isinstance(config.task, MaskedLM) or config.kernels.option != "none":
+        return
+    kernels = replace(config.kernels, option="sparse_prediction", sparse_prediction=True)
+    changed = replace(config, kernels=kernels)
+    projection = config.model.vocab_size * config.model.hidden_size
+    left_out = 1 - predicted_frac(changed)
+    slowdown = 1 - left_out * projection / max(projection, size.num_matmul_parameters)
+    reason = f"{left_out:.0%} of the positions have no label, and are not projected"
+    yield Change(("kernels=sparse_prediction",), changed, slowdown, reason)
+
+
 def fused_loss(plan: Plan) -> Iterator[Change]:
     """Never all logits at once."""
     config, size = plan.config, plan.size
@@ -190,6 +205,7 @@ Saver = Callable[[Plan], Iterator[Change]]
 
 SAVERS: tuple[Saver, ...] = (
     fused_attention,
+    sparse_prediction,
     fused_loss,
     smaller_batches,
     checkpointing,

@@ -17,7 +17,7 @@ from eke.schema import (
     T5Model,
     Text,
 )
-from eke.sizes import FLOAT32_BYTES
+from eke.sizes import FLOAT32_BYTES, predicted_frac
 from eke.sizes.families import head_width
 from eke.units import MIB
 
@@ -56,6 +56,8 @@ class Shape:
     keys: int
     """Key and value heads x width of one."""
     vocabulary: int
+    predicted: float
+    """Share of `target` that is projected onto it."""
     experts: int
     chosen: int
     """Experts that a token passes through."""
@@ -114,6 +116,7 @@ def shape_of(plan: Plan, rows: int | None = None) -> Shape:
         queries=heads * width,
         keys=grouped * width,
         vocabulary=model.vocab_size,
+        predicted=predicted_frac(config),
         experts=getattr(model, "num_local_experts", 0) if _is_moe(config) else 0,
         chosen=getattr(model, "num_experts_per_tok", 0) if _is_moe(config) else 0,
         gated=bool(getattr(model, "gated", False)),

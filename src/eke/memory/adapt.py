@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eke.build.four_bits import is_four_bit
-from eke.build.sources import is_packed, is_ragged
+from eke.build.sources import is_packed
 from eke.forecast.values import Method
 from eke.plan import Plan
 from eke.schema import Backend, PretrainedModel
+from eke.sizes import is_ragged
 
 
 class Untraceable(Exception):

@@ -2,12 +2,14 @@
 
 import numpy as np
 
-from eke.build.batches import Collator, MicroBatch
-from eke.build.sources import is_packed, is_ragged
+from eke.build.batches import MicroBatch
+from eke.build.collating import build_collator
+from eke.build.longest import some_labels
+from eke.build.sources import is_packed
 from eke.build.tasks import Sample, lay_end_to_end
 from eke.plan import Plan
 from eke.schema import Packing, Seq2SeqLM
-from eke.sizes import DECODERS
+from eke.sizes import is_ragged
 
 
 def largest_batch(plan: Plan, num_samples: int) -> MicroBatch:
@@ -17,19 +19,7 @@ def largest_batch(plan: Plan, num_samples: int) -> MicroBatch:
         plan: the run; its data is not opened.
         num_samples: rows before packing.
     """
-    return collator(plan)([_longest(plan)] * num_samples)
-
-
-def collator(plan: Plan) -> Collator:
-    """As `eke.build.data` makes it."""
-    config = plan.config
-    multiple = config.data.pad_to_multiple_of or 1
-    return Collator(
-        needs_mask=config.model.family not in DECODERS and (is_ragged(config) or multiple > 1),
-        pad=plan.vocabulary.pad,
-        multiple=multiple,
-        padding_free=config.data.packing is Packing.padding_free,
-    )
+    return build_collator(plan)([_longest(plan, num_samples)] * num_samples)
 
 
 def is_padded(plan: Plan) -> bool:
@@ -39,7 +29,7 @@ def is_padded(plan: Plan) -> bool:
     return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0
 
 
-def _longest(plan: Plan) -> Sample:
+def _longest(plan: Plan, num_samples: int) -> Sample:
     config = plan.config
     length = config.data.seq_len
     ids = np.zeros(length, np.int64)
@@ -47,7 +37,7 @@ def _longest(plan: Plan) -> Sample:
         target = np.zeros(config.task.target_len or length, np.int64)
         return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
     whole = config.task.option == "sequence_classification"
-    label = np.zeros((), np.int64) if whole else ids
-    sample = {"input_ids": ids, "labels": label}
+    labels = np.zeros((), np.int64) if whole else some_labels(config, ids, num_samples)
+    sample = {"input_ids": ids, "labels": labels}
     packed = config.data.packing is Packing.on and is_ragged(config)
     return lay_end_to_end([sample]) if packed else sample

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,8 +109,7 @@ class Training:
         def fake(tensor: Tensor) -> Tensor:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
-        inputs = {name: fake(tensor) for name, tensor in batch.inputs.items()}
-        moved = replace(batch, inputs=inputs, labels=fake(batch.labels))
+        moved = batch.map(fake)
         self.trace.call(moved.tensors, BATCH)
         if self.trace.kind == "cpu":  # the very tensors of the loader, made by NumPy
             for tensor in moved.tensors:

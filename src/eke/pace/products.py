@@ -74,8 +74,8 @@ class Product:
 def contents_of(plan: Plan) -> Contents:
     """Of the model as it is trained; kept for plans that differ in other groups."""
     config = plan.config
-    parts = (config.model, config.task, config.peft, config.precision.weights, config.data.seq_len)
-    key = repr(parts)
+    model = (config.model, config.task, config.peft, config.kernels.sparse_prediction)
+    key = repr((*model, config.precision.weights, config.data.seq_len))
     found = _KEPT.get(key)
     if found is None:
         while len(_KEPT) >= MOST_KEPT:
@@ -179,8 +179,10 @@ def _attention(one: Attention, shape: Shape, fused: bool, backward: bool) -> Pro
     return Product("attention", flops, moved)
 
 
-def _count(shape: Shape, tokens: Tokens) -> int:
+def _count(shape: Shape, tokens: Tokens) -> float:
     """Vectors of one micro-batch."""
+    if tokens is Tokens.predicted:
+        return shape.predicted * shape.rows * shape.target
     if tokens is Tokens.sample:
         return shape.rows
     if tokens is Tokens.none:

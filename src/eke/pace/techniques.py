@@ -84,6 +84,10 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         "the fused loss: its logits are counted as if they were whole",
     ),
     (
+        lambda plan, shape: plan.config.kernels.sparse_prediction and shape.predicted == 1,
+        "sparse prediction: as if every position had a label, which only the data can tell",
+    ),
+    (
         lambda plan, shape: trains_adapters(plan.config),
         "adapters: their own operations are counted by layers, not one by one",
     ),

@@ -75,7 +75,7 @@ def outer_units(shape: Shape, classifies: bool) -> Units:
         "widths": shape.hidden * shape.hidden,
     }
     if not classifies:
-        found["logits"] = tokens * shape.vocabulary
+        found["logits"] = shape.predicted * tokens * shape.vocabulary
     if shape.family == "t5":
         found["read"] = shape.rows * shape.source * shape.hidden
         found["biases"] = shape.heads * (shape.target**2 + shape.source**2)

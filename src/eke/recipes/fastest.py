@@ -6,9 +6,10 @@ float32 weights, gradients, states and reductions.
 
 from eke.published import COMPILED
 from eke.recipes.formats import STAYS, half_and_hint
-from eke.recipes.ways import computed_again
+from eke.recipes.ways import computed_again, fused_loss, sparse
 from eke.recipes.wish import Ask, Candidate, Recipe, Situation, Wish
-from eke.schema import Compute, Lengths, Packing, Rows, Synthetic
+from eke.schema import Compute, Packing
+from eke.sizes import is_ragged, most_predicted
 from eke.units import format_bytes, format_seconds
 
 HOPPER = (9, 0)
@@ -53,7 +54,7 @@ def attention(situation: Situation) -> Wish | None:
     if situation.device.capability == HOPPER and not wide:
         why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
         candidates.append(Candidate(("attention=flash3",), why))
-    if _is_ragged(situation) and not wide:
+    if is_ragged(situation.config) and not wide:
         why = "reads the lengths of samples, so that padding costs nothing (arXiv:2307.08691)"
         candidates.append(Candidate(("attention=flash2",), why))
     why = "PyTorch chooses among its fused kernels, and the record says which one ran"
@@ -64,7 +65,7 @@ def attention(situation: Situation) -> Wish | None:
 def packing(situation: Situation) -> Wish | None:
     """Samples end to end where the kernel reads their lengths; others would need a large mask."""
     config = situation.config
-    if not _is_ragged(situation) or config.attention.option not in ("flash2", "flash3"):
+    if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
         return None
     if config.data.packing is not Packing.off:
         return None
@@ -79,7 +80,8 @@ def loss(situation: Situation) -> Wish | None:
         return None
     config = situation.whole
     tokens = getattr(config.task, "target_len", None) or config.data.seq_len
-    logits = LOGITS_BYTES * (config.batch.per_device or 1) * tokens * config.model.vocab_size
+    positions = most_predicted(config, (config.batch.per_device or 1) * tokens)
+    logits = LOGITS_BYTES * positions * config.model.vocab_size
     share = logits / (logits + found.components.get("activations", 0))
     if share < HEAVY_SHARE:
         return None
@@ -87,7 +89,7 @@ def loss(situation: Situation) -> Wish | None:
         f"float32 logits and their gradient would be {format_bytes(logits)}, {share:.0%} of what "
         f"a step's samples need; it computes {computed_again(situation):.0%} more"
     )
-    candidate = Candidate(("kernels=fused_linear_cross_entropy",), why)
+    candidate = Candidate(fused_loss(situation), why)
     return Wish(("kernels", "kernels.fused_linear_cross_entropy"), (candidate,), shrinks=True)
 
 
@@ -99,7 +101,7 @@ def compiler(situation: Situation) -> Wish | None:
     least = least_seconds(situation)
     if least is None:
         return _no_compiler("how long the run takes is not known")
-    if _is_ragged(situation):
+    if is_ragged(situation.config):
         return _no_compiler("each new length would be compiled again")
     if config.model.family == "other":
         return _no_compiler("the layers of this architecture are not known")
@@ -168,15 +170,8 @@ def _no_compiler(why: str) -> Wish:
     return Wish(("compile",), (), otherwise=why)
 
 
-def _is_ragged(situation: Situation) -> bool:
-    """Whether samples differ in length."""
-    data = situation.config.data
-    if isinstance(data, Synthetic):
-        return data.lengths is not Lengths.fixed
-    return isinstance(data, Rows)
-
-
-QUESTIONS: tuple[Ask, ...] = (attention, packing, loss, compiler, workers)
+QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, loss, workers)
+"""CUDA graphs, where they are chosen, leave no room for `sparse`; what it leaves is for `loss`."""
 
 FASTEST = Recipe(
     "fastest",

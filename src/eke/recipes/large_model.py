@@ -20,6 +20,7 @@ from eke.recipes.ways import (
     TORCHAO_8BIT,
     WHERE,
     loss,
+    sparse,
 )
 from eke.recipes.wish import Candidate, Change, Recipe, Situation
 from eke.units import format_bytes
@@ -73,7 +74,7 @@ def conclusion(situation: Situation) -> str:
 LARGE_MODEL = Recipe(
     "large_model_one_gpu",
     first=(half, batch),
-    then=(),
+    then=(sparse,),
     search=room_for_it,
     conclusion=conclusion,
     menu=(

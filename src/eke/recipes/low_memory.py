@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from eke.recipes.formats import half
 from eke.recipes.search import Axis, Mixer
-from eke.recipes.ways import ADAFACTOR, ADAMW_8BIT, RECOMPUTATION, TORCHAO_8BIT, loss
+from eke.recipes.ways import ADAFACTOR, ADAMW_8BIT, RECOMPUTATION, TORCHAO_8BIT, loss, sparse
 from eke.recipes.wish import Candidate, Change, Recipe, Situation
 
 STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
@@ -33,7 +33,7 @@ def least(
 LOW_MEMORY = Recipe(
     "low_memory",
     first=(half,),
-    then=(),
+    then=(sparse,),
     search=least,
     menu=(
         ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",

@@ -2,8 +2,9 @@
 
 from eke import published
 from eke.recipes.search import Axis, Way
-from eke.recipes.wish import Situation
-from eke.schema import Compute
+from eke.recipes.wish import Candidate, Situation, Wish
+from eke.schema import Compute, MaskedLM
+from eke.sizes import predicted_frac
 
 SELECTIVE = Way(
     ("memory=checkpointing_selective",),
@@ -77,12 +78,33 @@ def computed_again(situation: Situation) -> float:
     if situation.config.precision.compute is Compute.float32:
         return 0.0
     whole = 3 * max(1, situation.plan.size.num_matmul_parameters)
-    return model.vocab_size * (model.hidden_size or 0) / whole
+    share = predicted_frac(situation.config)
+    return share * model.vocab_size * (model.hidden_size or 0) / whole
+
+
+def sparse(situation: Situation) -> Wish | None:
+    """No logits where nothing is to be predicted."""
+    config = situation.config
+    decides = ("kernels", "kernels.sparse_prediction")
+    if isinstance(config.task, MaskedLM):
+        why = f"{1 - config.task.mask_frac:.0%} of the positions have no label: no logits for them"
+    elif config.task.option == "causal_lm" and getattr(config.data, "prompt", None) is not None:
+        why = "a prompt's positions have no label: no logits for them"
+    else:
+        return None
+    return Wish(decides, (Candidate(("kernels=sparse_prediction",), why),))
+
+
+def fused_loss(situation: Situation) -> tuple[str, ...]:
+    """What is typed for it beside what has been chosen of the same group."""
+    if situation.config.kernels.sparse_prediction:
+        return "kernels=sparse_prediction", "kernels.fused_linear_cross_entropy=true"
+    return ("kernels=fused_linear_cross_entropy",)
 
 
 def loss(situation: Situation) -> Axis:
     """The vocabulary's projection and the loss as one operation."""
     more = computed_again(situation)
     why = f"never all logits at once; {more:.0%} more operations"
-    way = Way(("kernels=fused_linear_cross_entropy",), 1 + more, why)
+    way = Way(fused_loss(situation), 1 + more, why)
     return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (way,))

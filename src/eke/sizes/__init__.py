@@ -3,6 +3,7 @@
 from eke.sizes.adapters import KEPT_WHOLE, Targets, choose_targets, is_ia3, linear_layers
 from eke.sizes.families import DECODERS, FAMILIES, VALID_TASKS
 from eke.sizes.flops import Flops, training_flops
+from eke.sizes.labels import most_predicted, predicted_frac
 from eke.sizes.measure import (
     adapted_layers,
     model_size,
@@ -11,6 +12,7 @@ from eke.sizes.measure import (
     training_structure,
 )
 from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
+from eke.sizes.rows import is_ragged
 from eke.sizes.sharing import flat_pieces, pieces, shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
 from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
@@ -43,12 +45,15 @@ __all__ = [
     "is_file",
     "is_ia3",
     "is_quantised",
+    "is_ragged",
     "largest_part",
     "linear_layers",
     "model_size",
+    "most_predicted",
     "optimizer_bytes",
     "parameter_shapes",
     "pieces",
+    "predicted_frac",
     "projection_rank",
     "shared_state_bytes",
     "state_bytes",

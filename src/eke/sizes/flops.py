@@ -8,6 +8,7 @@ Of a mixture of experts only those count that a token passes through.
 A frozen weight needs no gradient of its own, only that of its input: 4 instead of 6 (Hu et al.
 2021, arXiv:2106.09685, section 4.2). Where nothing below a layer is trained not even that is
 needed; it is counted, at most the first layer's attention projections.
+Positions without a label, where the projection onto the vocabulary skips them, are not counted.
 Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
 arithmetic, and recomputation, which is overhead and no model FLOPs.
 """
@@ -17,6 +18,7 @@ from math import prod
 from typing import cast
 
 from eke.schema import Config, Seq2SeqLM
+from eke.sizes.labels import predicted_frac
 from eke.sizes.structure import Attention, Structure, Tokens, Weight
 
 PER_PARAMETER = 6
@@ -43,13 +45,19 @@ class Flops:
         return self.matmul + self.attention
 
 
-def tokens_per_sample(config: Config) -> dict[Tokens, int]:
+def tokens_per_sample(config: Config) -> dict[Tokens, float]:
     """How many vectors of one sample each kind of weight is multiplied with."""
     source = config.data.seq_len
     target = source  # T5 classification feeds the input, shifted right, to its decoder
     if config.task.option == "seq2seq_lm":
         target = cast(Seq2SeqLM, config.task).target_len or source
-    return {Tokens.none: 0, Tokens.source: source, Tokens.target: target, Tokens.sample: 1}
+    return {
+        Tokens.none: 0,
+        Tokens.source: source,
+        Tokens.target: target,
+        Tokens.predicted: predicted_frac(config) * target,
+        Tokens.sample: 1,
+    }
 
 
 def training_flops(config: Config, structure: Structure) -> Flops:
@@ -67,15 +75,20 @@ def _per_parameter(weight: Weight) -> int:
     return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
-def attention_flops(attention: Attention, tokens: dict[Tokens, int]) -> float:
+def attention_flops(attention: Attention, tokens: dict[Tokens, float]) -> float:
     """Training FLOPs per sample of one stack's attention."""
     scores = tokens[attention.queries] * tokens[attention.keys] * (0.5 if attention.causal else 1)
     return PER_SCORE * attention.num_layers * attention.width * scores
 
 
-def _formula(structure: Structure, tokens: dict[Tokens, int]) -> str:
+def _formula(structure: Structure, tokens: dict[Tokens, float]) -> str:
     """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
-    units = {Tokens.source: "tokens", Tokens.target: "decoder tokens", Tokens.sample: "per sample"}
+    units = {
+        Tokens.source: "tokens",
+        Tokens.target: "decoder tokens",
+        Tokens.predicted: "predicted tokens",
+        Tokens.sample: "per sample",
+    }
     parts = []
     for kind, unit in units.items():
         for trained in (True, False):
@@ -86,7 +99,7 @@ def _formula(structure: Structure, tokens: dict[Tokens, int]) -> str:
             active = any(w.num_active != prod(w.shape) for w in counted)
             words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
             size = sum(w.num_active for w in counted)
-            parts.append(f"{factor} x {size}{words} x {tokens[kind]} {unit}")
+            parts.append(f"{factor} x {size}{words} x {tokens[kind]:g} {unit}")
     parts += [
         f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {tokens[a.queries]} x "
         f"{tokens[a.keys]}{' / 2 (causal)' if a.causal else ''}"

@@ -9,6 +9,7 @@ from eke.schema import Adapters, Config
 from eke.sizes.adapters import adapt, choose_targets, linear_layers
 from eke.sizes.families import FAMILIES, VALID_TASKS
 from eke.sizes.flops import training_flops
+from eke.sizes.labels import with_sparse_head
 from eke.sizes.size import ModelSize
 from eke.sizes.structure import Structure, Tokens
 
@@ -43,8 +44,9 @@ def training_structure(config: Config) -> Structure:
     Raises:
         ConfigError: if the family has no head for the task.
     """
-    content = repr((config.model, config.task, config.peft))
-    return _once(content, lambda: adapt(config, structure(config)))
+    sparse = config.kernels.sparse_prediction
+    content = repr((config.model, config.task, config.peft, sparse))
+    return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
 
 
 def _structure(config: Config) -> Structure:
@@ -79,7 +81,8 @@ def model_size(config: Config) -> ModelSize:
     """
     parts = structure(config)
     trained = adapt(config, parts)
-    flops = training_flops(config, trained) if parts.attention and _is_known(config) else None
+    multiplied = with_sparse_head(config, trained)
+    flops = training_flops(config, multiplied) if parts.attention and _is_known(config) else None
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
         num_parameters=sum(prod(w.shape) for w in parts.weights),

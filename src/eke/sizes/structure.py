@@ -16,6 +16,8 @@ class Tokens(Enum):
     """Every token of the input (the encoder's, in T5)."""
     target = "target"
     """Every token of T5's decoder."""
+    predicted = "predicted"
+    """Positions with a label, where the projection onto the vocabulary leaves out the others."""
     sample = "sample"
     """One vector per sample: heads that run behind pooling."""
 

@@ -1,5 +1,6 @@
 """Plans for the tests of this folder: a composed configuration, and the rest filled in by hand."""
 
+from dataclasses import replace
 from functools import cache
 
 from unit.sizes.configs import make_config
@@ -13,6 +14,14 @@ from eke.sizes import model_size
 def options_of(group: str) -> set[str]:
     """The options of one group, by their files."""
     return {path.stem for path in (conf_folder() / group).glob("*.yaml")}
+
+
+def long_plan(num_steps: int, *overrides: str) -> Plan:
+    """The same over so many steps of two samples each, in one epoch."""
+    plan = hand_plan(*overrides)
+    num_samples = num_steps * plan.batch.per_device
+    steps = replace(plan.steps, total=num_steps, per_epoch=num_steps, num_train_samples=num_samples)
+    return replace(plan, steps=steps)
 
 
 @cache

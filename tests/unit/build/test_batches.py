@@ -64,11 +64,25 @@ def test_counts_are_sums_over_samples(rows) -> None:
         assert batch.inputs["input_ids"][number, : len(row)].tolist() == row
 
 
+def test_places_are_those_of_labels_in_the_flattened_batch() -> None:
+    batch = Collator(needs_mask=False, sparse=True)(
+        [sample(5, 6, 7, labels=[IGNORED, 7, IGNORED]), sample(8, labels=[9])]
+    )
+    assert batch.places is not None
+    assert batch.places.tolist() == [1, 3]
+    assert batch.labels.flatten()[batch.places].tolist() == [7, 9]
+    empty = batch.without_targets()
+    assert empty.places is not None
+    assert empty.places.shape == (0,)
+    assert Collator(needs_mask=False)([sample(5)]).places is None
+
+
 def test_moving_keeps_the_counts() -> None:
-    batch = Collator(needs_mask=True)([sample(5, 6), sample(8)])
+    batch = Collator(needs_mask=True, sparse=True)([sample(5, 6), sample(8)])
     moved = batch.to(torch.device("meta"))
     assert moved.labels.device.type == "meta"
-    assert {t.device.type for t in moved.inputs.values()} == {"meta"}
+    assert {t.device.type for t in moved.tensors} == {"meta"}
+    assert len(moved.tensors) == 4, "ids, mask, labels and their places"
     assert (moved.num_samples, moved.num_targets, moved.num_tokens) == (2, 3, 3)
 
 

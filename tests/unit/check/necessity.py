@@ -218,6 +218,14 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.wrong, KERNEL): {
         "fused_loss_needs_known_head":
             "test_a_fused_head_leaves_out_what_a_model_does_with_its_logits",
+        "sparse_prediction_needs_known_head":
+            "test_a_fused_head_leaves_out_what_a_model_does_with_its_logits",
+        "sparse_prediction_needs_whole_batches":
+            "test_places_of_a_whole_batch_mean_others_in_its_parts",
+    },
+    (Kind.numbers, KERNEL): {
+        "sparse_prediction_needs_missing_labels": "test_causal_text_has_a_label_nearly_everywhere",
+        "sparse_prediction_changes_shapes": "test_each_step_has_another_number_of_labels",
     },
     (Kind.fails, "unit/build/test_kernels.py"): {
         "liger_needs_known_family": "test_liger_that_replaces_nothing_is_an_error",
@@ -315,6 +323,7 @@ COMPARED = (
     "master_needs_narrow_weights", "tf32_needs_ampere", "paging_needs_cuda",
     "every_n_needs_checkpointing", "offload_needs_gpu", "empty_cache_needs_gpu",
     "backend_is_sdpas", "regional_needs_compiler", "fused_loss_needs_vocabulary",
+    "sparse_prediction_needs_vocabulary",
     "dp_needs_two_gpus", "ddp_of_one", "fsdp_of_one", "p2p_needs_gpus",
     "ds_config_without_zero", "offload_needs_zero", "rslora_needs_rank",
     "adapted_layers_have_biases", "extra_needs_trainer", "pinning_needs_cuda", "mode_is_wandbs",

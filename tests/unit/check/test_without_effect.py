@@ -36,6 +36,7 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*CLASSES, "kernels=fused_linear_cross_entropy"),
         CLASSES,
     ),
+    "sparse_prediction_needs_vocabulary": ((*CLASSES, "kernels=sparse_prediction"), CLASSES),
     "dp_needs_two_gpus": (("distributed=dp", "distributed.num_processes=1"), ()),
     "ddp_of_one": (("distributed=ddp", "distributed.num_processes=1"), ()),
     "fsdp_of_one": (("distributed=fsdp", "distributed.num_processes=1"), ()),

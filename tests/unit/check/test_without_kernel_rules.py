@@ -4,12 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from unit.build.plans import hand_plan
+from unit.build.plans import hand_plan, long_plan
 from unit.check.without import trained
 
-from eke.build.fused_head import fuse_head
-from eke.build.loss import loss_sum
+from eke.build.cross_entropy import loss_sum
+from eke.build.data import build_data
+from eke.build.loss_head import put_loss_head
 from eke.build.model import build_model
+from eke.tokens import IGNORED
 
 CPU = torch.device("cpu")
 
@@ -73,6 +75,33 @@ def test_a_fused_head_leaves_out_what_a_model_does_with_its_logits() -> None:
     nn.init.normal_(model.lm_head.weight)
     ids = torch.arange(8, 24)[None]
     true = loss_sum(model(input_ids=ids).logits, ids)
-    fuse_head(model)
+    put_loss_head(model, fused=True)
     fused = model(input_ids=ids, labels=ids).logits
     assert not torch.allclose(true, fused * 1.0, rtol=0.1)
+
+
+SPARSE = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction", "data=synthetic")
+
+
+def steps(*overrides: str) -> list:
+    """Micro-batches of six steps, one each."""
+    return [cut[0] for cut in build_data(long_plan(6, *overrides)).train_steps(0)]
+
+
+def test_places_of_a_whole_batch_mean_others_in_its_parts() -> None:
+    """As nn.DataParallel cuts what a module is called with."""
+    batch = steps(*SPARSE)[0]
+    assert batch.places is not None
+    labels, places = (tensor.chunk(2)[1] for tensor in (batch.labels, batch.places))
+    own = torch.flatten(labels != IGNORED).nonzero().flatten()
+    assert places.tolist() != own.tolist()
+    assert places.max() >= labels.numel(), "beyond this part's own positions"
+
+
+def test_causal_text_has_a_label_nearly_everywhere() -> None:
+    for batch in steps("kernels=sparse_prediction"):
+        assert batch.num_targets == batch.labels.numel() - len(batch.labels)
+
+
+def test_each_step_has_another_number_of_labels() -> None:
+    assert len({batch.num_targets for batch in steps(*SPARSE)}) > 3

@@ -112,6 +112,39 @@ def test_the_fused_loss_is_for_vocabularies_that_weigh() -> None:
     assert "expected instead of" in reason
 
 
+MASKED = ("model=bert_large", "task=masked_lm", "data=synthetic", "data.seq_len=512")
+
+
+@pytest.mark.parametrize("recipe", ["fastest", "low_memory", "large_model_one_gpu"])
+def test_positions_without_a_label_are_left_out(recipe) -> None:
+    """On every device: it is the same training, and less of it."""
+    asked = (f"recipe={recipe}", "batch.per_device=8")
+    for hardware in ("h100", "cpu"):
+        plan = planned(*asked, *MASKED, f"hardware={hardware}", "ignore_forecast=true")
+        assert plan.config.kernels.sparse_prediction
+        assert "85% of the positions have no label" in said(plan, "kernels").reason
+    typed = planned(*asked, *MASKED, "hardware=h100", "kernels=none")
+    assert not typed.config.kernels.sparse_prediction
+    assert not planned(*asked, *LLAMA, "hardware=h200").config.kernels.sparse_prediction
+
+
+def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"q": "how many?", "a": "three, or four"}\n' * 64)
+    data = ("data=jsonl", f"data.path={rows}", "data.response=a", "data.seq_len=64")
+    plan = planned(FASTEST, "model=tiny", *data, "data.prompt=q", "hardware=cpu")
+    assert plan.config.kernels.sparse_prediction
+    assert "prompt" in said(plan, "kernels").reason
+
+
+def test_graphs_come_before_leaving_positions_out() -> None:
+    """They are recorded for one number of labels, and save more where the host is the limit."""
+    asked = (FASTEST, *MASKED, "hardware=h200", "batch.per_device=2", LONG)
+    plan = planned(*asked)
+    assert plan.config.compile.mode.value == "reduce_overhead"
+    assert not plan.config.kernels.sparse_prediction
+
+
 def test_compilation_is_earned_or_left() -> None:
     assert pytest.approx(COMPILE_S * 6667 / (6667 - 5762)) == EARNED_S
     assert pytest.approx(1.157, abs=1e-3) == COMPILE_GAIN

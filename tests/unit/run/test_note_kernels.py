@@ -21,6 +21,8 @@ from eke.track import TrackedRun, build_tracker
 SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=8", "train.steps=2",
          "batch.per_device=2", "train.save_final=false")  # fmt: skip
 
+MASKED = ("model=tiny_bert", "task=masked_lm")
+
 
 @pytest.fixture
 def trained(make_plan, tiny, tmp_path) -> Callable[..., Job]:
@@ -77,11 +79,25 @@ def test_a_fused_loss_is_read_from_the_step(trained) -> None:
 def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.build.loss import from_logits
 
-    monkeypatch.setattr("eke.build.trainable.fuse_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.build.trainable.apply_loss", lambda plan, model: None)
     monkeypatch.setattr("eke.run.start.build_loss", lambda plan: from_logits)
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]
     assert about(job, "fused_linear_cross_entropy=true had no effect")
+
+
+def test_what_is_left_out_is_counted_in_the_step(trained) -> None:
+    job = trained(*MASKED, "kernels=sparse_prediction", "data.seq_len=64")
+    projected, _, of = job.effective["projected_positions"].partition(" of ")
+    assert of == "128"
+    assert 1 <= int(projected) < 64
+    assert not about(job, "sparse")
+    assert "projected_positions" not in trained(*MASKED).effective
+
+
+def test_leaving_out_next_to_nothing_is_warned_about(trained) -> None:
+    job = trained(*MASKED, "kernels=sparse_prediction", "task.mask_frac=0.99")
+    assert about(job, "sparse_prediction=true saves next to nothing")
 
 
 @pytest.mark.slow

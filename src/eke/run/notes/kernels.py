@@ -4,12 +4,16 @@ from typing import Any
 
 from eke.build.attention import ATTENTION, Seen
 from eke.build.kernels import replaced_modules
-from eke.build.loss import has_fused_loss
+from eke.build.loss import has_fused_loss, is_sparse
+from eke.build.loss_head import loss_head
 from eke.build.pinned import EXPECTED
 from eke.run.job import Job
 from eke.schema import Attention, Backend
 
 FUSED_LOSS = "linear_cross_entropy"
+
+MANY = 0.9
+"""Share of positions with a label from which leaving out the others is not worth a choice."""
 
 
 def note_kernels(job: Job, seen: Seen) -> None:
@@ -61,6 +65,7 @@ def expected_kernels(attention: Attention) -> frozenset[str]:
 def _note_fused(job: Job, seen: Seen) -> None:
     """How the loss was computed, and how many modules are Liger's."""
     job.effective["loss_kernels"] = list(seen.loss_kernels)
+    _note_sparse(job)
     if has_fused_loss(job.plan) and FUSED_LOSS not in seen.loss_kernels:
         job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss took all logits")
     if job.plan.config.kernels.option == "liger":
@@ -68,3 +73,15 @@ def _note_fused(job: Job, seen: Seen) -> None:
         job.effective["liger_modules"] = count
         if not count:
             job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
+
+
+def _note_sparse(job: Job) -> None:
+    """How many of a micro-batch's positions were projected onto the vocabulary."""
+    head = loss_head(job.bare_model) if is_sparse(job.plan) else None
+    if head is None or head.projected is None:
+        return  # compiled code does not count
+    projected, of = head.projected
+    job.effective["projected_positions"] = f"{projected} of {of}"
+    if projected > MANY * of:
+        few = f"{projected} of {of} positions have a label"
+        job.warn(f"kernels.sparse_prediction=true saves next to nothing: {few}")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from eke.build.sources import is_ragged
 from eke.run.job import Job
 from eke.schema import Packing
+from eke.sizes import is_ragged
 
 
 def note_loading(job: Job) -> None:

@@ -16,21 +16,22 @@ from eke.run.ranks import StepTotals
 from eke.run.stop import Stopped
 
 Inputs = dict[str, Any]
-"""A micro-batch as Trainer passes it around: the model's tensors, `labels`, and the counts."""
+"""A micro-batch as Trainer passes it around: the model's tensors, and what is beside them."""
 
-COUNTS = ("num_samples", "num_targets", "num_tokens")
+BESIDE = ("labels", "places", "num_samples", "num_targets", "num_tokens")
+"""What a micro-batch has beside the arguments of the model's forward pass."""
 
 
 def as_inputs(batch: MicroBatch) -> Inputs:
     """A micro-batch as Trainer passes it around."""
-    counts = {name: getattr(batch, name) for name in COUNTS}
-    return {**batch.inputs, "labels": batch.labels, **counts}
+    others = {name: getattr(batch, name) for name in BESIDE}
+    return {**batch.inputs, **others}
 
 
 def as_batch(inputs: Inputs) -> MicroBatch:
     """The micro-batch behind Trainer's inputs."""
-    tensors = {k: v for k, v in inputs.items() if k != "labels" and k not in COUNTS}
-    return MicroBatch(tensors, inputs["labels"], *(inputs[name] for name in COUNTS))
+    tensors = {name: value for name, value in inputs.items() if name not in BESIDE}
+    return MicroBatch(tensors, **{name: inputs[name] for name in BESIDE})
 
 
 class Steps:

@@ -1,4 +1,4 @@
-"""The vocabulary projection fused with the loss: what it replaces, saves and refuses."""
+"""The vocabulary projection that takes the loss: what it replaces, saves and refuses."""
 
 import pytest
 import torch
@@ -8,15 +8,15 @@ from unit.build.plans import hand_plan
 from unit.build.steps import make_inputs
 
 from eke.build.attention import KernelProbe
-from eke.build.fused_head import FusedHead, fuse_head, fused_loss_sum
+from eke.build.cross_entropy import fused_loss_sum, loss_sum
 from eke.build.loss import (
+    apply_loss,
     build_loss,
-    from_fused_head,
     from_logits,
-    fuse_loss,
+    from_loss_head,
     has_fused_loss,
-    loss_sum,
 )
+from eke.build.loss_head import loss_head, put_loss_head
 from eke.build.model import build_model
 from eke.errors import RunError
 from eke.run.memory import AllocationProfile
@@ -38,7 +38,7 @@ HEADS = {
 def test_names_weights_and_ties_stay_and_without_labels_there_are_logits(case) -> None:
     plan = hand_plan(*case, FUSED)
     plain, fused = (build_model(plan, CPU).eval() for _ in range(2))
-    fuse_loss(plan, fused)
+    apply_loss(plan, fused)
     assert list(plain.state_dict()) == list(fused.state_dict())
     assert [n for n, _ in plain.named_parameters()] == [n for n, _ in fused.named_parameters()]
     inputs = make_inputs(plain)
@@ -52,10 +52,44 @@ def test_names_weights_and_ties_stay_and_without_labels_there_are_logits(case) -
     assert answer.dtype is torch.float32
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_only_places_with_a_label_are_projected(fused) -> None:
+    plan = hand_plan(*HEADS["bert"], f"kernels.fused_linear_cross_entropy={fused}",
+                     "kernels.sparse_prediction=true")  # fmt: skip
+    plain, sparse = (build_model(plan, CPU).eval() for _ in range(2))
+    apply_loss(plan, sparse)
+    inputs = make_inputs(plain)
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    labels[0, 3], labels[1, 0] = 7, 9
+    places = labels.flatten().ne(-100).nonzero().flatten()
+    with torch.no_grad():
+        expected = loss_sum(plain(**inputs).logits, labels)
+        answer = sparse(**inputs, labels=labels, places=places).logits
+    torch.testing.assert_close(answer, expected)
+    head = loss_head(sparse)
+    assert head is not None
+    assert head.projected == (2, labels.numel())
+
+
+def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero() -> None:
+    """A placeholder of a rank, or of Trainer's last step."""
+    plan = hand_plan(*HEADS["bert"], "kernels=sparse_prediction")
+    model = build_model(plan, CPU)
+    apply_loss(plan, model)
+    inputs = make_inputs(model)
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    loss = model(**inputs, labels=labels, places=torch.zeros(0, dtype=torch.int64)).logits
+    loss.backward()
+    assert loss.item() == 0
+    trained = [p for p in model.parameters() if p.grad is not None]
+    assert len(trained) > 10
+    assert all(not p.grad.any() for p in trained)
+
+
 def test_labels_are_forgotten_after_one_forward_pass() -> None:
     plan = hand_plan(FUSED)
     model = build_model(plan, CPU)
-    fuse_loss(plan, model)
+    apply_loss(plan, model)
     inputs = make_inputs(model)
     assert model(**inputs, labels=inputs["input_ids"]).logits.dim() == 0
     assert model(**inputs).logits.dim() == 3
@@ -96,10 +130,12 @@ def test_a_large_vocabulary_never_has_all_its_logits() -> None:
 
 def test_a_model_without_a_projection_is_refused() -> None:
     with pytest.raises(RunError, match="no linear projection onto a vocabulary"):
-        fuse_head(nn.Linear(2, 2))
+        put_loss_head(nn.Linear(2, 2), fused=True)
     plan = hand_plan("task=sequence_classification")
     with pytest.raises(RunError, match=r"kernels\.fused_linear_cross_entropy=false"):
-        fuse_head(build_model(plan, CPU))
+        put_loss_head(build_model(plan, CPU), fused=True)
+    with pytest.raises(RunError, match=r"kernels\.sparse_prediction=false"):
+        put_loss_head(build_model(plan, CPU), fused=False)
 
 
 def test_classification_takes_its_logits() -> None:
@@ -107,11 +143,11 @@ def test_classification_takes_its_logits() -> None:
     assert not has_fused_loss(plan)
     assert build_loss(plan) is from_logits
     model = build_model(plan, CPU)
-    fuse_loss(plan, model)
-    assert not any(isinstance(module, FusedHead) for module in model.modules())
+    apply_loss(plan, model)
+    assert loss_head(model) is None
 
 
 def test_the_field_chooses_the_loss() -> None:
-    assert build_loss(hand_plan(FUSED)) is from_fused_head
-    assert build_loss(hand_plan("kernels.fused_linear_cross_entropy=true")) is from_fused_head
+    assert build_loss(hand_plan(FUSED)) is from_loss_head
+    assert build_loss(hand_plan("kernels.fused_linear_cross_entropy=true")) is from_loss_head
     assert build_loss(hand_plan()) is from_logits

@@ -1,0 +1,22 @@
+"""How a plan's samples become micro-batches."""
+
+from eke.build.batches import Collator
+from eke.build.loss import is_sparse
+from eke.plan import Plan
+from eke.schema import Packing
+from eke.sizes import DECODERS, is_ragged
+
+
+def build_collator(plan: Plan) -> Collator:
+    """What puts the samples of a plan's micro-batches together."""
+    config = plan.config
+    # A causal model never sees what comes after a token, and padding comes last.
+    bidirectional = config.model.family not in DECODERS
+    multiple = config.data.pad_to_multiple_of or 1
+    return Collator(
+        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+        pad=plan.vocabulary.pad,
+        multiple=multiple,
+        padding_free=config.data.packing is Packing.padding_free,
+        sparse=is_sparse(plan),
+    )
