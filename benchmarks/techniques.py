@@ -68,6 +68,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
         "model.hidden_size=256",  # 1.6 M numbers in matrices: DeepSpeed writes no less than 1 MiB
         "model.intermediate_size=1024",
     ),
+    "kernels=sparse_prediction": ("model=tiny_bert", "task=masked_lm"),
     "optimizer=schedule_free": ("schedule=constant",),
 }
 """Option -> what it needs beside itself."""

@@ -1,5 +1,7 @@
 """recipe=fastest: what it takes on which device, for which model, and the reason it gives."""
 
+import json
+
 import pytest
 from recipe_plans import BERT, LLAMA, LONG, chosen, planned, said
 
@@ -130,7 +132,8 @@ def test_positions_without_a_label_are_left_out(recipe) -> None:
 
 def test_where_there_are_prompts_their_positions_are_left_out(tmp_path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"q": "how many?", "a": "three, or four"}\n' * 64)
+    each = [{"q": "how many?", "a": f"three, or {number}"} for number in range(64)]
+    rows.write_text("\n".join(map(json.dumps, each)))
     data = ("data=jsonl", f"data.path={rows}", "data.response=a", "data.seq_len=64")
     plan = planned(FASTEST, "model=tiny", *data, "data.prompt=q", "hardware=cpu")
     assert plan.config.kernels.sparse_prediction
