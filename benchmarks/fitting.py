@@ -87,12 +87,13 @@ def real(budget: int) -> list[dict[str, Any]]:
     best = min(measured.values())
     chosen = key_of(dict(text.split("=", 1) for text in fit["best"]))
     order = sorted(measured.values())
+    found = measured.get(chosen)  # None: a technique that was not run beside the others
     return [{
         "configurations": len(measured),
         "trials": len(fit["trials"]),
         "chosen": " ".join(chosen),
-        "off_exhaustive_best": measured[chosen] / best - 1,
-        "rank": order.index(measured[chosen]) + 1,
+        "off_exhaustive_best": found and found / best - 1,
+        "rank": found and order.index(found) + 1,
         "typed_off": measured[key_of({})] / best - 1,
         "median_off": statistics.median(order) / best - 1,
     }]  # fmt: skip
@@ -103,7 +104,11 @@ def step_times(folder: Path) -> dict[tuple[str, ...], float]:
     times = defaultdict(list)
     (sweep,) = [f for f in folder.glob("runs/sweep-*") if not (f / "fit.json").exists()]
     for cell in json.loads((sweep / "sweep.json").read_text())["cells"]:
+        if not cell["folder"]:  # refused here: a package, or a version, is missing
+            continue
         record = json.loads((folder / cell["folder"] / "record.json").read_text())
+        if record["outcome"] != "ok":
+            continue
         typed = dict(text.split("=", 1) for text in cell["overrides"])
         times[key_of(typed)].append(record["timing"]["steady_step_s"]["median"])
     return {key: min(values) for key, values in times.items()}

@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,8 @@ class Bench:
 
     def save_inputs(self) -> None:
         """The samples of every step in eke's order, and eke's first weights."""
-        more = (*self.shared(), f"batch.per_device={self.size.batch}")
+        # On the host, whose memory is not what the comparison needs.
+        more = (*self.shared(), f"batch.per_device={self.size.batch}", "ignore_forecast=true")
         job = make_job(
             self.folder, *(o for o in more if "log_every" not in o and o != "tracker=none")
         )
@@ -234,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--limit", type=float, default=180, help="seconds for one turn")
+    parser.add_argument("--budget", type=float, default=450, help="seconds for all rounds")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--note", default="", help="what a reader should know of the machine")
     asked = parser.parse_args()
@@ -262,12 +265,18 @@ def main() -> None:
             "commands": {name: " ".join(each).replace(folder, "FOLDER") for name, each in rows},
             "chosen": chosen_overrides(plan),
         }
+        end, longest = time.monotonic() + asked.budget, 0.0
         for number in range(asked.rounds):
+            began = time.monotonic()
+            if number and began + longest > end:
+                print(f"another round would take longer than --budget={asked.budget:g} seconds")
+                break
             for name, arguments in rows if number % 2 == 0 else rows[::-1]:
                 turns[name].append(bench.turn(name, arguments, asked.limit))
                 print(
                     f"round {number} {name:14} {turns[name][-1].get('samples_per_s')}", flush=True
                 )
+            longest = max(longest, time.monotonic() - began)
             record |= {"table": compare(turns), "turns": turns, "load": os.getloadavg()}
             write_json(out, record)
     show(record["table"])

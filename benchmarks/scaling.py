@@ -7,7 +7,8 @@ python benchmarks/scaling.py [--size cpu|gpu] [--rounds N] [--pool-rounds N] [--
 - The pool of eke beside a loop of the same processes, which train nothing, for 10 to 300 runs:
   seconds per run, and what the pool adds to each (benchmarks/launching.py).
 
-About five minutes on two cores with `--size cpu`. `--size gpu` wants a GPU.
+About five minutes on two cores with `--size cpu`. `--size gpu` wants a GPU, and has no pool in it.
+The record is written after each case.
 """
 
 import argparse
@@ -71,8 +72,19 @@ def compare_pools(root: Path, sizes: Sequence[int], num_rounds: int) -> list[Row
     ]
 
 
+def measure_pools(sizes: Sequence[int], num_rounds: int) -> list[Row]:
+    """The same with runs that train nothing, in folders of their own."""
+    compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["EKE_LEASES"] = f"{folder}/leases"
+        use_stand_in(Path(folder))
+        return compare_pools(Path(folder), sizes, num_rounds)
+
+
 def print_pools(rows: Sequence[Row]) -> None:
     """A line for each number of runs."""
+    if not rows:
+        return
     print(f"\n{'runs':>6}{'bare, ms':>11}{'pool, ms':>11}{'added [p10 p90], ms':>25}", end="")
     print(f"{'planning, ms':>14}")
     for row in rows:
@@ -91,6 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="turns of each loop, at least 2")
     parser.add_argument("--runs", type=int, nargs="+", default=RUNS, help="of each sweep")
     parser.add_argument("--pool-rounds", type=int, default=3, help="at least 2")
+    parser.add_argument("--budget", type=float, default=450, help="seconds; no case begins later")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     device = detect()
@@ -108,20 +121,21 @@ def main() -> None:
         },
         "environment": provenance(),
     }
-    compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["EKE_LEASES"] = f"{folder}/leases"
-        use_stand_in(Path(folder))
-        record["pool"] = compare_pools(Path(folder), asked.runs, asked.pool_rounds)
-    from scaling_loops import compare_loops, print_loops  # torch: a dispatcher has none of it
-
-    record |= compare_loops(asked.size, asked.steps, asked.rounds)
-    record["hardware"]["load_average_1m_at_end"] = os.getloadavg()[0]
-    print_loops(record["loops"])
-    print_pools(record["pool"])
     out = asked.out or Path(f"results/scaling_{asked.size}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, record)
+    if asked.size == "cpu":  # the pool is the same whatever it would start
+        record["pool"] = measure_pools(asked.runs, asked.pool_rounds)
+        write_json(out, record)
+    import torch  # a dispatcher has none of it
+    from scaling_loops import compare_loops, print_loops
+
+    torch.set_num_interop_threads(1)
+    for found in compare_loops(asked.size, asked.steps, asked.rounds, asked.budget):
+        record |= found
+        record["hardware"]["load_average_1m_at_end"] = os.getloadavg()[0]
+        write_json(out, record)
+    print_loops(record["loops"])
+    print_pools(record.get("pool", []))
     print(f"\nwritten to {out}")
 
 

@@ -8,9 +8,11 @@ sequences, and a Llama of 1B parameters on 2048; bf16 autocast.
 where two copies of a model must do, there is none.
 """
 
+import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +79,8 @@ def gpu_cases() -> Iterator[Case]:
         label = ", ".join([model, f"batch {batch}", *sizes])
         shared = (
             f"model={model}", "data=synthetic", f"batch.per_device={batch}", "precision=bf16",
-            "optimizer=adamw_fused", "schedule=constant", "schedule.warmup_frac=0", *more,
+            "optimizer=adamw_fused", "schedule=constant", "schedule.warmup_frac=0",
+            "model.dropout=0", *more,
         )  # fmt: skip
         return Case(label, varies, batch, lambda steps: (*shared, f"train.steps={steps}"))
 
@@ -94,22 +97,41 @@ def gpu_cases() -> Iterator[Case]:
 SIZES = {"cpu": (BERT_WORKLOAD, cpu_cases), "gpu": (GPU_WORKLOAD, gpu_cases)}
 
 
-def compare_loops(size: str, num_steps: int, num_rounds: int) -> Row:
-    """All cases of a size.
+def compare_loops(size: str, num_steps: int, num_rounds: int, budget_s: float) -> Iterator[Row]:
+    """All cases of a size, after each of which there is something to write down.
 
-    Returns:
-        `workload`, `steps_per_turn` and `loops`, a row for each case.
+    Args:
+        size: of SIZES.
+        num_steps: of a turn.
+        num_rounds: turns of each loop.
+        budget_s: no case begins later.
+
+    Yields:
+        `workload`, `steps_per_turn` and `loops`, a row for each case so far.
     """
-    torch.set_num_interop_threads(1)
     workload, cases = SIZES[size]
-    rows = []
+    rows: list[Row] = []
+    end = time.monotonic() + budget_s
     for case in cases():
-        try:
-            rows.append(compare(case, size == "gpu", num_steps, num_rounds))
-        except torch.OutOfMemoryError:
-            rows.append({"case": case.label, "varies": case.varies, "outcome": "oom"})
-        print(f"{case.label}: done", file=sys.stderr)
-    return {"workload": workload, "steps_per_turn": num_steps, "loops": rows}
+        if time.monotonic() > end:
+            print(f"{case.label}: no time is left for it", file=sys.stderr)
+            continue
+        rows.append(row_of(case, size == "gpu", num_steps, num_rounds))
+        print(f"{case.label}: {rows[-1]['outcome']}", file=sys.stderr)
+        yield {"workload": workload, "steps_per_turn": num_steps, "loops": rows}
+
+
+def row_of(case: Case, on_gpu: bool, num_steps: int, num_rounds: int) -> Row:
+    """One case, whatever becomes of it; its memory is given back."""
+    try:
+        return compare(case, on_gpu, num_steps, num_rounds)
+    except (torch.OutOfMemoryError, SystemExit) as error:
+        outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else str(error)
+        return {"case": case.label, "varies": case.varies, "outcome": outcome}
+    finally:
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
 
 def compare(case: Case, on_gpu: bool, num_steps: int, num_rounds: int) -> Row:

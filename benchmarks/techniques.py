@@ -14,7 +14,6 @@ all its rows can be compared.
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -194,8 +193,7 @@ def train(typed: Sequence[str], folder: Path, limit_s: float) -> Row:
     try:
         output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)  # the supervisor stops its worker, and then itself
-        process.communicate()
+        end(process)
         return {"outcome": "timeout", "reason": f"not done after {limit_s:.0f} s"}
     files = list(folder.glob("runs/*/record.json"))
     if not files:
@@ -210,6 +208,17 @@ def train(typed: Sequence[str], folder: Path, limit_s: float) -> Row:
         "eval_loss": record["loss"]["eval_final"] if record.get("loss") else None,
         "peak_allocated_bytes": record["memory"]["measured"]["peak_allocated_bytes"],
     }
+
+
+def end(process: "subprocess.Popen[str]", patience_s: float = 15.0) -> None:
+    """Ask a run to stop at its next step, then at once; what hears neither is killed."""
+    for ask in (process.terminate, process.terminate, process.kill):
+        ask()
+        try:
+            process.communicate(timeout=patience_s)
+            return
+        except subprocess.TimeoutExpired:
+            continue
 
 
 if __name__ == "__main__":

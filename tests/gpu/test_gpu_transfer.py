@@ -20,6 +20,8 @@ def test_a_copy_does_not_wait_for_what_is_still_to_be_computed() -> None:
     transfer = Transfer(device)
     ids = torch.arange(4096).reshape(8, 512)
     batch = MicroBatch({"input_ids": ids}, ids + 1, 8, 4096, 8192).pin_memory()
+    transfer(batch)  # the first allocation in its stream may wait for the device
+    torch.cuda.synchronize()
     torch.cuda._sleep(CYCLES)
     moved = transfer(batch)
     transfer.stream.synchronize()
