@@ -4,6 +4,7 @@ Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GP
 float32 weights, gradients, states and reductions.
 """
 
+from eke.forecast import Verdict
 from eke.published import COMPILED
 from eke.recipes.formats import STAYS, half_and_hint
 from eke.recipes.ways import computed_again, fused_loss, sparse
@@ -117,7 +118,7 @@ def compiler(situation: Situation) -> Wish | None:
         f"run, {format_seconds(least)} at the least, earns its compilation back",
     )
     bound = launch_bound(situation)
-    if bound is None:
+    if bound is None or not _at_once(situation):
         return Wish(("compile",), (regional,), otherwise=STAYS)
     graphs = Candidate(
         ("compile=inductor", "compile.mode=reduce_overhead"),
@@ -168,6 +169,17 @@ def _step_seconds(situation: Situation) -> tuple[float, float] | None:
 
 def _no_compiler(why: str) -> Wish:
     return Wish(("compile",), (), otherwise=why)
+
+
+def _at_once(situation: Situation) -> bool:
+    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
+
+    Of a micro-batch that was typed, the rules say so.
+    """
+    if situation.config.batch.per_device is not None:
+        return True
+    found = situation.forecast_whole
+    return found is not None and found.verdict is Verdict.fits
 
 
 QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, loss, workers)

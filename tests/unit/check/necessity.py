@@ -174,6 +174,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "inductor_needs_compiler": "test_inductor_needs_a_compiler_on_a_cpu",
         "cudagraphs_need_cuda": "test_cuda_graphs_of_a_cpu_are_skipped",
         "graph_modes_need_cuda": "test_the_mode_that_replays_graphs_is_only_that",
+        "graphs_take_one_micro_batch": "test_the_memory_of_graphs_is_taken_with_the_next_forward",
         "declared_device_is_absent": "test_a_declared_gpu_is_not_this_machine",
         "in_backward_is_one_process": "test_ranks_exchange_gradients_after_the_weights_own_hooks",
     },
@@ -342,7 +343,11 @@ NOWHERE = {
 }
 """Rule -> why no test shows what happens without it."""
 
-NOTES = {"liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton"}
+REPLAYED = "PyTorch's own conditions; the failure itself: tests/gpu/test_gpu_refusals.py"
+NOTES = {
+    "liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton",
+    "graphs_take_one_micro_batch": REPLAYED,
+}
 """Rule -> what its test leaves open."""
 
 SHOWN: dict[str, Shown] = {
