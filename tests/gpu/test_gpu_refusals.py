@@ -1,9 +1,12 @@
-"""What PyTorch's kernels refuse on a GPU, as the rules of attention and float8 say it."""
+"""What PyTorch refuses on a GPU, as the rules of attention, float8 and compilation say it."""
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from on_device import ON
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.gpu
@@ -99,3 +102,40 @@ def test_products_with_a_scale_per_row_are_bfloat16(refused) -> None:
     assert (multiply(torch.bfloat16) == 16).all()
     with pytest.raises((RuntimeError, ValueError), match="row-wise"):
         multiply(refused)
+
+
+TAKEN = "CUDAGraphs that has been overwritten by a subsequent run"
+
+
+@pytest.fixture
+def replayed() -> Iterator[Callable[[nn.Module], nn.Module]]:
+    """Compiles for graphs; the process forgets them afterwards."""
+    torch._dynamo.reset()
+    yield lambda module: torch.compile(module.cuda(), mode="reduce-overhead")
+    torch._dynamo.reset()
+
+
+def test_gradients_in_graphs_cannot_be_added_up(replayed) -> None:
+    """pytorch#169545. Where this fails, the rule refuses what works."""
+    model = replayed(nn.Linear(16, 16))
+    rows = torch.randn(4, 16, device="cuda")
+
+    def accumulate() -> None:
+        for _ in range(4):  # a warm-up, a recording, and replays
+            model(rows).sum().backward()
+
+    with pytest.raises(RuntimeError, match=TAKEN):
+        accumulate()
+
+
+def test_a_layers_output_in_graphs_is_gone_with_the_next_layer(replayed) -> None:
+    """pytorch#152887. Where this fails, the rule refuses what works."""
+    layers = nn.Sequential(*(replayed(nn.Linear(16, 16)) for _ in range(3)))
+    rows = torch.randn(4, 16, device="cuda")
+
+    def evaluate() -> None:
+        for _ in range(4):
+            layers(rows).sum().item()
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match=TAKEN):
+        evaluate()

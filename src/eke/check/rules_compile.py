@@ -90,6 +90,20 @@ RULES = (
         versions="torch 2.13",
     ),
     Rule(
+        id="graphs_take_the_whole_model",
+        verdict=Verdict.impossible,
+        path="compile.regional",
+        when=lambda f: _replays_graphs(f) and f.config.compile.regional,
+        value=lambda f: f.config.compile.regional,
+        why=lambda f: (
+            f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
+            "layer take the memory of the output of the layer before, which is their input"
+        ),
+        fix=lambda f: "compile.regional=false",
+        source=f"{ISSUES}/152887",
+        versions="torch 2.13",
+    ),
+    Rule(
         id="regional_needs_compiler",
         verdict=Verdict.no_effect,
         path="compile.regional",

@@ -15,6 +15,9 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "graphs_take_one_micro_batch": (
         ("compile=inductor", "compile.mode=reduce_overhead", "batch.accumulation=2"), H200,
     ),
+    "graphs_take_the_whole_model": (
+        ("compile=inductor", "compile.mode=max_autotune", "compile.regional=true"), H200,
+    ),
     "regional_needs_compiler": (("compile.regional=true",), CPU),
 }  # fmt: skip
 

@@ -175,6 +175,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "cudagraphs_need_cuda": "test_cuda_graphs_of_a_cpu_are_skipped",
         "graph_modes_need_cuda": "test_the_mode_that_replays_graphs_is_only_that",
         "graphs_take_one_micro_batch": "test_the_memory_of_graphs_is_taken_with_the_next_forward",
+        "graphs_take_the_whole_model": "test_the_memory_of_graphs_is_taken_with_the_next_forward",
         "declared_device_is_absent": "test_a_declared_gpu_is_not_this_machine",
         "in_backward_is_one_process": "test_ranks_exchange_gradients_after_the_weights_own_hooks",
     },
@@ -347,6 +348,7 @@ REPLAYED = "PyTorch's own conditions; the failure itself: tests/gpu/test_gpu_ref
 NOTES = {
     "liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton",
     "graphs_take_one_micro_batch": REPLAYED,
+    "graphs_take_the_whole_model": REPLAYED,
 }
 """Rule -> what its test leaves open."""
 
