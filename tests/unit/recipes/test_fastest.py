@@ -194,6 +194,15 @@ def test_graphs_are_not_for_steps_of_several_micro_batches(cut, words, monkeypat
     assert words in said(plan, "compile").reason
 
 
+def test_a_mode_with_graphs_is_not_taken_for_steps_that_may_not_fit_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "eke.recipes.wish.forecast", lambda plan: replace(forecast(plan), verdict=Verdict.tight)
+    )
+    plan = planned(FASTEST, *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
+    assert plan.choices["compile"] == "none"
+    assert "at once, which may not fit" in said(plan, "compile").reason
+
+
 def test_ragged_rows_are_not_compiled() -> None:
     plan = planned(FASTEST, *LLAMA, "data.lengths=uniform", LONG, "hardware=a100_80")
     assert plan.choices["compile"] == "none"
