@@ -33,7 +33,8 @@ def _replayer(facts: Facts) -> str:
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
-def _without_graphs(facts: Facts) -> str:
+def without_graphs(facts: Facts) -> str:
+    """The override that replays no CUDA graphs, and leaves the rest of the compiler's choice."""
     if not _inductor(facts):
         return "compile=none"
     if facts.config.compile.mode is CompileMode.max_autotune:
@@ -72,7 +73,7 @@ RULES = (
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
         value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
-        fix=_without_graphs,
+        fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
@@ -85,7 +86,7 @@ RULES = (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
             "which the next micro-batch of the step uses again before they are added up"
         ),
-        fix=lambda f: f"{_without_graphs(f)}   (or one micro-batch: a larger batch.per_device)",
+        fix=lambda f: f"{without_graphs(f)}   (or one micro-batch: a larger batch.per_device)",
         source=f"{ISSUES}/169545",
         versions="torch 2.13",
     ),
