@@ -2,6 +2,9 @@
 
 import pytest
 from equivalence_compare import largest_difference
+from on_device import ON, plan_here
+
+from eke.errors import ConfigError
 
 pytestmark = pytest.mark.gpu
 
@@ -14,13 +17,24 @@ CASES = {
     "inductor": ("compile=inductor",),
     "regions": ("compile=inductor", "compile.regional=true"),
     "replayed": ("compile=inductor", "compile.mode=reduce_overhead"),
-    "replayed regions": (
-        "compile=inductor",
-        "compile.mode=reduce_overhead",
-        "compile.regional=true",
-    ),
     "regions, max_savings": ("compile=inductor", "compile.regional=true", "memory=max_savings"),
 }
+
+
+REPLAYED = ("compile=inductor", "compile.mode=reduce_overhead")
+REFUSED = {
+    "graphs_take_the_whole_model": (*REPLAYED, "compile.regional=true"),
+    "graphs_take_one_micro_batch": (*REPLAYED, "batch.accumulation=2"),
+}
+"""Rule -> what it refuses; that PyTorch fails there is in test_gpu_refusals.py."""
+
+
+@pytest.mark.skipif(ON == "cpu", reason="a CPU replays no graphs")
+@pytest.mark.parametrize(("rule", "overrides"), REFUSED.items(), ids=REFUSED.keys())
+def test_what_cannot_be_replayed_is_refused(rule, overrides) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_here(SHORT, *overrides)
+    assert [problem.rule for problem in caught.value.problems] == [rule]
 
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())

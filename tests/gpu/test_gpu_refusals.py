@@ -1,9 +1,12 @@
-"""What PyTorch's kernels refuse on a GPU, as the rules of attention and float8 say it."""
+"""What PyTorch refuses on a GPU, as the rules of attention, float8 and compilation say it."""
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from on_device import ON
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pytestmark = pytest.mark.gpu
@@ -24,6 +27,10 @@ AMPERE = pytest.mark.skipif(
     "__import__('torch').cuda.get_device_capability() < (8, 0)"
     " if __import__('torch').cuda.is_available() else False",
     reason="flash and cuDNN kernels need compute capability 8.0",
+)
+
+CHECKS_DROPOUT = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="torch 2.11 does not check it, and 2.12 was not looked at"
 )
 
 
@@ -47,7 +54,9 @@ def attend(backend: SDPBackend, dtype: torch.dtype, width: int, **more: object) 
         (CUDNN, HALF, 60, {}, None),
         (EFFICIENT, HALF, 60, {}, None),
         (EFFICIENT, torch.float32, 62, {}, None),
-        (CUDNN, HALF, 64, {"dropout_p": 0.1}, {"dropout_p": 0.125}),
+        pytest.param(
+            CUDNN, HALF, 64, {"dropout_p": 0.1}, {"dropout_p": 0.125}, marks=CHECKS_DROPOUT
+        ),
     ],
     ids=[
         "flash_takes_no_mask",
@@ -86,16 +95,51 @@ def test_an_older_gpu_has_no_flash_kernel() -> None:
     " if __import__('torch').cuda.is_available() else False",
     reason="float8 products need compute capability 8.9",
 )
-@pytest.mark.parametrize("refused", [torch.float16, torch.float32], ids=str)
-def test_products_with_a_scale_per_row_are_bfloat16(refused) -> None:
-    """Where this fails, the rule refuses what works: PyTorch widens it from version to version."""
-    left = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn)
-    right = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn).t()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_products_with_a_scale_per_row_are_bfloat16(dtype) -> None:
+    """torchao's are, though cuBLAS has others on a Hopper since CUDA 12.9."""
+    ops = pytest.importorskip("torchao.float8.float8_ops", reason="an extra")
+    left, right = (torch.randn(16, 16, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     scales = torch.ones(16, 1, device="cuda"), torch.ones(1, 16, device="cuda")
+    found = ops.addmm_float8_unwrapped(
+        left, scales[0], right.t(), scales[1], output_dtype=dtype, use_fast_accum=True
+    )
+    assert found.dtype == dtype
+    assert torch.equal(found, found.bfloat16().to(dtype))
 
-    def multiply(dtype: torch.dtype) -> torch.Tensor:
-        return torch._scaled_mm(left, right, *scales, out_dtype=dtype)
 
-    assert (multiply(torch.bfloat16) == 16).all()
-    with pytest.raises((RuntimeError, ValueError), match="row-wise"):
-        multiply(refused)
+TAKEN = "CUDAGraphs that has been overwritten by a subsequent run"
+
+
+@pytest.fixture
+def replayed() -> Iterator[Callable[[nn.Module], nn.Module]]:
+    """Compiles for graphs; the process forgets them afterwards."""
+    torch._dynamo.reset()
+    yield lambda module: torch.compile(module.cuda(), mode="reduce-overhead")
+    torch._dynamo.reset()
+
+
+def test_gradients_in_graphs_cannot_be_added_up(replayed) -> None:
+    """pytorch#169545. Where this fails, the rule refuses what works."""
+    model = replayed(nn.Linear(16, 16))
+    rows = torch.randn(4, 16, device="cuda")
+
+    def accumulate() -> None:
+        for _ in range(4):  # a warm-up, a recording, and replays
+            model(rows).sum().backward()
+
+    with pytest.raises(RuntimeError, match=TAKEN):
+        accumulate()
+
+
+def test_a_layers_output_in_graphs_is_gone_with_the_next_layer(replayed) -> None:
+    """pytorch#152887. Where this fails, the rule refuses what works."""
+    layers = nn.Sequential(*(replayed(nn.Linear(16, 16)) for _ in range(3)))
+    rows = torch.randn(4, 16, device="cuda")
+
+    def evaluate() -> None:
+        for _ in range(4):
+            layers(rows).sum().item()
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match=TAKEN):
+        evaluate()

@@ -229,7 +229,8 @@ BACKEND_RULES = (
             f"{_dropout(f):g}"
         ),
         fix=_any_backend,
-        source=SDP,
+        source="https://github.com/pytorch/pytorch/pull/174245",
+        versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
     ),
 )
 

@@ -2,15 +2,44 @@
 
 from eke.check.capability import capability_of, lacks_compiler, older_than
 from eke.check.rule import Facts, Rule, Verdict
+from eke.check.rules_memory import accumulates
 from eke.schema import CompileMode
 
 INDUCTOR_CAPABILITY = (7, 0)
 COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
-GRAPH_MODES = (CompileMode.reduce_overhead, CompileMode.max_autotune)
+ISSUES = "https://github.com/pytorch/pytorch/issues"
 
 
 def _inductor(facts: Facts) -> bool:
     return facts.config.compile.option == "inductor"
+
+
+def _replays_graphs(facts: Facts) -> bool:
+    return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
+
+
+def _accumulates(facts: Facts) -> bool:
+    """An open micro-batch is not judged: batch=auto asks of each it could choose."""
+    batch = facts.config.batch
+    return batch.per_device is not None and accumulates(
+        batch, facts.config.distributed.num_processes
+    )
+
+
+def _replayer(facts: Facts) -> str:
+    """What it is that replays graphs: the compiler, or a mode of inductor."""
+    compiler = facts.config.compile
+    mode = f"compile.mode={compiler.mode.value}"
+    return mode if _inductor(facts) else f"compile={compiler.option}"
+
+
+def without_graphs(facts: Facts) -> str:
+    """The override that replays no CUDA graphs, and leaves the rest of the compiler's choice."""
+    if not _inductor(facts):
+        return "compile=none"
+    if facts.config.compile.mode is CompileMode.max_autotune:
+        return "compile.mode=max_autotune_no_cudagraphs"
+    return "compile.mode=default"
 
 
 RULES = (
@@ -41,17 +70,39 @@ RULES = (
         id="graph_modes_need_cuda",
         verdict=Verdict.no_effect,
         path="compile.mode",
-        when=lambda f: (
-            _inductor(f) and f.config.compile.mode in GRAPH_MODES and f.device.kind == "cpu"
-        ),
+        when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
         value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
-        fix=lambda f: (
-            "compile.mode=max_autotune_no_cudagraphs"
-            if f.config.compile.mode is CompileMode.max_autotune
-            else "compile.mode=default"
-        ),
+        fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
+    ),
+    Rule(
+        id="graphs_take_one_micro_batch",
+        verdict=Verdict.impossible,
+        path="compile",
+        when=lambda f: _replays_graphs(f) and _accumulates(f),
+        value=lambda f: f.config.compile.option,
+        why=lambda f: (
+            f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
+            "which the next micro-batch of the step uses again before they are added up"
+        ),
+        fix=lambda f: f"{without_graphs(f)}   (or one micro-batch: a larger batch.per_device)",
+        source=f"{ISSUES}/169545",
+        versions="torch 2.13",
+    ),
+    Rule(
+        id="graphs_take_the_whole_model",
+        verdict=Verdict.impossible,
+        path="compile.regional",
+        when=lambda f: _replays_graphs(f) and f.config.compile.regional,
+        value=lambda f: f.config.compile.regional,
+        why=lambda f: (
+            f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
+            "layer take the memory of the output of the layer before, which is their input"
+        ),
+        fix=lambda f: "compile.regional=false",
+        source=f"{ISSUES}/152887",
+        versions="torch 2.13",
     ),
     Rule(
         id="regional_needs_compiler",

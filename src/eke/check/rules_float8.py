@@ -82,9 +82,13 @@ RULES = (
             and f.config.precision.compute is not Compute.bfloat16
         ),
         value=lambda f: f.config.precision.compute.value,
-        why=lambda f: "the kernels with a scale per row have bfloat16 results and no others",
+        why=lambda f: (
+            "torchao rounds the products of factors with a scale per row to bfloat16, whatever the "
+            "kernels could give"
+        ),
         fix=lambda f: "precision.compute=bfloat16",
-        source="pytorch/aten/src/ATen/native/cuda/RowwiseScaledMM.cu (f8f8bf16_rowwise)",
+        source=f"{TORCHAO} (float8_ops.addmm_float8_unwrapped)",
+        versions="torchao 0.18",
     ),
     Rule(
         id="gpt2_has_no_linear_layers",

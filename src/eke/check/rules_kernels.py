@@ -5,7 +5,8 @@ from pathlib import Path
 
 from eke.check.capability import capability_of
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import CompileMode, Packing, Rows
+from eke.check.rules_compile import without_graphs
+from eke.schema import Packing, Rows
 from eke.sizes import is_ragged
 
 FUSABLE = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "bert", "t5")
@@ -55,15 +56,7 @@ def _has_all_labels(facts: Facts) -> bool:
 
 
 def _replays_graphs(facts: Facts) -> bool:
-    config = facts.config.compile
-    if config.option == "cudagraphs":
-        return True
-    modes = (CompileMode.reduce_overhead, CompileMode.max_autotune)
-    return config.option == "inductor" and config.mode in modes and not config.regional
-
-
-def _without_graphs(facts: Facts) -> str:
-    return "compile=none" if facts.config.compile.option == "cudagraphs" else "compile.mode=default"
+    return facts.config.compile.replays_graphs and not facts.config.compile.regional
 
 
 def _predicts_tokens(facts: Facts) -> bool:
@@ -171,7 +164,7 @@ RULES = (
         why=lambda f: (
             "each step has another number of labels, and a CUDA graph is recorded for one number"
         ),
-        fix=_without_graphs,
+        fix=without_graphs,
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(

@@ -31,7 +31,8 @@ def _whole_backward(facts: Facts) -> bool:
     return _memory(facts).optimizer_in_backward and whole
 
 
-def _accumulates(batch: Batch, num_processes: int) -> bool:
+def accumulates(batch: Batch, num_processes: int) -> bool:
+    """Whether a step has several micro-batches; of an open one, if it were of one sample."""
     if batch.target is not None:
         return batch.target > batch.micro_batch * num_processes
     return (batch.accumulation or 1) > 1
@@ -111,7 +112,7 @@ RULES = (
         path="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
-            and _accumulates(f.config.batch, f.config.distributed.num_processes)
+            and accumulates(f.config.batch, f.config.distributed.num_processes)
         ),
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: "a gradient that is used and freed at once cannot be added to the next one's",

@@ -16,6 +16,7 @@ from eke.fit.trials import without
 from eke.forecast import Forecast, Verdict, known_forecast
 from eke.pace import compile_seconds
 from eke.plan import Plan, possible_batches, replan, with_batch
+from eke.recipes.rules import NOT_BY_SIZE
 from eke.schema import Config
 
 MAX_SIZES = 6
@@ -101,12 +102,11 @@ def enumerate_candidates(
         config = _with_target(replace(baseline.config, **changed), baseline, target)
         if config is None:
             continue
-        problems, _ = check(Facts(config, baseline.device, planning=True))
-        if problems:
-            rule = problems[0].rule or problems[0].path
+        batches, rule = _allowed(baseline, config)
+        if not batches:
             refused[rule] = refused.get(rule, 0) + 1
             continue
-        sizes = _cut(baseline, config, values, expected_s)
+        sizes = _cut(baseline, batches, values, expected_s)
         fitting = [each for each in sizes if each.point.room is not Room.none]
         too_large += len(sizes) - len(fitting)
         is_typed = not any(value.overrides for value in values)
@@ -142,21 +142,41 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     return replace(config, batch=batch)
 
 
+def _allowed(baseline: Plan, config: Config) -> tuple[list[Config], str]:
+    """The configuration with each micro-batch that rules allow, the smallest first; else the rule.
+
+    Rules object to samples that share a micro-batch or to a step of several: what neither the
+    smallest nor the largest breaks, none between does. What does not fit is left to forecasts.
+    """
+
+    def rule_against(config: Config) -> str:
+        problems, _ = check(Facts(config, baseline.device, planning=True), NOT_BY_SIZE)
+        return problems[0].rule or problems[0].path if problems else ""
+
+    every = possible_batches(config)
+    smallest, largest = rule_against(every[0]), rule_against(every[-1])
+    if smallest and largest:
+        return [], largest
+    if smallest or largest:
+        every = [each for each in every if not rule_against(each)]
+    return every, ""
+
+
 def _cut(
     baseline: Plan,
-    config: Config,
+    batches: Sequence[Config],
     values: tuple[Value, ...],
     expected_s: Callable[[Plan], float | None],
 ) -> list[Candidate]:
-    """The configuration with each of its micro-batches, the largest first."""
+    """One set of techniques with each of its micro-batches, the largest first."""
     try:
-        whole = replan(baseline, config)
+        whole = replan(baseline, batches[0])
     except ConfigError:  # the user's own DeepSpeed configuration contradicts it
         return []
     names = tuple(value.name for value in values)
     beside = tuple(_with_less_work(values))
     cut = []
-    for each in reversed(possible_batches(config)):
+    for each in reversed(batches):
         plan = with_batch(whole, each, (), ())
         forecast = known_forecast(plan)
         point = Point(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from eke.forecast.shape import Shape, trains_adapters
 from eke.pace.values import Span, exactly
 from eke.plan import Plan
-from eke.schema import CompileMode, Rows, Synthetic
+from eke.schema import Rows, Synthetic
 
 ONE = exactly(1.0)
 
@@ -59,9 +59,7 @@ def _is_compiled(plan: Plan) -> bool:
 
 
 def _replays_graphs(plan: Plan) -> bool:
-    config = plan.config.compile
-    modes = (CompileMode.reduce_overhead, CompileMode.max_autotune)
-    return config.option == "cudagraphs" or (_is_compiled(plan) and config.mode in modes)
+    return plan.config.compile.replays_graphs
 
 
 Condition = Callable[[Plan, Shape], object]

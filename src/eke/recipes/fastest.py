@@ -4,6 +4,9 @@ Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GP
 float32 weights, gradients, states and reductions.
 """
 
+from dataclasses import replace
+
+from eke.forecast import Verdict
 from eke.published import COMPILED
 from eke.recipes.formats import STAYS, half_and_hint
 from eke.recipes.ways import computed_again, fused_loss, sparse
@@ -111,13 +114,15 @@ def compiler(situation: Situation) -> Wish | None:
             f"{format_seconds(EARNED_S)} on ({COMPILE_S:g} s saved at a gain of "
             f"{COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
         )
-    regional = Candidate(
-        ("compile=inductor", "compile.regional=true"),
+    earned = (
         f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
-        f"run, {format_seconds(least)} at the least, earns its compilation back",
+        f"run, {format_seconds(least)} at the least, earns its compilation back"
     )
+    if replace(config.compile, option="inductor").replays_graphs:
+        return _whole_model(situation, earned)
+    regional = Candidate(("compile=inductor", "compile.regional=true"), earned)
     bound = launch_bound(situation)
-    if bound is None:
+    if bound is None or not _at_once(situation):
         return Wish(("compile",), (regional,), otherwise=STAYS)
     graphs = Candidate(
         ("compile=inductor", "compile.mode=reduce_overhead"),
@@ -168,6 +173,26 @@ def _step_seconds(situation: Situation) -> tuple[float, float] | None:
 
 def _no_compiler(why: str) -> Wish:
     return Wish(("compile",), (), otherwise=why)
+
+
+def _whole_model(situation: Situation, earned: str) -> Wish:
+    """With a mode that was typed and replays CUDA graphs, which rules keep from single layers."""
+    mode = f"compile.mode={situation.config.compile.mode.value}"
+    if not _at_once(situation):
+        return _no_compiler(f"{mode} takes all samples of a step at once, which may not fit")
+    whole = Candidate(("compile=inductor",), f"{earned}; {mode} takes the whole model")
+    return Wish(("compile",), (whole,), otherwise=STAYS)
+
+
+def _at_once(situation: Situation) -> bool:
+    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
+
+    Of a micro-batch that was typed, the rules say so.
+    """
+    if situation.config.batch.per_device is not None:
+        return True
+    found = situation.forecast_whole
+    return found is not None and found.verdict is Verdict.fits
 
 
 QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, loss, workers)

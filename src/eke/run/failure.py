@@ -16,8 +16,11 @@ OUT_OF_MEMORY = (
     "cannot allocate memory",
     "std::bad_alloc",
     "unable to mmap",
+    "_status_alloc_failed",
+    "_allocation_failed",
 )
-"""How allocators other than CUDA's say it (torch's CPU allocator raises a plain RuntimeError)."""
+"""How others than PyTorch's allocator for CUDA say it, all as a RuntimeError: its CPU allocator;
+cuBLAS, cuSOLVER, cuSPARSE and cuDNN, by the names of their errors; NCCL, which quotes CUDA."""
 
 
 class Diverged(Exception):
@@ -48,11 +51,11 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     if isinstance(error, EkeError):
         return Outcome.crashed, Failure(phase, str(error))
     trace = "".join(traceback.format_exception(error))
+    if is_out_of_memory(error):  # first: NCCL says so in the same words as that others are gone
+        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
     if is_lost_contact(error):
         message = f"another process of this run is gone, or hangs: {_first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
-    if is_out_of_memory(error):
-        return Outcome.oom, Failure(phase, f"out of memory in {phase}: {_first_line(error)}", trace)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         where = f": {error.filename}" if error.filename else ""
         message = f"the disk is full ({error.strerror}{where}); free some and run again"

@@ -1,5 +1,6 @@
 """The record of an attempt: what the plan and the rows tell, and what the job's objects add."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +73,8 @@ def effective(job: Job) -> dict[str, Any]:
     if job.data.padding.frac is not None:
         found["padding_frac"] = job.data.padding.frac
     if job.formats.scaler:
-        found["loss_scale"] = job.formats.scaler.get_scale()
+        with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing any more
+            found["loss_scale"] = job.formats.scaler.get_scale()
     if job.plan.config.compile.option != "none":
         found["compile"] = compile_report()
     return found

@@ -13,6 +13,10 @@ class CompileMode(Enum):
     max_autotune_no_cudagraphs = "max_autotune_no_cudagraphs"
 
 
+GRAPH_MODES = (CompileMode.reduce_overhead, CompileMode.max_autotune)
+"""Modes that replay CUDA graphs on a GPU."""
+
+
 @dataclass
 class Compile:
     """torch.compile."""
@@ -25,3 +29,9 @@ class Compile:
     regional: bool = False
     """Compile one Transformer layer, for all layers alike, instead of the whole model: a fraction
     of the compile time, and nothing is fused across layers."""
+
+    @property
+    def replays_graphs(self) -> bool:
+        """Whether CUDA graphs are replayed on a GPU."""
+        by_mode = self.option == "inductor" and self.mode in GRAPH_MODES
+        return self.option == "cudagraphs" or by_mode

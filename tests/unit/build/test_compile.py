@@ -14,9 +14,9 @@ from unit.build.steps import make_inputs, step
 from eke.build.checkpointing import apply_checkpointing
 from eke.build.compile import BACKENDS, compile_model, compile_report
 from eke.build.model import build_model
-from eke.check.rules_compile import GRAPH_MODES
 from eke.errors import RunError
 from eke.schema import CompileMode
+from eke.schema.compiling import GRAPH_MODES
 
 CPU = torch.device("cpu")
 

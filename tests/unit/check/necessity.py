@@ -140,6 +140,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
             "test_evaluation_in_another_format_than_the_weights_is_in_theirs",
         "small_updates_are_lost": "test_small_updates_leave_normalisation_weights_where_they_are",
         "t5_overflows_float16": "test_what_float16_cannot_hold_ends_t5_and_bfloat16_holds_it",
+        "rowwise_needs_bf16": "test_torchao_rounds_products_with_a_scale_per_row_to_bfloat16",
         "gpt2_has_no_linear_layers": "test_gpt2_and_crooked_widths_have_no_float8_layer",
         "float8_width_is_aligned": "test_gpt2_and_crooked_widths_have_no_float8_layer",
         "float8_feed_forward_is_aligned": "test_crooked_feed_forwards_stay_as_they_are",
@@ -174,6 +175,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "inductor_needs_compiler": "test_inductor_needs_a_compiler_on_a_cpu",
         "cudagraphs_need_cuda": "test_cuda_graphs_of_a_cpu_are_skipped",
         "graph_modes_need_cuda": "test_the_mode_that_replays_graphs_is_only_that",
+        "graphs_take_one_micro_batch": "test_the_memory_of_graphs_is_taken_with_the_next_forward",
+        "graphs_take_the_whole_model": "test_the_memory_of_graphs_is_taken_with_the_next_forward",
         "declared_device_is_absent": "test_a_declared_gpu_is_not_this_machine",
         "in_backward_is_one_process": "test_ranks_exchange_gradients_after_the_weights_own_hooks",
     },
@@ -198,7 +201,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "kernel_head_is_aligned": "test_a_kernel_that_was_pinned_refuses",
         "cudnn_dropout_in_sixteenths": "test_a_kernel_that_was_pinned_refuses",
         "kernel_needs_ampere": "test_an_older_gpu_has_no_flash_kernel",
-        "rowwise_needs_bf16": "test_products_with_a_scale_per_row_are_bfloat16",
     },
     (Kind.refusal, ATTENTION): {
         "flash_package_without_t5": "test_transformers_refuses_what_the_rules_refuse",
@@ -342,7 +344,12 @@ NOWHERE = {
 }
 """Rule -> why no test shows what happens without it."""
 
-NOTES = {"liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton"}
+REPLAYED = "PyTorch's own conditions; the failure itself: tests/gpu/test_gpu_refusals.py"
+NOTES = {
+    "liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton",
+    "graphs_take_one_micro_batch": REPLAYED,
+    "graphs_take_the_whole_model": REPLAYED,
+}
 """Rule -> what its test leaves open."""
 
 SHOWN: dict[str, Shown] = {

@@ -13,7 +13,7 @@ from unit.check.without import LIGHT, light_plan, trained
 from unit.plan.cases import plan_of
 
 from eke.build.attention import KernelProbe
-from eke.build.float8 import count_float8
+from eke.build.float8 import convert_linear_layers, count_float8
 from eke.build.model import build_model
 from eke.build.precision import build_formats
 from eke.check import Facts
@@ -141,6 +141,28 @@ def test_without_a_compiler_float8_adds_operations_and_on_a_cpu_no_float8_produc
     scaled, formats = operations("fp8")
     assert scaled > 1.5 * plain, "scaling and rounding, each a kernel of its own"
     assert not any("float8" in name for name in formats)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
+def test_torchao_rounds_products_with_a_scale_per_row_to_bfloat16(
+    recipe, dtype, monkeypatch
+) -> None:
+    """As on a GPU, with a stand-in for its kernel that gives whatever it is asked for."""
+    asked = []
+
+    def multiply(left, right, scale_a, scale_b, out_dtype, **_):
+        asked.append(out_dtype)
+        return (left.double() @ right.double() * scale_a * scale_b).to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    layers = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(3)).to(dtype)
+    plan = plan_of(*LIGHT, "precision=fp8", f"precision.float8={recipe}")
+    convert_linear_layers(plan, layers, torch.device("cuda"))
+    found = layers[1](torch.randn(32, 32, dtype=dtype))
+    assert found.dtype == dtype
+    assert asked == [torch.bfloat16 if recipe == "rowwise" else dtype]
+    assert torch.equal(found, found.bfloat16().to(dtype)) is (recipe == "rowwise")
 
 
 def test_torchao_leaves_narrow_layers_out_itself() -> None:

@@ -1,6 +1,7 @@
 """Without the rules about optimizers, memory and compilation: what really goes wrong."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -74,6 +75,47 @@ def test_the_mode_that_replays_graphs_is_only_that() -> None:
         torch._inductor.list_mode_options(f"max-autotune{more}") for more in ("-no-cudagraphs", "")
     )
     assert with_graphs == {**without, "triton.cudagraphs": True}
+
+
+@pytest.mark.parametrize(
+    ("pass_", "taken"), [("FORWARD", False), ("BACKWARD", True), ("INFERENCE", True)]
+)
+def test_the_memory_of_graphs_is_taken_with_the_next_forward(pass_, taken) -> None:
+    """The next call of a compiled module takes it, unless a forward pass waits for its backward.
+
+    So a gradient left there is lost with the next micro-batch, and a layer's output, where there
+    is no backward pass, with the next layer.
+    """
+    from torch._inductor.cudagraph_trees import CompilationMode, CUDAGraphTreeManager
+
+    trees = mock.MagicMock(running_forwards_with_pending_backwards=False)
+    trees.id_to_mode = {0: CompilationMode[pass_]}
+    trees.in_new_torch_compile_invocation.return_value = True
+    trees.user_invoked_mark_step.return_value = False
+    CUDAGraphTreeManager.run(trees, [], 0)
+    assert CUDAGraphTreeManager.can_start_new_generation(trees) is taken
+    message = CUDAGraphTreeManager.format_dealloc_msg(None, is_grad_output=True)
+    assert "gradient accumulation when a .grad tensor is allocated during" in message
+
+
+def test_a_gradient_stays_where_the_backward_pass_has_put_it() -> None:
+    """Nothing is copied out of the memory of a graph."""
+    made = []
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            result = gradient * 2
+            made.append(result.data_ptr())
+            return result
+
+    weight = nn.Parameter(torch.ones(8))
+    Identity.apply(weight).sum().backward()
+    assert made == [weight.grad.data_ptr()]
 
 
 def test_other_compilers_are_not_told_the_mode(monkeypatch) -> None:

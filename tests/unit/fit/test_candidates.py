@@ -78,6 +78,17 @@ def test_what_rules_refuse_is_counted_by_rule(own_machine):
     assert all(count > 0 for count in found.refused.values())
 
 
+@pytest.mark.parametrize("cut", [(16, 1), (4, 4)], ids=["at once", "in pieces"])
+def test_rules_are_asked_of_each_micro_batch(cut):
+    """CUDA graphs take one micro-batch, whichever was typed; the rest is free to be cut."""
+    size, times = cut
+    typed = (f"batch.per_device={size}", f"batch.accumulation={times}", "hardware=h200")
+    _, found = candidates(*typed)
+    replayed = [each for each in found.found if each.plan.config.compile.replays_graphs]
+    assert {each.plan.batch.accumulation for each in replayed} == {1}
+    assert {each.plan.batch.accumulation for each in found.found} > {1, 4}
+
+
 def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
     _, everything = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
     assert everything.too_large == 0

@@ -1,10 +1,12 @@
 """recipe=fastest: what it takes on which device, for which model, and the reason it gives."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from recipe_plans import BERT, LLAMA, LONG, chosen, planned, said
 
+from eke.forecast import Verdict, forecast
 from eke.recipes.fastest import COMPILE_GAIN, COMPILE_S, EARNED_S, LAUNCH_S, LAUNCHES_PER_LAYER
 
 FASTEST = "recipe=fastest"
@@ -172,6 +174,33 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
     assert f"{launches * 1e3:.1f} ms to launch (an estimate" in said(small, "compile").reason
     assert large.config.compile.mode.value == "default"
     assert large.config.compile.regional
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        (("batch.per_device=2", "batch.accumulation=2"), "CUDA graphs, which the next micro-batch"),
+        (("batch.target=4",), ""),
+    ],
+    ids=["typed", "auto, and all at once may not fit"],
+)
+def test_graphs_are_not_for_steps_of_several_micro_batches(cut, words, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "eke.recipes.wish.forecast", lambda plan: replace(forecast(plan), verdict=Verdict.tight)
+    )
+    plan = planned(FASTEST, *BERT, *cut, LONG, "hardware=h200")
+    assert plan.config.compile.mode.value == "default"
+    assert plan.config.compile.regional
+    assert words in said(plan, "compile").reason
+
+
+def test_a_mode_with_graphs_is_not_taken_for_steps_that_may_not_fit_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "eke.recipes.wish.forecast", lambda plan: replace(forecast(plan), verdict=Verdict.tight)
+    )
+    plan = planned(FASTEST, *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
+    assert plan.choices["compile"] == "none"
+    assert "at once, which may not fit" in said(plan, "compile").reason
 
 
 def test_ragged_rows_are_not_compiled() -> None:

@@ -33,6 +33,7 @@ def test_keys_of_an_open_group_stay() -> None:
     plan = planned("recipe=fastest", *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")
     assert plan.choices["compile"] == "inductor"
     assert plan.config.compile.mode.value == "max_autotune"
+    assert not plan.config.compile.regional, "graphs take the whole model"
     plan = planned("recipe=low_memory", *BERT, "optimizer.lr=0.5", "hardware=v100_16")
     assert plan.choices["optimizer"] == "adafactor"
     assert plan.config.optimizer.lr == 0.5

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from eke.record import Outcome
 from eke.run.failure import Diverged, classify, is_out_of_memory
@@ -36,6 +37,18 @@ OUT_OF_MEMORY = {
     "driver": RuntimeError("CUDA driver error: out of memory"),
     "c++": RuntimeError("std::bad_alloc"),
     "loader's shared memory": RuntimeError("unable to mmap 1024 bytes from file </torch_1>: ..."),
+    "cublas": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
+    "cusolver": RuntimeError(
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"
+    ),
+    "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "nccl": dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for "
+        "details)\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 2 'out of memory'"
+    ),
 }
 
 
@@ -55,6 +68,7 @@ OTHERS = {
     "value": ValueError("out of memory is only a word here"),
     "type": TypeError("cannot allocate memory of this type"),
     "key": KeyError("loss"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
 }
 
 

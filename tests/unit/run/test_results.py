@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 from support import TINY, last_wins
 from unit.plan.cases import plan_of
 from unit.record.samples import eval_row, step_row
@@ -87,6 +88,22 @@ def test_what_ran_is_read_from_the_running_objects(job) -> None:
 def test_no_scale_without_a_scaler(job) -> None:
     unscaled = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=None))
     assert "loss_scale" not in effective(unscaled)
+
+
+class Unreadable:
+    """A loss scaler on a GPU whose context an error has ended: nothing can be read there."""
+
+    def get_scale(self) -> float:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
+    ended = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=Unreadable()))
+    failure = Failure("forward", "AcceleratorError: CUDA error: device-side assert triggered")
+    record = make_record(plan, job.paths, 0, Outcome.crashed, failure, ended)
+    assert (record.outcome, record.failure, record.steps_done) == ("crashed", failure, 4)
+    assert "loss_scale" not in record.effective
+    assert record.effective["skipped_steps"] == 0
 
 
 def test_warnings_of_the_run_follow_those_of_the_plan(job, plan) -> None:

@@ -82,6 +82,17 @@ def test_what_trainer_itself_refuses_is_told(make_plan, tmp_path) -> None:
         build_arguments(plan, RunPaths(tmp_path))
 
 
+def test_one_of_several_gpus_is_trained_on(make_plan, tmp_path, monkeypatch) -> None:
+    """With two of them Trainer would split the plan's rows, and average what has been divided."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    plan = make_plan(*BASE)
+    on_gpu = replace(plan, device=replace(plan.device, kind="cuda"))
+    arguments = build_arguments(on_gpu, RunPaths(tmp_path))
+    assert arguments.n_gpu == 1
+    assert arguments.train_batch_size == plan.batch.per_device
+    assert build_arguments(plan, RunPaths(tmp_path)).n_gpu == 0
+
+
 def test_the_record_says_who_took_the_steps(job_of) -> None:
     job = run(job_of())
     told = job.effective["trainer"]

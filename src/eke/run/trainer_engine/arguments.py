@@ -46,11 +46,15 @@ def render_arguments(plan: Plan, paths: RunPaths) -> dict[str, Any]:
 def build_arguments(plan: Plan, paths: RunPaths) -> TrainingArguments:
     """Trainer's arguments, checked by its own code.
 
+    One process has one GPU: of all that it sees Trainer would make a DataParallel of its own.
+
     Raises:
         RunError: transformers refuses a value, or this installation lacks what it needs.
     """
     try:
-        return TrainingArguments(**render_arguments(plan, paths))
+        arguments = TrainingArguments(**render_arguments(plan, paths))
     except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"engine = trainer: transformers refuses its arguments: {reason}") from error
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
