@@ -1,5 +1,6 @@
 """Kernels that replace a model's modules, with a stand-in for liger-kernel: it needs triton."""
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -7,7 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from unit.build.plans import hand_plan
+from unit.build.rotation import rotate_in_place
+from unit.build.steps import step
 
+from eke.build.checkpointing import apply_checkpointing
 from eke.build.kernels import apply_kernels, replaced_modules
 from eke.build.model import build_model
 from eke.errors import RunError
@@ -68,3 +72,32 @@ def test_none_replaces_nothing() -> None:
     before = list(model.modules())
     apply_kernels(plan, model)
     assert list(model.modules()) == before
+
+
+def _of_family(family: str) -> torch.nn.Module:
+    """A small model with weights that are the same each time."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "use_cache": False,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    return getattr(transformers, f"{family}ForCausalLM")(config).train()
+
+
+@pytest.mark.parametrize("memory", ["checkpointing", "checkpointing_selective"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mixtral", "Qwen3"])
+def test_what_is_kept_must_not_be_rotated_in_place(family, memory, monkeypatch) -> None:
+    """Only Qwen3 has a norm between the projections that are kept and their rotation."""
+    plain_loss, plain = step(_of_family(family))
+    name = family.lower()
+    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", rotate_in_place)
+    model = _of_family(family)
+    apply_checkpointing(hand_plan(f"memory={memory}"), model)
+    loss, found = step(model)
+    assert torch.allclose(loss, plain_loss)
+    right = all(torch.allclose(found[n], plain[n], rtol=1e-3, atol=1e-7) for n in plain)
+    assert right is (memory == "checkpointing" or family == "Qwen3")

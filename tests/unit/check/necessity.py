@@ -219,6 +219,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "fused_loss_needs_known_head":
             "test_a_fused_head_leaves_out_what_a_model_does_with_its_logits",
     },
+    (Kind.wrong, "unit/build/test_kernels.py"): {
+        "selective_is_written_over": "test_what_is_kept_must_not_be_rotated_in_place",
+    },
     (Kind.fails, "unit/build/test_kernels.py"): {
         "liger_needs_known_family": "test_liger_that_replaces_nothing_is_an_error",
     },
@@ -333,7 +336,10 @@ NOWHERE = {
 }
 """Rule -> why no test shows what happens without it."""
 
-NOTES = {"liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton"}
+NOTES = {
+    "liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton",
+    "selective_is_written_over": "with a stand-in for Liger's kernel, which writes as it does",
+}
 """Rule -> what its test leaves open."""
 
 SHOWN: dict[str, Shown] = {
