@@ -14,6 +14,7 @@ from unit.build.steps import step
 from eke.build.checkpointing import apply_checkpointing
 from eke.build.kernels import apply_kernels, replaced_modules
 from eke.build.model import build_model
+from eke.build.peft import apply_peft
 from eke.errors import RunError
 
 CPU = torch.device("cpu")
@@ -35,20 +36,23 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], No
     return install
 
 
+def bind_forward(module: torch.nn.Module) -> None:
+    """Give a module a forward pass of Liger's."""
+
+    def forward(self, hidden):
+        return hidden
+
+    forward.__module__ = "liger_kernel.transformers.rms_norm"
+    vars(module)["forward"] = types.MethodType(forward, module)
+
+
 def test_replaced_modules_are_counted_and_the_loss_is_left_alone(liger) -> None:
     asked = {}
 
     def bind_norms(model, **kwargs) -> None:
         asked.update(kwargs)
-
-        def forward(self, hidden):
-            return hidden
-
-        forward.__module__ = "liger_kernel.transformers.rms_norm"
         for layer in model.model.layers:
-            layer.input_layernorm.__dict__["forward"] = types.MethodType(
-                forward, layer.input_layernorm
-            )
+            bind_forward(layer.input_layernorm)
 
     liger(bind_norms)
     plan = hand_plan("kernels=liger")
@@ -57,6 +61,23 @@ def test_replaced_modules_are_counted_and_the_loss_is_left_alone(liger) -> None:
     apply_kernels(plan, model)
     assert replaced_modules(model) == len(model.model.layers)
     assert asked == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+
+
+@pytest.mark.parametrize("peft", ["lora", "ia3"])
+def test_layers_are_found_below_adapters(liger, peft) -> None:
+    """Where liger-kernel 0.8.5 looks (monkey_patch.py, apply_liger_kernel_to_llama)."""
+    found = []
+
+    def look(model, **kwargs) -> None:
+        base = getattr(model, model.base_model_prefix, model)
+        found.extend((base.norm, *base.layers))
+        bind_forward(base.norm)
+
+    liger(look)
+    plan = hand_plan("kernels=liger", f"peft={peft}")
+    model = apply_peft(plan, build_model(plan, CPU))
+    apply_kernels(plan, model)
+    assert len(found) == 1 + plan.config.model.num_hidden_layers
 
 
 def test_liger_that_replaces_nothing_is_an_error(liger) -> None:
