@@ -38,19 +38,29 @@ def _liger(model: nn.Module) -> None:
     """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's.
 
     Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
+    Experts stay transformers': Liger's kernel for them knows neither autocast nor
+    `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands takes TF32).
     """
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
     adapted: Any = model
     plain: nn.Module = adapted.get_base_model() if is_adapted(model) else model
     _apply_liger_kernel_to_instance(
-        model=plain, cross_entropy=False, fused_linear_cross_entropy=False
+        model=plain,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        swiglu=not _has_experts(model),
     )
     if not replaced_modules(model):
         raise RunError(
             f"kernels = liger: this version of liger-kernel replaces nothing in "
             f"{type(model).__name__}\n  -> kernels=none"
         )
+
+
+def _has_experts(model: nn.Module) -> bool:
+    """Whether a feed-forward layer is a choice of several."""
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 KERNELS: dict[str, Callable[[nn.Module], None]] = {

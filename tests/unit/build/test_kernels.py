@@ -46,7 +46,10 @@ def bind_forward(module: torch.nn.Module) -> None:
     vars(module)["forward"] = types.MethodType(forward, module)
 
 
-def test_replaced_modules_are_counted_and_the_loss_is_left_alone(liger) -> None:
+@pytest.mark.parametrize(("model", "swiglu"), [("tiny", True), ("tiny_moe", False)])
+def test_replaced_modules_are_counted_and_loss_and_experts_are_left_alone(
+    liger, model, swiglu
+) -> None:
     asked = {}
 
     def bind_norms(model, **kwargs) -> None:
@@ -55,12 +58,13 @@ def test_replaced_modules_are_counted_and_the_loss_is_left_alone(liger) -> None:
             bind_forward(layer.input_layernorm)
 
     liger(bind_norms)
-    plan = hand_plan("kernels=liger")
+    plan = hand_plan("kernels=liger", f"model={model}")
     model = build_model(plan, CPU)
     assert replaced_modules(model) == 0
     apply_kernels(plan, model)
     assert replaced_modules(model) == len(model.model.layers)
-    assert asked == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    losses = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert asked == {**losses, "swiglu": swiglu}
 
 
 @pytest.mark.parametrize("peft", ["lora", "ia3"])
