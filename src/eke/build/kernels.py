@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from eke.build.adapter_files import is_adapted
+from eke.build.experts import has_experts
 from eke.errors import RunError
 from eke.plan import Plan
 
@@ -49,18 +50,13 @@ def _liger(model: nn.Module) -> None:
         model=plain,
         cross_entropy=False,
         fused_linear_cross_entropy=False,
-        swiglu=not _has_experts(model),
+        swiglu=not has_experts(model),
     )
     if not replaced_modules(model):
         raise RunError(
             f"kernels = liger: this version of liger-kernel replaces nothing in "
             f"{type(model).__name__}\n  -> kernels=none"
         )
-
-
-def _has_experts(model: nn.Module) -> bool:
-    """Whether a feed-forward layer is a choice of several."""
-    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 KERNELS: dict[str, Callable[[nn.Module], None]] = {

@@ -151,8 +151,8 @@ def _llama_layer(shape: Shape, kernel: str) -> Layer:
     inner = 4 * shape.inner * shape.compute
     linear = 2 * shape.inner * shape.compute
     if shape.experts:
-        inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.weights
-        linear = shape.chosen * (hidden + 2 * shape.inner) * shape.weights
+        inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.compute
+        linear = shape.chosen * (hidden + 2 * shape.inner) * shape.compute
         inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
     operands = 2 * (shape.queries + shape.keys) + 2 * hidden
     gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner
