@@ -84,7 +84,7 @@ def kept_by_attention(
         masks = 0
         if shape.masked and shape.on_cpu:
             masks = here * source * compute  # a boolean mask becomes one of numbers
-        operands = (here * shape.queries + 2 * there * shape.keys) * compute
+        operands = (here * shape.queries + 2 * there * shape.repeated) * compute
         return operands + result + sums + masks, 0
     scores = here * shape.heads * source
     operands = (here + 2 * there) * shape.queries  # keys and values repeated for each query head
