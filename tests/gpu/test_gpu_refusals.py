@@ -99,3 +99,12 @@ def test_products_with_a_scale_per_row_are_bfloat16(refused) -> None:
     assert (multiply(torch.bfloat16) == 16).all()
     with pytest.raises((RuntimeError, ValueError), match="row-wise"):
         multiply(refused)
+
+
+def test_triton_needs_a_compiler_of_c(monkeypatch) -> None:
+    """For its driver, at first use: by hand, triton 3.9 on a CPU says the same."""
+    build = pytest.importorskip("triton.runtime.build", reason="comes with torch for CUDA")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(RuntimeError, match="Failed to find C compiler"):
+        build._find_compiler("c")

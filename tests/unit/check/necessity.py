@@ -198,6 +198,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "kernel_head_is_aligned": "test_a_kernel_that_was_pinned_refuses",
         "cudnn_dropout_in_sixteenths": "test_a_kernel_that_was_pinned_refuses",
         "kernel_needs_ampere": "test_an_older_gpu_has_no_flash_kernel",
+        "flex_needs_compiler": "test_triton_needs_a_compiler_of_c",
+        "liger_needs_compiler": "test_triton_needs_a_compiler_of_c",
         "rowwise_needs_bf16": "test_products_with_a_scale_per_row_are_bfloat16",
     },
     (Kind.refusal, ATTENTION): {
