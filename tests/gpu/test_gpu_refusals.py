@@ -143,3 +143,12 @@ def test_a_layers_output_in_graphs_is_gone_with_the_next_layer(replayed) -> None
 
     with torch.no_grad(), pytest.raises(RuntimeError, match=TAKEN):
         evaluate()
+
+
+def test_triton_needs_a_compiler_of_c(monkeypatch) -> None:
+    """For its driver, at first use: by hand, triton 3.9 on a CPU says the same."""
+    build = pytest.importorskip("triton.runtime.build", reason="comes with torch for CUDA")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(RuntimeError, match="Failed to find C compiler"):
+        build._find_compiler("c")

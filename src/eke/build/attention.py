@@ -52,13 +52,25 @@ LOSSES: dict[str, str] = {
 """
 
 MATMULS = frozenset(
-    {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_linear_pointwise"}
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_grouped_mm",
+        "grouped_mm_fallback",
+        "grouped_mm_fallback_backward",
+        "_scaled_mm",
+        "_linear_pointwise",
+    }
 )
-"""Matrix multiplications: aten's (grouped: of experts), and the oneDNN one inductor calls on a CPU
-in 16 bits."""
+"""Matrix multiplications: aten's (grouped: of experts), transformers' of experts where PyTorch's
+does not run, and the oneDNN one inductor calls on a CPU in 16 bits."""
 
 
-FACTORS_FIRST = frozenset({"_scaled_mm", "_grouped_mm"})
+FACTORS_FIRST = frozenset(
+    {"_scaled_mm", "_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
+)
 """Products with something else behind their factors: scales in float32, offsets in int32."""
 
 

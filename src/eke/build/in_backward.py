@@ -69,7 +69,8 @@ class InBackwardUpdate:
         if parameter.grad is None:
             return
         if self.knows_norm:
-            self._norms[parameter] = torch.linalg.vector_norm(parameter.grad)
+            # Of bfloat16 gradients, too, in float32: rounded norms are no norm of the whole.
+            self._norms[parameter] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
         with self._only(parameter):
             self.optimizer.step()
         parameter.grad = None

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from eke.build.adapter_files import is_adapted
+from eke.build.experts import has_experts
 from eke.errors import RunError
 from eke.plan import Plan
 
@@ -34,11 +36,21 @@ def _none(model: nn.Module) -> None:
 
 
 def _liger(model: nn.Module) -> None:
-    """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's."""
+    """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's.
+
+    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
+    Experts stay transformers': Liger's kernel for them knows neither autocast nor
+    `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands takes TF32).
+    """
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
+    adapted: Any = model
+    plain: nn.Module = adapted.get_base_model() if is_adapted(model) else model
     _apply_liger_kernel_to_instance(
-        model=model, cross_entropy=False, fused_linear_cross_entropy=False
+        model=plain,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        swiglu=not has_experts(model),
     )
     if not replaced_modules(model):
         raise RunError(

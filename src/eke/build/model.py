@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from eke.build.attention import ATTENTION
+from eke.build.experts import cast_experts
 from eke.build.float8 import convert_linear_layers
 from eke.build.four_bits import is_four_bit, quantise
 from eke.build.heads import HEADS
@@ -71,6 +72,7 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
     else:
         model, report = _random_model(plan, place), LoadReport()
     freeze_unused(model)
+    cast_experts(model)
     convert_linear_layers(plan, model, device)
     if four_bit:
         model = quantise(plan, model, device)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from eke.build.checkpointing import apply_checkpointing
+from eke.build.grouped_heads import repeat_heads
 from eke.build.kernels import apply_kernels
 from eke.build.loss import apply_loss
 from eke.build.masks import spare_mask_checks
@@ -27,6 +28,7 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     model, report = build_model_and_report(plan, device)
     model = apply_peft(plan, model)
     spare_mask_checks(model, packed=is_packed(plan.config))
+    repeat_heads(plan)
     apply_kernels(plan, model)
     apply_loss(plan, model)
     apply_checkpointing(plan, model)

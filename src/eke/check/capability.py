@@ -1,5 +1,6 @@
 """What rules say about a device's generation, and about the compiler that generated code needs."""
 
+import os
 import shutil
 
 from eke.check.rule import Facts
@@ -20,9 +21,29 @@ def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
 
 
 def lacks_compiler(facts: Facts) -> bool:
-    """Whether code for this machine's CPU, which inductor writes in C++, cannot be compiled."""
-    return (
-        facts.device.kind == "cpu"
-        and not facts.planning
-        and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    )
+    """Whether what is generated for the device cannot be compiled here.
+
+    For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
+    of its driver at first use (3.9, backends/nvidia/driver.py).
+    """
+    if facts.planning or not facts.device.present:
+        return False
+    if facts.device.kind == "cpu":
+        return not _found("g++", "clang++", "c++")
+    return "CC" not in os.environ and not _found("gcc", "clang")
+
+
+def without_compiler(facts: Facts) -> str:
+    """What is missing then, as a clause."""
+    if facts.device.kind == "cpu":
+        return "no C++ compiler was found, and for a CPU inductor generates C++"
+    return "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"
+
+
+def with_compiler(facts: Facts) -> str:
+    """What installs it, behind the override that does without."""
+    return f"   (or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'})"
+
+
+def _found(*names: str) -> bool:
+    return any(shutil.which(name) for name in names)

@@ -1,6 +1,12 @@
 """Rules about attention. What a kernel takes is in PyTorch's sdp_utils.cpp, unless said."""
 
-from eke.check.capability import capability_of, older_than
+from eke.check.capability import (
+    capability_of,
+    lacks_compiler,
+    older_than,
+    with_compiler,
+    without_compiler,
+)
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import Backend, Compute, Packing
 from eke.sizes import DECODERS, is_ragged
@@ -11,6 +17,8 @@ SDP = (
 )
 FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
 FLEX = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
+
+TRITON_BUILD = "triton/runtime/build.py, _find_compiler"
 
 FLASH_CAPABILITY = (8, 0)
 FLEX_CAPABILITY = (7, 0)
@@ -318,6 +326,16 @@ FLEX_RULES = (
         fix=_sdpa,
         source=FLEX,
         versions="torch 2.11 to 2.13",
+    ),
+    Rule(
+        id="flex_needs_compiler",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
+        value=_option,
+        why=without_compiler,
+        fix=lambda f: f"{_sdpa(f)}{with_compiler(f)}",
+        source=TRITON_BUILD,
     ),
     Rule(
         id="flex_without_gpt2",

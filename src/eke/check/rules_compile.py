@@ -1,6 +1,12 @@
 """Rules about torch.compile."""
 
-from eke.check.capability import capability_of, lacks_compiler, older_than
+from eke.check.capability import (
+    capability_of,
+    lacks_compiler,
+    older_than,
+    with_compiler,
+    without_compiler,
+)
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_memory import accumulates
 from eke.schema import CompileMode
@@ -132,8 +138,8 @@ RULES = (
         path="compile",
         when=lambda f: f.config.compile.option == "inductor" and lacks_compiler(f),
         value=lambda f: f.config.compile.option,
-        why=lambda f: "no C++ compiler was found, and on a CPU inductor generates C++",
-        fix=lambda f: "compile=none   (or: apt install g++)",
+        why=without_compiler,
+        fix=lambda f: f"compile=none{with_compiler(f)}",
         source=COMPILER,
     ),
 )

@@ -3,7 +3,12 @@
 import importlib.util
 from pathlib import Path
 
-from eke.check.capability import capability_of
+from eke.check.capability import (
+    capability_of,
+    lacks_compiler,
+    with_compiler,
+    without_compiler,
+)
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_compile import without_graphs
 from eke.schema import Packing, Rows
@@ -191,5 +196,17 @@ RULES = (
         fix=lambda f: "kernels=none",
         source=LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
+    ),
+    Rule(
+        id="liger_needs_compiler",
+        verdict=Verdict.impossible,
+        path="kernels",
+        when=lambda f: (
+            f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
+        ),
+        value=lambda f: f.config.kernels.option,
+        why=without_compiler,
+        fix=lambda f: f"kernels=none{with_compiler(f)}",
+        source="triton/runtime/build.py, _find_compiler",
     ),
 )

@@ -17,6 +17,11 @@ NOT_IN_BACKWARD = {
 (tests/equivalence/test_in_backward.py)."""
 
 LOMO = "arXiv:2306.09782, section 3"
+ROTATED_IN_PLACE = ("llama", "qwen2", "mixtral", "other")
+"""Families whose query and key projections go into the rotation as they are, so that Liger's, which
+writes over its input, writes over what selective checkpointing has kept of them. Not Qwen3: there a
+norm lies between. Of an unknown architecture nobody knows."""
+
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call, which returns all gradients together."""
 
@@ -29,6 +34,14 @@ def _whole_backward(facts: Facts) -> bool:
     compiler = facts.config.compile
     whole = compiler.option in PARTITIONED and not compiler.regional
     return _memory(facts).optimizer_in_backward and whole
+
+
+def _rotates_what_is_kept(facts: Facts) -> bool:
+    return (
+        facts.config.kernels.option == "liger"
+        and _memory(facts).checkpointing is Checkpointing.selective
+        and facts.config.model.family in ROTATED_IN_PLACE
+    )
 
 
 def accumulates(batch: Batch, num_processes: int) -> bool:
@@ -70,6 +83,20 @@ RULES = (
         why=lambda f: "no layer is recomputed, memory.checkpointing = off",
         fix=lambda f: "memory.checkpointing=full",
         source="arXiv:1604.06174",
+    ),
+    Rule(
+        id="selective_is_written_over",
+        verdict=Verdict.impossible,
+        path="memory.checkpointing",
+        when=_rotates_what_is_kept,
+        value=lambda f: _memory(f).checkpointing.value,
+        why=lambda f: (
+            "kernels=liger rotates queries and keys in place, where their projections are kept for "
+            "the backward pass: it would rotate them twice, and gradients would be wrong"
+        ),
+        fix=lambda f: "memory.checkpointing=full",
+        source="liger_kernel/ops/rope.py, rope_forward: contiguous() copies nothing here",
+        versions="liger-kernel 0.8.5",
     ),
     Rule(
         id="offload_needs_gpu",

@@ -4,17 +4,20 @@ from eke.check.rule import Facts, Rule, Verdict
 from eke.corpus import BYTES, tokenizer_of
 from eke.schema import (
     BertModel,
+    Compute,
+    Evaluation,
     GPT2Model,
     Lengths,
     LlamaModel,
     MaskedLM,
     MixtralModel,
+    Precision,
     PretrainedModel,
     SequenceClassification,
     Synthetic,
     T5Model,
 )
-from eke.sizes import VALID_TASKS, weight_bytes
+from eke.sizes import BFLOAT16_BYTES, VALID_TASKS, weight_bytes
 from eke.tokens import BYTE_VOCABULARY, NUM_SPECIAL_TOKENS
 
 _OPTION_FOR_TASK = {
@@ -75,11 +78,18 @@ ROW_BYTES = 16
 is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
 
 
+def _operand_bytes(precision: Precision, of_weights: int) -> int:
+    """Of a number in the narrowest matrix products, of training or evaluation."""
+    narrow = precision.compute is not Compute.float32
+    narrow |= precision.evaluation in (Evaluation.bfloat16, Evaluation.float16)
+    return BFLOAT16_BYTES if narrow else of_weights
+
+
 def _aligned(key: str) -> Rule:
-    """The widths of experts fill whole rows: numbers in the format of the weights."""
+    """The widths of experts fill whole rows of operands: eke.build.experts casts them."""
 
     def unit(facts: Facts) -> int:
-        return ROW_BYTES // weight_bytes(facts.config)
+        return ROW_BYTES // _operand_bytes(facts.config.precision, weight_bytes(facts.config))
 
     def width(facts: Facts) -> int:
         return int(getattr(facts.config.model, key))

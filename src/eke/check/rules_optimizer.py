@@ -1,6 +1,12 @@
 """Rules about optimizers."""
 
-from eke.check.capability import capability_of, lacks_compiler, older_than
+from eke.check.capability import (
+    capability_of,
+    lacks_compiler,
+    older_than,
+    with_compiler,
+    without_compiler,
+)
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import AdamW8bit, AdamWTorchAO4bit, AdamWTorchAO8bit, Apollo, GaLore, Lion8bit
 from eke.sizes import Role, is_quantised, projection_rank, structure
@@ -87,8 +93,8 @@ RULES: tuple[Rule, ...] = (
         path="optimizer",
         when=lambda f: _option(f) in TORCHAO and lacks_compiler(f),
         value=_option,
-        why=lambda f: "torchao compiles its step, to C++ on a CPU, and no C++ compiler was found",
-        fix=lambda f: "optimizer=adamw_8bit   (or: apt install g++)",
+        why=lambda f: f"torchao compiles its step; {without_compiler(f)}",
+        fix=lambda f: f"optimizer=adamw_8bit{with_compiler(f)}",
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
         versions="torchao 0.18",
     ),

@@ -13,7 +13,7 @@ from eke.schema import (
     QLora,
     TrainedBias,
 )
-from eke.sizes import FLOAT32_BYTES, choose_targets, linear_layers, structure
+from eke.sizes import BFLOAT16_BYTES, FLOAT32_BYTES, choose_targets, linear_layers, structure
 from eke.units import format_bytes
 
 PEFT_DOCS = "https://huggingface.co/docs/peft"
@@ -54,10 +54,12 @@ def _trains_biases(facts: Facts) -> bool:
 
 
 def _expert_bytes(facts: Facts) -> int:
-    """The dequantised experts of all layers."""
+    """The dequantised experts of all layers, in the format that autocast multiplies them in."""
     model = cast(MixtralModel, facts.config.model)
     one = 3 * model.hidden_size * model.intermediate_size
-    return FLOAT32_BYTES * one * model.num_local_experts * model.num_hidden_layers
+    narrow = facts.config.precision.compute is not Compute.float32
+    each = BFLOAT16_BYTES if narrow else FLOAT32_BYTES
+    return each * one * model.num_local_experts * model.num_hidden_layers
 
 
 RULES: tuple[Rule, ...] = (

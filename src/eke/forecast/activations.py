@@ -136,13 +136,13 @@ def _outside(config: Config, shape: Shape) -> int:
 
 
 def _cast_bytes(shape: Shape, parts: tuple[Weight, ...]) -> int:
-    """16-bit copies of what linear layers multiply with."""
+    """16-bit copies of what linear layers, and stacks of experts, multiply with."""
     if not shape.cast:
         return 0
     return sum(
         shape.compute * prod(w.shape)
         for w in parts
-        if w.tokens is not Tokens.none and len(w.shape) == 2 and not w.four_bits
+        if w.tokens is not Tokens.none and len(w.shape) > 1 and not w.four_bits
     )
 
 

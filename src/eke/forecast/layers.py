@@ -84,7 +84,7 @@ def kept_by_attention(
         masks = 0
         if shape.masked and shape.on_cpu:
             masks = here * source * compute  # a boolean mask becomes one of numbers
-        operands = (here * shape.queries + 2 * there * shape.keys) * compute
+        operands = (here * shape.queries + 2 * there * shape.repeated) * compute
         return operands + result + sums + masks, 0
     scores = here * shape.heads * source
     operands = (here + 2 * there) * shape.queries  # keys and values repeated for each query head
@@ -151,8 +151,8 @@ def _llama_layer(shape: Shape, kernel: str) -> Layer:
     inner = 4 * shape.inner * shape.compute
     linear = 2 * shape.inner * shape.compute
     if shape.experts:
-        inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.weights
-        linear = shape.chosen * (hidden + 2 * shape.inner) * shape.weights
+        inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.compute
+        linear = shape.chosen * (hidden + 2 * shape.inner) * shape.compute
         inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
     operands = 2 * (shape.queries + shape.keys) + 2 * hidden
     gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner

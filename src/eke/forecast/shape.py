@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import cast
 
-from eke.plan import Plan
+from eke.plan import Plan, shares_heads
 from eke.schema import (
     FSDP,
     Adapters,
@@ -55,6 +55,8 @@ class Shape:
     """Query heads x width of one."""
     keys: int
     """Key and value heads x width of one."""
+    repeated: int
+    """The same as attention is handed them: repeated where its kernel cannot share them."""
     vocabulary: int
     predicted: float
     """Share of `target` that is projected onto it."""
@@ -115,6 +117,7 @@ def shape_of(plan: Plan, rows: int | None = None) -> Shape:
         heads=heads,
         queries=heads * width,
         keys=grouped * width,
+        repeated=(grouped if shares_heads(plan) else heads) * width,
         vocabulary=model.vocab_size,
         predicted=predicted_frac(config),
         experts=getattr(model, "num_local_experts", 0) if _is_moe(config) else 0,

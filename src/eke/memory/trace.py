@@ -240,7 +240,9 @@ def engine_owns(gradient: Tensor) -> bool:
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, torch.nn.Parameter)
+    """A weight, or a view of one: experts' are transposed before they are cast."""
+    viewed = value._base if value._is_view() else value
+    return isinstance(viewed, torch.nn.Parameter)
 
 
 @contextlib.contextmanager

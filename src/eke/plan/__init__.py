@@ -1,6 +1,7 @@
 """The plan: what will be run, decided and explained before anything heavy is imported."""
 
 from eke.plan.batches import possible_batches, samples_to_keep
+from eke.plan.heads import shares_heads
 from eke.plan.make import NAMED_IMPLEMENTATIONS, make_plan, replan, with_batch
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
@@ -24,6 +25,7 @@ __all__ = [
     "render_plan",
     "replan",
     "samples_to_keep",
+    "shares_heads",
     "swap_files",
     "swap_folder",
     "with_batch",

@@ -15,11 +15,19 @@ from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, p
 from eke.sizes.rows import is_ragged
 from eke.sizes.sharing import flat_pieces, pieces, shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
-from eke.sizes.state import STAGE, StateBytes, has_master, state_bytes, weight_bytes
+from eke.sizes.state import (
+    BFLOAT16_BYTES,
+    STAGE,
+    StateBytes,
+    has_master,
+    state_bytes,
+    weight_bytes,
+)
 from eke.sizes.structure import Attention, Role, Structure, Tokens, Weight
 from eke.sizes.swapping import PIECE_BUFFERS, WEIGHT_BUFFERS, SwapBytes, is_file, largest_part
 
 __all__ = [
+    "BFLOAT16_BYTES",
     "DECODERS",
     "FAMILIES",
     "FLOAT32_BYTES",

@@ -109,6 +109,16 @@ def test_the_record_tells_an_update_within_from_one_after(make_job, monkeypatch)
     assert any("optimizer_in_backward had no effect" in warning for warning in job.warnings)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
+def test_the_norm_is_the_plain_loops_in_any_format(precision, make_job) -> None:
+    """Of the first step: rounded to bfloat16 it would be off by up to 2^-9 of each weight's."""
+    (_, plain), (_, within) = (
+        train_steps(make_job(f"precision={precision}", option), 0, 1)[0]
+        for option in ("memory=none", WITHIN)
+    )
+    assert within == pytest.approx(plain, rel=1e-6)
+
+
 def test_without_gradients_the_norm_is_zero() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     update = InBackwardUpdate(torch.optim.SGD([weight], lr=0.1), [weight], knows_norm=True)

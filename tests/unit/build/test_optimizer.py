@@ -12,6 +12,7 @@ from unit.sizes.configs import TINY_CASES
 from eke.build.model import build_model
 from eke.build.optimizer import BUILDERS, build_optimizer, parameter_groups, set_learning_rate
 from eke.errors import RunError
+from eke.hardware import DEVICES
 from eke.sizes import Role, structure
 
 COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
@@ -270,3 +271,26 @@ def test_adafactor_keeps_rows_and_columns_only() -> None:
     (state,) = optimizer.state.values()
     numbers = sum(t.numel() for t in state.values() if isinstance(t, torch.Tensor) and t.dim())
     assert numbers == 64 + 32
+
+
+# bitsandbytes 0.50 says so of pages on a CPU.
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
+def test_only_pages_are_waited_for(monkeypatch) -> None:
+    """bitsandbytes waits for the GPU after each parameter, and once more for its pages."""
+    from bitsandbytes import utils
+    from bitsandbytes.optim import optimizer as stepping
+
+    waited: list[torch.Tensor] = []
+    monkeypatch.setattr(utils, "sync_gpu", waited.append)
+    monkeypatch.setattr(stepping, "sync_gpu", utils.sync_gpu)
+    counts = {}
+    for option in ("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"):
+        model = Small()
+        # Pages are of a GPU; parameters as small as these have none of them.
+        plan = plan_of(*SYNTHETIC, f"optimizer={option}", device=DEVICES["h200"])
+        optimizer = build_optimizer(plan, model)
+        model.linear(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        counts[option] = len(waited)
+        waited.clear()
+    assert counts == {"adamw_8bit": 0, "paged_adamw_8bit": 2 + 1, "lion": 0, "lion_8bit": 0}

@@ -219,8 +219,9 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("eke.check.rules_work.usable_cores", lambda: 4)
     if rule == "zero3_recomputes_frozen_weights":
         monkeypatch.setattr("eke.check.rules_deepspeed.version", lambda name: "0.19.2")
-    if rule in ("inductor_needs_compiler", "cpu_adam_needs_compiler", "torchao_needs_compiler"):
+    if rule.endswith("_needs_compiler"):
         monkeypatch.setattr("shutil.which", lambda name: None)
+        monkeypatch.delenv("CC", raising=False)
 
 
 def facts_of(case: tuple[tuple[str, ...], Device], tmp: Path) -> Facts:

@@ -35,9 +35,10 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         H200,
     ),
     "flex_needs_volta": (("attention=flex",), CPU),
+    "flex_needs_compiler": (("attention=flex",), V100),
     "flex_without_gpt2": (("attention=flex", "model=tiny_gpt2"), H200),
     "flex_has_no_dropout": (("attention=flex", "model.dropout=0.1"), H200),
 }
 
-FIX_IS_WORDS: set[str] = set()
+FIX_IS_WORDS: set[str] = {"flex_needs_compiler"}
 """Rules whose fix is no override that a test can type."""

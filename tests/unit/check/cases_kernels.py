@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from checkpoints import save_unknown
 from unit.check.cases_distributed import TWO_GPUS
-from unit.check.devices import CPU, H200
+from unit.check.devices import CPU, H200, V100
 
 from eke.hardware import Device
 
@@ -33,10 +33,11 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         H200,
     ),
     "liger_needs_cuda": (("kernels=liger",), CPU),
+    "liger_needs_compiler": (("kernels=liger",), V100),
     "liger_needs_known_family": (("kernels=liger", "model=tiny_gpt2"), CPU),
 }
 
-FIX_IS_WORDS: set[str] = set()
+FIX_IS_WORDS: set[str] = {"liger_needs_compiler"}
 """Rules whose fix is no override that a test can type."""
 
 PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {

@@ -17,6 +17,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         CPU,
     ),
     "every_n_needs_checkpointing": (("memory.every_n=2",), CPU),
+    "selective_is_written_over": (("kernels=liger", "memory=checkpointing_selective"), H200),
     "offload_needs_gpu": (("memory=activation_offload",), CPU),
     "empty_cache_needs_gpu": (("memory=empty_cache",), CPU),
     "in_backward_cannot_clip": (("memory=optimizer_in_backward",), CPU),

@@ -201,6 +201,8 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "kernel_head_is_aligned": "test_a_kernel_that_was_pinned_refuses",
         "cudnn_dropout_in_sixteenths": "test_a_kernel_that_was_pinned_refuses",
         "kernel_needs_ampere": "test_an_older_gpu_has_no_flash_kernel",
+        "flex_needs_compiler": "test_triton_needs_a_compiler_of_c",
+        "liger_needs_compiler": "test_triton_needs_a_compiler_of_c",
     },
     (Kind.refusal, ATTENTION): {
         "flash_package_without_t5": "test_transformers_refuses_what_the_rules_refuse",
@@ -228,6 +230,9 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.numbers, KERNEL): {
         "sparse_prediction_needs_missing_labels": "test_causal_text_has_a_label_nearly_everywhere",
         "sparse_prediction_changes_shapes": "test_each_step_has_another_number_of_labels",
+    },
+    (Kind.wrong, "unit/build/test_kernels.py"): {
+        "selective_is_written_over": "test_what_is_kept_must_not_be_rotated_in_place",
     },
     (Kind.fails, "unit/build/test_kernels.py"): {
         "liger_needs_known_family": "test_liger_that_replaces_nothing_is_an_error",
@@ -349,6 +354,7 @@ NOTES = {
     "liger_needs_known_family": "with a stand-in for liger-kernel, which needs triton",
     "graphs_take_one_micro_batch": REPLAYED,
     "graphs_take_the_whole_model": REPLAYED,
+    "selective_is_written_over": "with a stand-in for Liger's kernel, which writes as it does",
 }
 """Rule -> what its test leaves open."""
 

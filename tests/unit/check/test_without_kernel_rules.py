@@ -10,6 +10,7 @@ from unit.check.without import trained
 from eke.build.cross_entropy import loss_sum
 from eke.build.data import build_data
 from eke.build.loss_head import put_loss_head
+from eke.build.masks import spare_mask_checks
 from eke.build.model import build_model
 from eke.tokens import IGNORED
 
@@ -50,11 +51,15 @@ def test_dropout_is_left_out_where_the_package_has_none(version) -> None:
 
 
 def test_packed_rows_are_found_in_a_batch_of_one_only() -> None:
-    from transformers.modeling_flash_attention_utils import _is_packed_sequence
+    from transformers import modeling_flash_attention_utils as flash
 
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    assert _is_packed_sequence(positions, batch_size=1)
-    assert not _is_packed_sequence(positions.repeat(2, 1), batch_size=2)
+    spare_mask_checks(nn.Identity(), packed=True)
+    try:
+        assert flash._is_packed_sequence(positions, batch_size=1)
+        assert not flash._is_packed_sequence(positions.repeat(2, 1), batch_size=2)
+    finally:
+        spare_mask_checks(nn.Identity(), packed=False)
 
 
 def test_an_older_torch_has_no_fused_loss(tmp_path, monkeypatch) -> None:

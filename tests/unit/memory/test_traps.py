@@ -108,6 +108,24 @@ def test_attention_is_chosen_as_cuda_does() -> None:
     assert sdpa.choose(full, query(torch.float32, 2), None) == "math", "no grouped heads there"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kernel"),
+    [
+        (("hardware=h200", "precision=fp32"), "efficient"),
+        (("hardware=h200", "precision=bf16"), "flash"),
+        (("hardware=h200", "precision=bf16", "attention.backend=mem_efficient"), "efficient"),
+        (("hardware=t4", "precision=fp16"), "efficient"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monkeypatch) -> None:
+    found, choose = [], sdpa.choose
+    monkeypatch.setattr(sdpa, "choose", lambda *args: found.append(choose(*args)) or choose(*args))
+    plan = plan_of(*SMALL, "model=llama_1b", *overrides, "model.num_key_value_heads=2")
+    trace_history(plan)
+    assert set(found) == {kernel}
+
+
 def test_an_old_gpu_has_no_flash_kernel() -> None:
     new = highest("hardware=h100", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
     old = highest("hardware=v100_16", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")

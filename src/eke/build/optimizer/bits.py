@@ -27,6 +27,7 @@ def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     )
     if paged:
         optimizer.register_step_pre_hook(page_again)
+    spare_waiting(paged)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
@@ -41,6 +42,7 @@ def lion(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer = BitsAndBytes(
         groups, lr=config.lr, betas=(config.beta1, config.beta2)
     )
+    spare_waiting(paged=False)
     return optimizer
 
 
@@ -56,6 +58,7 @@ def lion_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
         betas=(config.beta1, config.beta2),
         min_8bit_size=config.min_8bit_size,
     )
+    spare_waiting(paged=False)
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
@@ -63,6 +66,26 @@ def lion_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 
 PAGED_MIN_SIZE = 100_000
 """Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
+
+
+def spare_waiting(paged: bool) -> None:
+    """Let a step go on to the next parameter without waiting for the GPU; for this process.
+
+    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step), which only pages need,
+    since moving them is asynchronous: hundreds of waits in a step, in which nothing is queued.
+
+    Args:
+        paged: the optimizer that is built has pages, and waits as bitsandbytes has it.
+    """
+    from bitsandbytes import utils
+    from bitsandbytes.optim import optimizer
+
+    if hasattr(optimizer, "sync_gpu"):
+        vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else _wait_for_nothing
+
+
+def _wait_for_nothing(_: torch.Tensor) -> None:
+    """The stream keeps the order of kernels."""
 
 
 def page_again(optimizer: Any, *_: Any) -> None:
