@@ -61,7 +61,7 @@ def _has_all_labels(facts: Facts) -> bool:
 
 
 def _replays_graphs(facts: Facts) -> bool:
-    return facts.config.compile.replays_graphs and not facts.config.compile.regional
+    return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
 
 
 def _predicts_tokens(facts: Facts) -> bool:

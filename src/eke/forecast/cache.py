@@ -28,7 +28,7 @@ LIBRARIES = (
 )  # fmt: skip
 """Those whose code a step runs through."""
 
-SOURCES = ("build", "memory", "schema", "sizes")
+SOURCES = ("build", "memory", "plan", "schema", "sizes")
 """Packages of eke that decide what a trace sees."""
 
 NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
@@ -47,7 +47,6 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
         "lr", "weight_decay", "beta1", "beta2", "eps", "eps1", "clip_threshold", "decay_rate",
         "adamw_lr", "average_power", "lr_power", "scale",
     ),
-    "task": ("mask_frac",),
     "data": (
         "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token", "max_token",
         "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",

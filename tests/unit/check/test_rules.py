@@ -176,6 +176,13 @@ def test_a_format_that_was_typed_by_itself_is_mended_by_itself(typed, device, fi
     assert not [p for p in left if p.path in paths and p.rule != "package_missing"]
 
 
+def test_on_a_cpu_there_are_no_graphs_that_want_one_shape() -> None:
+    typed = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction",
+             "compile=inductor", "compile.mode=reduce_overhead")  # fmt: skip
+    problems, _ = check(Facts(compose(typed).config, CPU, planning=True))
+    assert not problems
+
+
 def test_an_id_names_one_rule() -> None:
     """Only a missing package is asked for group by group, under one id."""
     counts = Counter(rule.id for rule in RULES)

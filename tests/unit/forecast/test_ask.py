@@ -62,6 +62,12 @@ def test_what_needs_memory_does_not(override) -> None:
     assert cache.key_of(plan_of(override)) != cache.key_of(plan_of())
 
 
+def test_the_share_of_masks_counts_where_only_they_are_projected() -> None:
+    asked = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction")
+    few, many = (plan_of(*asked, f"task.mask_frac={share}") for share in (0.15, 0.6))
+    assert cache.key_of(few) != cache.key_of(many)
+
+
 def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
     plan, before = plan_of(), cache.key_of(plan_of())
     plain = plan_to_plain(plan)
