@@ -121,6 +121,16 @@ def test_techniques_keep_the_promise_on_two_ranks(technique, curve_of, ranks_cur
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("distributed", ["ddp", "fsdp", "zero2", "zero3"])
+def test_ranks_leave_out_positions_without_a_label(distributed, curve_of, ranks_curve) -> None:
+    """Each has its own number of them, and in an epoch's last step one has none at all."""
+    base = (*CASES["masked_lm-bert"], *TINY, *UNEVEN)
+    cut = ("batch.per_device=2", "batch.accumulation=3", f"distributed={distributed}")
+    two = ranks_curve(*base, *cut, "kernels=sparse_prediction")
+    assert largest_difference(curve_of(*base, "batch.per_device=12"), two) < 1e-5
+
+
 SHARDED = ("distributed=fsdp", "batch.per_device=2", "batch.accumulation=3")
 """Twelve samples of 29 in six pieces: an epoch's last step has three, the second rank's first is a
 placeholder's neighbour, and one evaluation batch has no partner."""
