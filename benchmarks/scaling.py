@@ -134,7 +134,7 @@ def main() -> None:
         record |= found
         record["hardware"]["load_average_1m_at_end"] = os.getloadavg()[0]
         write_json(out, record)
-    print_loops(record["loops"])
+    print_loops(record.get("loops", []))
     print_pools(record.get("pool", []))
     print(f"\nwritten to {out}")
 

@@ -168,6 +168,19 @@ def test_size_shows_the_loop_and_the_pool() -> None:
     assert f"| 30 | {cell} | {cell} | {cell} | {cell} | 3 |" in found
 
 
+@pytest.mark.parametrize("part", ["loops", "pool"])
+def test_size_shows_what_the_record_has(part) -> None:
+    """A GPU's has no pool; one that was interrupted has no loops yet."""
+    content = {"workload": "a model", "loops": [{"case": "24 layers", "outcome": "oom"}],
+               "pool": [{"runs": 30, "added_s_per_run": SUMMARY,
+                         "s_per_run": dict.fromkeys(("bare", "eke", "planning"), SUMMARY)}],
+               }  # fmt: skip
+    del content["pool" if part == "loops" else "loops"]
+    found = tables.scaling(content)
+    assert ("| 24 layers | oom |" in found) == (part == "loops")
+    assert ("| 30 | 2.00" in found) == (part == "pool")
+
+
 def test_planning_is_told_per_cell() -> None:
     part = {"cells": 100, "refused": 1, "composing": {"cpu_s": 1.0}, "planning": {"cpu_s": 3.0}}
     content = {"values": part, "options": part, "hydra": {"compositions": 5, "cpu_s": 0.5}}

@@ -258,13 +258,25 @@ def reporting(content: Content) -> str:
 
 
 def scaling(content: Content) -> str:
-    """Speed of eke's loop by model and batch; cost of its pool by number of runs."""
+    """Speed of eke's loop by model and batch; cost of its pool, if there, by number of runs."""
+    parts = []
+    if "loops" in content:
+        parts += [f"{content['workload']}.", _loops_by_size(content["loops"])]
+    if "pool" in content:  # a GPU changes nothing of it
+        parts.append(_pool_by_size(content["pool"]))
+    return "\n\n".join(parts)
+
+
+def _loops_by_size(cases: Sequence[Content]) -> str:
     head = (
         "model and batch", "eke, steps/s", "eke, samples/s", "eke's speed over bare (wall)",
         "the same (processor)", "over bare with eke's batches (processor)",
     )  # fmt: skip
-    rows = [(row["case"], *_case(row)) for row in content["loops"]]
-    pool = [
+    return table(head, [(row["case"], *_case(row)) for row in cases])
+
+
+def _pool_by_size(sweeps: Sequence[Content]) -> str:
+    rows = [
         (
             str(row["runs"]),
             *(spread(row["s_per_run"][name]) for name in ("bare", "eke")),
@@ -272,11 +284,11 @@ def scaling(content: Content) -> str:
             spread(row["s_per_run"]["planning"]),
             str(row["added_s_per_run"]["n"]),
         )
-        for row in content["pool"]
+        for row in sweeps
     ]
-    pool_head = ("runs", "bare loop, s per run", "eke's pool, s per run", "the pool adds, s",
-                 "composing and planning, s per run", "rounds")  # fmt: skip
-    return "\n\n".join([f"{content['workload']}.", table(head, rows), table(pool_head, pool)])
+    head = ("runs", "bare loop, s per run", "eke's pool, s per run", "the pool adds, s",
+            "composing and planning, s per run", "rounds")  # fmt: skip
+    return table(head, rows)
 
 
 def _case(row: Content) -> tuple[str, ...]:
