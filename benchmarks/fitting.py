@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from unit.fit.surfaces_of_parts import make_of_parts  # noqa: E402
 
 from eke.files import write_json  # noqa: E402
 from eke.fit.trials import SHORT  # noqa: E402
+from eke.record import EXIT_FAILED, EXIT_OK  # noqa: E402
 
 KINDS = {
     "techniques multiply; estimates off by 12 % a technique": (make, True, 1.0),
@@ -40,13 +42,19 @@ KINDS = {
 }
 BUDGETS = (4, 8, 16)
 
-TYPED = ("model=tiny", "data.seq_len=64", "compile=none", "memory=none", "tracker=none")
+TYPED = (
+    "model=tiny", "data.seq_len=64", "compile=none", "memory=none", "distributed=none",
+    "tracker=none",
+)  # fmt: skip
 SPACE = {
     "attention": ("sdpa", "eager"),
     "kernels": ("none", "fused_linear_cross_entropy"),
     "batch.per_device": ("1", "2", "4", "8"),
 }
 """What is not typed, and every micro-batch of eight samples per step."""
+
+Times = dict[tuple[str, ...], float]
+"""Configuration -> seconds per step."""
 
 
 def simulated(count: int) -> list[dict[str, Any]]:
@@ -82,24 +90,30 @@ def real(budget: int) -> list[dict[str, Any]]:
         fit = json.loads(next(Path(folder).glob("runs/sweep-*/fit.json")).read_text())
         cells = [f"{key}={','.join(values)}" for key, values in SPACE.items()]
         space = (*TYPED, *cells, "batch.target=8", *SHORT, "sweep.repeats=2", "rerun=true")
-        run(folder, str(REPO / "train.py"), "-m", *space)
+        # A run that fails is one configuration less; the times of the others count.
+        run(folder, str(REPO / "train.py"), "-m", *space, fine=(EXIT_OK, EXIT_FAILED))
         measured = step_times(Path(folder))
-    best = min(measured.values())
-    chosen = key_of(dict(text.split("=", 1) for text in fit["best"]))
-    order = sorted(measured.values())
-    found = measured.get(chosen)  # None: a technique that was not run beside the others
-    return [{
+    choice = fit["best"] or []
+    return [{"trials": len(fit["trials"]), "choice": " ".join(choice), **rank(choice, measured)}]
+
+
+def rank(choice: Sequence[str], measured: Times) -> dict[str, Any]:
+    """How good a choice is among all that was measured; None where it is not one of them."""
+    chosen, order = key_of(dict(text.split("=", 1) for text in choice)), sorted(measured.values())
+    found, typed = measured.get(chosen), measured.get(key_of({}))
+    if found is None:
+        print(f"not among what was measured: {' '.join(chosen)}", file=sys.stderr)
+    return {
         "configurations": len(measured),
-        "trials": len(fit["trials"]),
         "chosen": " ".join(chosen),
-        "off_exhaustive_best": found and found / best - 1,
+        "off_exhaustive_best": found and found / order[0] - 1,
         "rank": found and order.index(found) + 1,
-        "typed_off": measured[key_of({})] / best - 1,
-        "median_off": statistics.median(order) / best - 1,
-    }]  # fmt: skip
+        "typed_off": typed and typed / order[0] - 1,
+        "median_off": statistics.median(order) / order[0] - 1 if order else None,
+    }
 
 
-def step_times(folder: Path) -> dict[tuple[str, ...], float]:
+def step_times(folder: Path) -> Times:
     """Configuration -> seconds per step, the quicker of its repeats: others use the machine."""
     times = defaultdict(list)
     (sweep,) = [f for f in folder.glob("runs/sweep-*") if not (f / "fit.json").exists()]
@@ -120,12 +134,21 @@ def key_of(typed: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{key}={typed.get(key, usual[key])}" for key in SPACE)
 
 
-def run(folder: str, *arguments: str) -> None:
-    """A Python program in a folder; its output is this one's."""
+def run(folder: str, *arguments: str, fine: tuple[int, ...] = (EXIT_OK,)) -> None:
+    """A Python program in a folder; its output is this one's.
+
+    Raises:
+        CalledProcessError: it ends with another code than those that are fine.
+    """
     path = os.pathsep.join([str(REPO / "src"), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(
-        [sys.executable, *arguments], cwd=folder, check=True, env={**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
     )
+    if done.returncode not in fine:
+        done.check_returncode()
 
 
 def main() -> None:

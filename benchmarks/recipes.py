@@ -82,6 +82,9 @@ BEST = ("optimizer=adamw_fused", "dataloader=workers")
 """The flags of plain_trainer.BEST, as eke calls them."""
 DAYS = "train.steps=1000000"
 
+Rows = list[tuple[str, tuple[str, ...]]]
+"""Names and arguments of what is compared."""
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -172,6 +175,9 @@ def read_run(done: Finished, folder: Path) -> dict[str, Any]:
     if not files:
         return done.failure
     record = json.loads(files[0].read_text())
+    if record["outcome"] != "ok":  # perhaps before there were metrics
+        reason = (record.get("failure") or {}).get("message", "")
+        return {"outcome": record["outcome"], "reason": reason}
     rows = [
         json.loads(line) for line in (files[0].parent / "metrics.jsonl").read_text().splitlines()
     ]
@@ -179,8 +185,7 @@ def read_run(done: Finished, folder: Path) -> dict[str, Any]:
     quarter = max(1, len(losses) // 4)
     measured = (record.get("memory") or {}).get("measured") or {}
     return {
-        "outcome": record["outcome"],
-        "reason": (record.get("failure") or {}).get("message", ""),
+        "outcome": "ok",
         "samples_per_s": record["throughput"]["samples_per_s"],
         "median_step_s": (record["timing"]["steady_step_s"] or {}).get("median"),
         "peak_allocated_bytes": measured.get("peak_allocated_bytes")
@@ -191,6 +196,35 @@ def read_run(done: Finished, folder: Path) -> dict[str, Any]:
         "mfu_frac": record["throughput"]["mfu_frac"],
         "compile_s": record["timing"].get("compile_s"),
     }
+
+
+def play_rounds(
+    bench: Bench, rows: Rows, asked: argparse.Namespace, end: float
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """All turns so far, after each round.
+
+    A round that would not be over in time, if it took as long as the longest, does not begin. What
+    the first one takes nobody knows: no turn gets more than what is left.
+
+    Args:
+        bench: what is compared.
+        rows: its names and arguments.
+        asked: `rounds`, `limit` of a turn and `budget`.
+        end: when the budget is over, on the monotonic clock.
+    """
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in rows}
+    longest = 0.0
+    for number in range(asked.rounds):
+        began = time.monotonic()
+        if number and began + longest > end:
+            print(f"another round would take longer than --budget={asked.budget:g} seconds")
+            return
+        for name, arguments in rows if number % 2 == 0 else rows[::-1]:
+            left = min(asked.limit, end - time.monotonic())
+            turns[name].append(bench.turn(name, arguments, left))
+            print(f"round {number} {name:14} {turns[name][-1].get('samples_per_s')}", flush=True)
+        longest = max(longest, time.monotonic() - began)
+        yield turns
 
 
 def compare(turns: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -236,11 +270,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--limit", type=float, default=180, help="seconds for one turn")
-    parser.add_argument("--budget", type=float, default=450, help="seconds for all rounds")
+    parser.add_argument("--budget", type=float, default=450, help="seconds for all of it")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--note", default="", help="what a reader should know of the machine")
     asked = parser.parse_args()
-    device = detect()
+    end, device = time.monotonic() + asked.budget, detect()
     if asked.size != "cpu" and device.kind != "cuda":
         parser.error("no CUDA device here; --size cpu is for one without")
     size = SIZES[asked.size]
@@ -251,7 +285,6 @@ def main() -> None:
         bench = Bench(size, steps, max(2, steps // 4), Path(folder), half)
         bench.save_inputs()
         rows = list(bench.rows())
-        turns: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in rows}
         plan = plan_for(compose(["recipe=fastest", *bench.shared()]), planning=True)
         record: dict[str, Any] = {
             "benchmark": "recipes",
@@ -265,18 +298,7 @@ def main() -> None:
             "commands": {name: " ".join(each).replace(folder, "FOLDER") for name, each in rows},
             "chosen": chosen_overrides(plan),
         }
-        end, longest = time.monotonic() + asked.budget, 0.0
-        for number in range(asked.rounds):
-            began = time.monotonic()
-            if number and began + longest > end:
-                print(f"another round would take longer than --budget={asked.budget:g} seconds")
-                break
-            for name, arguments in rows if number % 2 == 0 else rows[::-1]:
-                turns[name].append(bench.turn(name, arguments, asked.limit))
-                print(
-                    f"round {number} {name:14} {turns[name][-1].get('samples_per_s')}", flush=True
-                )
-            longest = max(longest, time.monotonic() - began)
+        for turns in play_rounds(bench, rows, asked, end):
             record |= {"table": compare(turns), "turns": turns, "load": os.getloadavg()}
             write_json(out, record)
     show(record["table"])

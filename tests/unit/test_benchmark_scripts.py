@@ -1,11 +1,13 @@
 """What benchmarks do when something goes wrong: nothing that was measured is lost."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ BEFORE = dict(os.environ)
 import fitting  # noqa: E402  # after the path is there
 import memory_on_gpu  # noqa: E402  # after the path is there
 import on_gpu  # noqa: E402  # after the path is there
+import recipes  # noqa: E402  # after the path is there
 import scaling_loops  # noqa: E402  # after the path is there
 import techniques  # noqa: E402  # after the path is there
 
@@ -105,3 +108,63 @@ def test_both_models_take_turns(small) -> None:
     models = [typed[0] for typed in memory_on_gpu.configurations(small)]
     assert models[::2] == [models[0]] * (len(models) // 2)
     assert set(models[1::2]) == {models[1]} != {models[0]}
+def test_a_choice_is_ranked_among_what_was_measured(capsys) -> None:
+    keys = [fitting.key_of({"batch.per_device": size}) for size in ("8", "4", "2")]
+    measured = dict(zip(keys, (0.5, 0.4, 0.6), strict=True))
+    row = fitting.rank(["batch.per_device=2"], measured)
+    assert (row["rank"], row["configurations"]) == (3, 3)
+    assert row["off_exhaustive_best"] == pytest.approx(0.5)
+    assert row["typed_off"] == row["median_off"] == pytest.approx(0.25)
+    absent = fitting.rank(["kernels=liger"], measured)
+    assert absent["off_exhaustive_best"] is absent["rank"] is None
+    assert absent["typed_off"] == pytest.approx(0.25)
+    assert "not among what was measured" in capsys.readouterr().err
+    nothing = fitting.rank([], {})
+    assert nothing["typed_off"] is nothing["median_off"] is None
+
+
+def test_a_sweep_in_which_runs_failed_is_measured_all_the_same(tmp_path) -> None:
+    failing = (str(tmp_path), "-c", "raise SystemExit(1)")
+    fitting.run(*failing, fine=(0, 1))
+    with pytest.raises(subprocess.CalledProcessError):
+        fitting.run(*failing)
+
+
+class Turns:
+    """Turns of recipes.py that take so many seconds of a clock that stands still otherwise."""
+
+    def __init__(self, monkeypatch, *took: float) -> None:
+        self.took, self.now, self.limits = list(took), 0.0, []
+        monkeypatch.setattr(recipes, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def turn(self, name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str, float]:
+        self.limits.append(limit_s)
+        self.now += min(limit_s, self.took.pop(0))
+        return {"samples_per_s": 1.0}
+
+    def rounds(self, num_rounds: int, budget: float) -> int:
+        rows = [("trainer", ()), ("fastest", ())]
+        asked = argparse.Namespace(rounds=num_rounds, limit=180, budget=budget)
+        played = list(recipes.play_rounds(self, rows, asked, self.now + budget))
+        return len(played)
+
+
+def test_a_round_that_would_not_fit_does_not_begin(monkeypatch) -> None:
+    assert Turns(monkeypatch, *[50.0] * 6).rounds(3, budget=450) == 3
+    assert Turns(monkeypatch, 100, 100, 20, 20).rounds(3, budget=430) == 2
+
+
+def test_the_first_round_ends_with_the_budget(monkeypatch) -> None:
+    turns = Turns(monkeypatch, 500, 500)
+    assert turns.rounds(3, budget=300) == 1
+    assert turns.limits == [180, 120]
+
+
+def test_a_run_that_failed_early_has_no_metrics(tmp_path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    record = {"outcome": "oom", "failure": {"message": "out of memory in forward"}}
+    (tmp_path / "runs" / "a" / "record.json").write_text(json.dumps(record))
+    found = recipes.read_run(on_gpu.Finished(1, "", ""), tmp_path)
+    assert found == {"outcome": "oom", "reason": "out of memory in forward"}
+
+
