@@ -35,6 +35,9 @@ from loops import (
 )
 from paired import Turns, play_round, ratio, summarize
 
+from eke.errors import ConfigError
+from eke.run.failure import is_out_of_memory
+
 GPU_WORKLOAD = "bf16 autocast, fused AdamW, clipping at 1.0"
 WARMUP = 2
 """Steps at the start of a turn that are not timed."""
@@ -122,11 +125,14 @@ def compare_loops(size: str, num_steps: int, num_rounds: int, budget_s: float) -
 
 
 def row_of(case: Case, on_gpu: bool, num_steps: int, num_rounds: int) -> Row:
-    """One case, whatever becomes of it; its memory is given back."""
+    """One case, whatever becomes of it; its memory is given back.
+
+    Not comparable, refused, or an error of the device's libraries: the next case may do.
+    """
     try:
         return compare(case, on_gpu, num_steps, num_rounds)
-    except (torch.OutOfMemoryError, SystemExit) as error:
-        outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else str(error)
+    except (RuntimeError, SystemExit, ConfigError) as error:
+        outcome = "oom" if is_out_of_memory(error) else " ".join(str(error).split())[:300]
         return {"case": case.label, "varies": case.varies, "outcome": outcome}
     finally:
         gc.collect()
