@@ -105,14 +105,14 @@ class Collator:
             inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
         each = [row["labels"] for row in rows]
         labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
-        places = np.flatnonzero(labels != IGNORED)
+        counts = labels != IGNORED
         return MicroBatch(
             inputs={name: torch.from_numpy(array) for name, array in inputs.items()},
             labels=torch.from_numpy(labels),
             num_samples=len(samples),
-            num_targets=len(places),
+            num_targets=int(np.count_nonzero(counts)),
             num_tokens=num_tokens,
-            places=torch.from_numpy(places) if self.sparse else None,
+            places=torch.from_numpy(np.flatnonzero(counts)) if self.sparse else None,
         )
 
     def _pad(self, rows: list[np.ndarray], value: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Rules about fused kernels."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 from eke.check.capability import (
@@ -74,6 +75,25 @@ def _without_fusion(facts: Facts) -> str:
     return "kernels.fused_linear_cross_entropy=false"
 
 
+def _known_head(
+    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], str]
+) -> Rule:
+    """A head that takes the loss itself answers with that, and nothing is done to its logits."""
+    return Rule(
+        id=rule,
+        verdict=Verdict.impossible,
+        path=f"kernels.{key}",
+        when=lambda f: is_on(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
+        value=is_on,
+        why=lambda f: (
+            "this architecture may scale or cap its logits after the projection, which would be "
+            f"left out; it is known for {', '.join(FUSABLE)}"
+        ),
+        fix=fix,
+        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    )
+
+
 RULES = (
     Rule(
         id="fused_loss_needs_torch",
@@ -98,18 +118,8 @@ RULES = (
         fix=_without_fusion,
         source=FUSED_SOURCE,
     ),
-    Rule(
-        id="fused_loss_needs_known_head",
-        verdict=Verdict.impossible,
-        path="kernels.fused_linear_cross_entropy",
-        when=lambda f: _fused(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
-        value=lambda f: _fused(f),
-        why=lambda f: (
-            "this architecture may scale or cap its logits after the projection, which the fused "
-            f"operation would leave out; it is known for {', '.join(FUSABLE)}"
-        ),
-        fix=_without_fusion,
-        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    _known_head(
+        "fused_loss_needs_known_head", "fused_linear_cross_entropy", _fused, _without_fusion
     ),
     Rule(
         id="sparse_prediction_needs_vocabulary",
@@ -134,18 +144,8 @@ RULES = (
         fix=_without_sparse,
         source=SPARSE_SOURCE,
     ),
-    Rule(
-        id="sparse_prediction_needs_known_head",
-        verdict=Verdict.impossible,
-        path="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
-        value=lambda f: _sparse(f),
-        why=lambda f: (
-            "this architecture may scale or cap its logits after the projection, which would be "
-            f"left out; it is known for {', '.join(FUSABLE)}"
-        ),
-        fix=_without_sparse,
-        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    _known_head(
+        "sparse_prediction_needs_known_head", "sparse_prediction", _sparse, _without_sparse
     ),
     Rule(
         id="sparse_prediction_needs_whole_batches",

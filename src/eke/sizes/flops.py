@@ -99,7 +99,7 @@ def _formula(structure: Structure, tokens: dict[Tokens, float]) -> str:
             active = any(w.num_active != prod(w.shape) for w in counted)
             words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
             size = sum(w.num_active for w in counted)
-            parts.append(f"{factor} x {size}{words} x {tokens[kind]:g} {unit}")
+            parts.append(f"{factor} x {size}{words} x {tokens[kind]:.10g} {unit}")
     parts += [
         f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {tokens[a.queries]} x "
         f"{tokens[a.keys]}{' / 2 (causal)' if a.causal else ''}"
