@@ -1,6 +1,7 @@
 """Activations in host memory between forward and backward pass."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ class ActivationOffload(saved_tensors_hooks):
 
     As torch.autograd.graph.save_on_cpu, but weights stay where they are (a linear layer saves its
     weight for the backward pass, which is no activation), and no copy makes the host wait: copies
-    to and from page-locked memory are queued in the stream that computes.
+    to and from page-locked memory are queued in the stream that computes. A weight that autocast
+    has copied into 16 bits is neither moved nor kept: it is copied once more. (Not so where it is
+    frozen: autograd does not know then what was copied, and the copy goes to the host.)
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,6 +36,9 @@ class ActivationOffload(saved_tensors_hooks):
             return tensor
         if tensor.untyped_storage()._cdata in self._weights:
             return tensor
+        weight = copied_leaf(tensor)
+        if weight is not None and weight.untyped_storage()._cdata in self._weights:
+            return CopiedWeight.of(tensor, weight)
         pinned = tensor.device.type == "cuda"
         host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
         host.copy_(tensor, non_blocking=True)
@@ -42,9 +48,65 @@ class ActivationOffload(saved_tensors_hooks):
     def _unpack(self, packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
+        if isinstance(packed, CopiedWeight):
+            return packed.again()
         device, host = packed
         moved: Tensor = host.to(device, non_blocking=True)
         return moved
+
+
+@dataclass(frozen=True)
+class CopiedWeight:
+    """A weight in another format, or a view of that: what it takes to make it once more."""
+
+    weight: Tensor
+    version: int
+    """Of the weight when it was copied."""
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Of the view, in numbers, from the beginning of the copy."""
+
+    @staticmethod
+    def of(tensor: Tensor, weight: Tensor) -> "CopiedWeight":
+        """A tensor that is a view of a copy of all of `weight`."""
+        shape = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return CopiedWeight(weight, weight._version, tensor.dtype, *shape)
+
+    def again(self) -> Tensor:
+        """The tensor, of memory of its own.
+
+        Raises:
+            RuntimeError: the weight has changed since; autograd says the same of what it keeps.
+        """
+        if self.weight._version != self.version:
+            raise RuntimeError("a weight was changed between the forward and the backward pass")
+        copy = self.weight.detach().to(self.dtype)
+        return copy.as_strided(self.size, self.stride, self.offset)
+
+
+REARRANGED = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
+)
+"""Operations of autograd whose result lies in the memory of its argument, number for number."""
+
+
+def copied_leaf(tensor: Tensor) -> Tensor | None:
+    """What a tensor is a copy of, in another format and perhaps rearranged; None: of no leaf."""
+    node: Any = tensor.grad_fn
+    copies = 0
+    while node is not None and not hasattr(node, "variable"):
+        if node.name() == "ToCopyBackward0":
+            copies += 1
+        elif node.name() not in REARRANGED:
+            return None
+        node = node.next_functions[0][0]
+    leaf: Tensor | None = getattr(node, "variable", None)
+    if leaf is None or copies != 1 or not leaf.is_contiguous():
+        return None
+    return leaf
 
 
 def is_away(tensor: Tensor) -> bool:

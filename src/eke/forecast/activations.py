@@ -71,7 +71,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     logits = _logits(config, shape)
     offloaded = 0
     if config.memory.activation_offload and not shape.on_cpu:
-        offloaded, kept = kept, 0
+        offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
         passing = max(passing, layer)
     needed = int(shape.least * sum(s.layer.needed * s.count for s in each))
     if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
