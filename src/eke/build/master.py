@@ -5,14 +5,14 @@ rounded, and never adds up. Kept in float32 it does. Micikevicius et al. 2017, a
 section 3.1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from eke.build.sharding import cut_like
+from eke.build.sharding import cut_like, part
 
 Groups = list[dict[str, Any]]
 
@@ -23,6 +23,10 @@ _PAIRS: WeakKeyDictionary[torch.optim.Optimizer, Pairs] = WeakKeyDictionary()
 
 MASTER = "master"
 """Key of the copies in the optimizer's state dict."""
+
+AT_ONCE_BYTES = 64 * 2**20
+"""Of float32 gradients that come into being before those they are copied from go: a choice. A GPU
+copies all of them by a few kernels; tensor by tensor each would be a launch."""
 
 
 def build_with_master(
@@ -58,15 +62,23 @@ def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
+    together = list(_stretches(pairs))
+
+    @torch.no_grad()
     def take_gradients(*_: Any) -> None:
-        for weight, copy in pairs:
-            copy.grad = None if weight.grad is None else weight.grad.to(torch.float32)
-            weight.grad = None  # at most one of them is kept in both formats
+        for stretch in together:
+            narrow, wide = [], []
+            for weight, copy in stretch:
+                copy.grad = None if weight.grad is None else torch.empty_like(copy)
+                if weight.grad is not None and copy.grad is not None:
+                    narrow.append(weight.grad)
+                    wide.append(copy.grad)
+                weight.grad = None
+            _copy_all(wide, narrow)
 
     @torch.no_grad()
     def write_back(*_: Any) -> None:
-        for weight, copy in pairs:
-            weight.copy_(copy)
+        _copy_all([weight for weight, _ in pairs], [copy for _, copy in pairs])
 
     def save(_: Any, state: dict[str, Any]) -> None:
         state[MASTER] = [copy.detach() for _, copy in pairs]
@@ -81,6 +93,27 @@ def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
     optimizer.register_step_post_hook(write_back)
     optimizer.register_state_dict_post_hook(save)
     optimizer.register_load_state_dict_pre_hook(load)
+
+
+def _stretches(pairs: Pairs) -> Iterator[Pairs]:
+    """The pairs in order, AT_ONCE_BYTES of copies at a time; a larger one alone."""
+    stretch: Pairs = []
+    num_bytes = 0
+    for weight, copy in pairs:
+        size = part(copy).nbytes
+        if stretch and num_bytes + size > AT_ONCE_BYTES:
+            yield stretch
+            stretch, num_bytes = [], 0
+        stretch.append((weight, copy))
+        num_bytes += size
+    if stretch:
+        yield stretch
+
+
+def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors into others, of another format perhaps; cut ones are cut alike."""
+    if into:
+        torch._foreach_copy_([part(tensor) for tensor in into], [part(value) for value in values])
 
 
 def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

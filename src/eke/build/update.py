@@ -127,6 +127,7 @@ def norm_of(parameters: list[nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
 
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     """Norm of gradients of any format as one vector; a scalar."""
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    # On a GPU a few kernels for all of them, where a norm for each is a launch for each.
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total

@@ -1,12 +1,16 @@
 """Float32 copies of bfloat16 weights: what the optimizer steps on, and what becomes of it."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import eke.build.master as master_copies
 from eke.build.master import MASTER, build_with_master, master_bytes
+from eke.build.update import norm_in_float32
 
 TINY_STEP = 1e-4
 """Below 2^-9: a bfloat16 weight of 1 does not move."""
@@ -91,3 +95,65 @@ def test_their_bytes_are_counted() -> None:
     layer, optimizer = make()
     assert master_bytes(layer, optimizer) == 4 * (12 + 3)
     assert master_bytes(*make(master=False)) == 0
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def deep(num_layers):
+    """Layers of bfloat16 with their gradients, and AdamW over copies of them."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(8, 8, dtype=torch.bfloat16) for _ in range(num_layers))
+    optimizer = build_with_master([{"params": list(layers.parameters())}], adamw)
+    give_gradients(layers)
+    return layers, optimizer
+
+
+def give_gradients(layers):
+    for number, weight in enumerate(layers.parameters()):
+        generator = torch.Generator().manual_seed(number)
+        weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+
+
+@pytest.mark.parametrize("num_layers", [2, 40])
+def test_copies_are_made_of_all_at_once(num_layers) -> None:
+    """Launches that grow with the layers are what a small model's step on a GPU is made of."""
+    _, optimizer = deep(num_layers)
+    with Counted() as counted:
+        optimizer.step()
+    assert counted.names["_foreach_copy_"] == 2, "gradients there, weights back"
+    assert counted.names["copy_"] == counted.names["_to_copy"] == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 1000])
+def test_stretches_change_nothing(at_once, monkeypatch) -> None:
+    """A layer has 256 and 32 bytes in float32."""
+    expected, optimizer = deep(5)
+    optimizer.step()
+    monkeypatch.setattr(master_copies, "AT_ONCE_BYTES", at_once)
+    layers, optimizer = deep(5)
+    with Counted() as counted:
+        optimizer.step()
+    assert counted.names["_foreach_copy_"] == {1: 10, 300: 5, 1000: 2}[at_once] + 1
+    assert all(p.grad is None for p in layers.parameters())
+    assert all(map(torch.equal, layers.parameters(), expected.parameters()))
+
+
+def test_the_norm_of_all_gradients_is_one_operation_and_not_rounded() -> None:
+    layers, _ = deep(40)
+    gradients = [p.grad for p in layers.parameters()]
+    with Counted() as counted:
+        norm = norm_in_float32(gradients)
+    exact = torch.cat([g.double().flatten() for g in gradients]).norm()
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(exact.item(), rel=1e-6)
+    assert sum(counted.names.values()) <= 4
