@@ -42,6 +42,8 @@ class Columns:
     """Columns of the rows, as far as they were looked at."""
     found: set[str] = field(default_factory=set)
     """Wanted columns that some row had."""
+    first_table: str = ""
+    """The first file whose head has all wanted columns."""
 
     @property
     def wanted(self) -> list[tuple[str, str]]:
@@ -109,28 +111,53 @@ class Columns:
             )
         return self.names.setdefault(value, len(self.names))
 
-    def require(self, names: list[str] | None = None) -> None:
-        """All wanted columns exist.
-
-        Args:
-            names: the columns of a table; None takes those of the rows so far.
+    def require(self) -> None:
+        """All wanted columns exist in some row so far.
 
         Raises:
             ConfigError: some do not, each with the column that was probably meant.
         """
-        there = list(self.seen) if names is None else names
-        have = self.found if names is None else set(names)
-        missing = [(key, column) for key, column in self.wanted if column not in have]
+        missing = [(key, column) for key, column in self.wanted if column not in self.found]
         if missing:
-            raise ConfigError([self._absent(key, column, there) for key, column in missing])
+            raise ConfigError(
+                [self._absent(key, column, list(self.seen)) for key, column in missing]
+            )
+
+    def require_in(self, names: list[str], file: str = "") -> None:
+        """All wanted columns exist in a table.
+
+        Args:
+            names: the table's columns.
+            file: where it lies; empty for the hub's.
+
+        Raises:
+            ConfigError: some do not, each with the column that was probably meant; or they are in
+                the files before this one.
+        """
+        missing = [(key, column) for key, column in self.wanted if column not in names]
+        if not missing:
+            self.first_table = self.first_table or file
+        elif self.first_table:
+            raise ConfigError(self._unlike_the_first(file, missing[0][1], names))
+        else:
+            raise ConfigError([self._absent(key, column, names) for key, column in missing])
+
+    def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
+        is_evaluation = any(file == path for _, path in self.request.evaluation)
+        key = "data.eval_path" if is_evaluation else "data.path"
+        why = (
+            f"{self.first_table} has a column {_shown(column)}, and this file has none; it has: "
+            f"{_listed(names)}"
+        )
+        fix = "data.eval_path=FILE" if is_evaluation else _override("data.path", self.first_table)
+        return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         used = {c for _, c in self.wanted}
         free = [name for name in there if name not in used]
         close = difflib.get_close_matches(column, free, 1, 0.5) or free
-        listed = ", ".join(there[:10]) or "none"
-        why = f"there is no such column; there are: {listed}"
-        return Problem(key, column, why, f"{key}={_typed(close[0])}" if close else f"{key}=COLUMN")
+        why = f"there is no such column; there are: {_listed(there)}"
+        return Problem(key, column, why, _override(key, close[0]) if close else f"{key}=COLUMN")
 
     def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
         """Text labels in sorted order, and the class of each number in order of appearance.
@@ -172,7 +199,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 30 else text[:27] + "..."
 
 
-def _typed(column: str) -> str:
-    """A column's name as an override: quoted where Hydra's grammar needs it."""
-    plain = column.isidentifier()
-    return column if plain else "'" + column.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(_shown, names[:10])) or "none"
+
+
+def _override(key: str, value: str) -> str:
+    """As it has to be typed, whatever the value holds."""
+    from eke.compose.sweep.text import value_text  # Hydra, for a mistake alone
+    from eke.compose.wording import as_typed
+
+    return as_typed(f"{key}={value_text(value)}")

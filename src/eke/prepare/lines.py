@@ -164,7 +164,7 @@ def csv_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row
 
 def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in record]
-    columns.require(names)
+    columns.require_in(names, file)
     twice = [column for _, column in columns.wanted if names.count(column) > 1]
     if twice:
         why = f"the first line names {twice[0]} twice"

@@ -25,7 +25,7 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
         fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
         raise ConfigError(Problem("data.path", file, why, fix)) from error
-    columns.require(names)
+    columns.require_in(names, file)
     wanted = [column for _, column in columns.wanted]
     try:
         rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))
@@ -73,7 +73,7 @@ def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
         raise ConfigError(Problem(key, split, why, f"{key}={close[0]}"))
     chosen = loaded[split]
     if chosen.column_names is not None:
-        columns.require(list(chosen.column_names))
+        columns.require_in(list(chosen.column_names))
         chosen = chosen.select_columns(list(dict.fromkeys(c for _, c in columns.wanted)))
     return chosen
 

@@ -1,11 +1,13 @@
 """Input that cannot be used: one clear message each, with a fix, and nothing half-written."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -144,6 +146,48 @@ def test_csv_as_spreadsheets_write_it(tmp_path) -> None:
     assert value == "3"
     assert "of 7 read; 3 bad, 1 empty" in reason
     assert "a.csv:6 has 3 values, and the first line names 2 columns" in reason
+
+
+@pytest.mark.parametrize("option", ["csv", "parquet"])
+def test_tables_of_one_folder_with_other_columns(option, tmp_path, own_cache) -> None:
+    """The column that a mistake names must be one that can be typed: here the first file's."""
+    for name, column in (("1", "body"), ("2", "content")):
+        file = tmp_path / "tables" / f"{name}.{option}"
+        file.parent.mkdir(exist_ok=True)
+        rows = [f"row {number}" for number in range(9)]
+        if option == "csv":
+            file.write_text("\n".join([column, *rows]) + "\n")
+        else:
+            pyarrow.parquet.write_table(pyarrow.table({column: rows}), file)
+    folder = ("data.path=" + str(tmp_path / "tables"), f"data={option}")
+    (column,) = refusal(*folder)
+    assert column.path == "data.text"
+    assert column.fix == "data.text=body"
+    (unlike,) = refusal(*folder, column.fix)
+    assert unlike.path == "data.path"
+    assert unlike.value.endswith(f"2.{option}")
+    assert f"1.{option} has a column body, and this file has none; it has: content" in unlike.why
+    assert unlike.fix == f"data.path={tmp_path}/tables/1.{option}"
+    assert plan_of(f"data={option}", column.fix, unlike.fix, "batch.per_device=1", "train.steps=1")
+
+
+def test_an_evaluation_file_with_other_columns(tmp_path, own_cache) -> None:
+    train, evaluation = tmp_path / "train.csv", tmp_path / "eval.csv"
+    train.write_text("text\none\ntwo\n")
+    evaluation.write_text("body\none\ntwo\n")
+    (unlike,) = refusal("data=csv", f"data.path={train}", f"data.eval_path={evaluation}")
+    assert (unlike.path, unlike.value) == ("data.eval_path", str(evaluation))
+    assert unlike.fix == "data.eval_path=FILE"
+
+
+@pytest.mark.parametrize("column", ["what, if", "it's", 'the "text"', "two words", "null", "a=b"])
+def test_a_column_of_any_name_can_be_typed_as_proposed(column, tmp_path, own_cache) -> None:
+    file = tmp_path / "a.csv"
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([[column], *[[f"row {n}"] for n in range(9)]])
+    typed = ("data=csv", f"data.path={file}", "batch.per_device=1", "train.steps=1")
+    (problem,) = refusal(*typed)
+    assert plan_of(*typed, *shlex.split(problem.fix)).steps.num_train_samples == 8
 
 
 def test_an_open_quote_is_a_bad_row_and_not_the_rest_of_the_file(tmp_path) -> None:
