@@ -65,6 +65,19 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
+def try_lock(descriptor: int) -> bool:
+    """Take an open file's lock (flock) for this process alone; False when somebody holds it.
+
+    Raises:
+        OSError: the file system has no locks, as Lustre where it is mounted without `flock`.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock (flock) of a file; only looked at, never waited for."""
     try:

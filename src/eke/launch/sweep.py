@@ -111,12 +111,23 @@ class SweepFile:
         self._is_current = False
 
     def flush(self, at_once: bool = False) -> None:
-        """Write it, if anything has changed and the last time is a while ago."""
+        """Write it, if anything has changed and the last time is a while ago.
+
+        On the way a disk that takes nothing ends no run: it is tried again.
+
+        Raises:
+            OSError: it was to be written at once, and cannot be.
+        """
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
             return
-        write_sweep(self.paths, self.command, self.cells, self.name)
-        self._is_current, self._written = True, now
+        self._written = now
+        try:
+            write_sweep(self.paths, self.command, self.cells, self.name)
+            self._is_current = True
+        except OSError:
+            if at_once:
+                raise
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
