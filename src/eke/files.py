@@ -32,9 +32,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     fsync_directory(path.parent)
 
 
@@ -63,6 +63,19 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON.
     """
     return json.loads(path.read_bytes())
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take an open file's lock (flock) for this process alone; False when somebody holds it.
+
+    Raises:
+        OSError: the file system has no locks, as Lustre where it is mounted without `flock`.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(path: Path) -> bool:

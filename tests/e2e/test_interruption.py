@@ -95,6 +95,20 @@ def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) 
     assert curve(folder) == undisturbed
 
 
+def test_who_asks_twice_has_cancelled_it(start, tmp_path) -> None:
+    live = start(*last_wins(*LONG, "train.steps=1000000"))
+    live.wait_for_step(5)
+    os.kill(live.worker_pid(), signal.SIGSTOP)  # it would save, and end by itself
+    live.signal(signal.SIGINT)
+    time.sleep(1)  # the first one has been heard
+    live.signal(signal.SIGINT)
+    out = live.finish()
+    assert live.process.returncode == 75, out
+    assert "killed by a second signal" in out
+    (folder,) = run_folders(tmp_path)
+    assert record_of(folder)["outcome"] == "cancelled"
+
+
 @pytest.mark.slow
 def test_killing_the_supervisor_stops_the_worker_cleanly(start, train_py, tmp_path, undisturbed):
     live = start(*LONG)

@@ -34,8 +34,9 @@ def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_atomic(path, "new")
+    assert caught.value.filename == str(path)
     assert (path.read_bytes() if path.exists() else None) == before
     assert len(os.listdir(tmp_path)) == (before is not None), "a temporary is left"
 

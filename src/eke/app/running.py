@@ -1,8 +1,10 @@
 """One run: planned, started or answered from its record."""
 
 import signal
+from functools import partial
 from pathlib import Path
 
+from eke.app.answered import plan_unless_answered
 from eke.app.batching import Means
 from eke.app.planning import plan_for
 from eke.app.probing import means_of_a_run
@@ -42,7 +44,7 @@ def run_composed(composed: Composed) -> int:
     check_started_tasks("a run", composed.config.distributed.num_nodes)
     means = means_of_a_run(composed.config)
     if task.count == 1:
-        return run_planned(plan_for(composed, planning=False, means=means))
+        return run_planned(plan_unless_answered(partial(plan_for, composed, means=means), place_of))
     invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
     if task.node:
         for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
@@ -89,12 +91,11 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     composed = compose(overrides, config_dir, in_sweep=True)
     if composed.config.launcher.fork_server:
         raise ConfigError(FORKED_THERE)
-    planning = composed.config.plan_only
-    means = Means() if planning else means_of_a_run(composed.config)
-    plan = plan_for(composed, planning=planning, means=means)
-    if planning:
-        say(render_plan(plan))
+    if composed.config.plan_only:
+        say(render_plan(plan_for(composed, planning=True, means=Means())))
         return None
+    means = means_of_a_run(composed.config)
+    plan = plan_unless_answered(partial(plan_for, composed, means=means), place_of)
     place = place_of(plan)
     say(f"\n{' '.join(overrides)}")
     record = place.record or run_single(plan, place)

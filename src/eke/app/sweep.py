@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from eke.app.answered import plan_unless_answered
 from eke.app.outlook import outlooks, outlooks_as_json, render_outlooks
 from eke.app.planning import plan_for, weighed, without_cluster, without_pool
 from eke.app.probing import means_of_a_cell
@@ -27,6 +28,7 @@ from eke.launch import (
     forking,
     merge_duplicates,
     open_board,
+    place_of,
     smallest_first,
     start_run,
     sweep_exit_code,
@@ -70,12 +72,17 @@ class Planned:
     cells: list[Cell]
     jobs: list[Job]
 
-    def show(self) -> int:
-        """Print what has become of the cells; returns the sweep's exit code."""
+    def show(self, problem: str = "") -> int:
+        """Print what has become of the cells; returns the sweep's exit code.
+
+        Args:
+            problem: why its file is not up to date; empty when it is.
+        """
         records = {number: job.record for job in self.jobs for number in job.cells}
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
         rows = [cell.row for cell in self.cells]
-        say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}")
+        behind = f" is not up to date: {problem}; the records are" if problem else ""
+        say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
         return sweep_exit_code(self.cells)
 
     def file(self) -> SweepFile:
@@ -172,13 +179,14 @@ def run_here(planned: Planned, launcher: Launcher) -> int:
     jobs, log = planned.jobs, planned.paths.fork_server
     devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board:
-        books = Books(jobs, board, planned.file())
+        file = planned.file()
+        books = Books(jobs, board, file)
         if not launcher.fork_server:
             Pool(books, devices).run()
         else:
             with forking([job.plan for job in jobs], devices, log, board.note) as server:
                 Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
-    return planned.show()
+    return planned.show(file.problem)
 
 
 def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
@@ -190,7 +198,8 @@ def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
 def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
     with open_board(len(planned.cells)) as board:
-        books = Books(planned.jobs, board, planned.file(), place_in_cluster)
+        file = planned.file()
+        books = Books(planned.jobs, board, file, place_in_cluster)
         cluster = Cluster(books, planned.paths, planned.identity)
         cluster.submit()
         try:
@@ -199,7 +208,7 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
         except KeyboardInterrupt:
             say("")
     if not cluster.unfinished():
-        return planned.show()
+        return planned.show(file.problem)
     folder, left = planned.paths.folder, cluster.without_job()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
@@ -253,10 +262,12 @@ def _plan_cell(point: SweepCell, group: str, in_cluster: bool) -> tuple[Cell, Pl
     config.tracker.group = config.tracker.group or group
     cell = Cell(composed.overrides, row=point.row, round=config.repeat)
     try:
-        means = means_of_a_cell(config, in_cluster)
-        plan = plan_for(
-            composed, config.plan_only, in_cluster, refuse=True, trace=False, means=means
-        )
+        plan_it = partial(
+            plan_for, composed, in_cluster=in_cluster, refuse=True, trace=False,
+            means=means_of_a_cell(config, in_cluster),
+        )  # fmt: skip
+        where = place_in_cluster if in_cluster else place_of
+        plan = plan_it(True) if config.plan_only else plan_unless_answered(plan_it, where)
         if in_cluster:
             make_request(plan)
     except ConfigError as error:

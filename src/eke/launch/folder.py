@@ -1,6 +1,5 @@
 """Which folder a run gets: answer from a finished record, continue, or start beside."""
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
+from eke.files import try_lock
 from eke.identity import changed_fingerprint
 from eke.paths import RunPaths
 from eke.plan import Plan
@@ -83,18 +83,13 @@ def _readable(paths: RunPaths) -> Record | None:
         ) from error
 
 
-def _lock(descriptor: int) -> None:
-    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look.
-
-    Raises:
-        OSError: it is held.
-    """
+def _lock(descriptor: int) -> bool:
+    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look."""
     for _ in range(LOCK_TRIES - 1):
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(LOCK_PAUSE_S)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(descriptor):
+            return True
+        time.sleep(LOCK_PAUSE_S)
+    return try_lock(descriptor)
 
 
 @contextmanager
@@ -107,7 +102,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
 
     Raises:
         BusyError: somebody works on this run.
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be made, or its file system has no locks.
     """
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
@@ -117,14 +112,25 @@ def claim(paths: RunPaths) -> Iterator[int]:
         raise ConfigError(problem) from error
     try:
         try:
-            _lock(descriptor)
+            is_ours = _lock(descriptor)
         except OSError as error:
-            owner = (
-                os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"
-            )
-            raise BusyError(f"run {paths.folder.name} is being worked on by {owner}") from error
+            raise without_locks(paths.folder.parent, error) from error
+        if not is_ours:
+            written = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+            owner = written or "another process"
+            raise BusyError(f"run {paths.folder.name} is being worked on by {owner}")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def without_locks(folder: Path, error: OSError) -> ConfigError:
+    """What a user is told whose folder lies where files cannot be locked."""
+    why = (
+        f"its file system has no locks ({error.strerror}), and without them two processes could "
+        "work on one run; Lustre has them where it is mounted with the option flock"
+    )
+    fix = "paths.runs=FOLDER   (on another file system)"
+    return ConfigError(Problem("paths.runs", str(folder), why, fix))

@@ -60,6 +60,7 @@ class LiveRun:
             RunError: the folder cannot be written.
         """
         self.plan, self.place = plan, place
+        self._asked, self._given_up = False, False
         self._held = ExitStack()
         try:
             lock = self._held.enter_context(claim(place.paths))
@@ -79,10 +80,12 @@ class LiveRun:
 
     def ask(self, number: int) -> None:
         """Hand a signal on: it saves a checkpoint and stops."""
+        self._asked = True
         self.worker.ask(number)
 
     def kill(self) -> None:
-        """End all its processes at once."""
+        """End all its processes at once; where it was asked before, somebody would not wait."""
+        self._given_up = self._asked and not self.is_over()
         self.worker.kill()
 
     def finish(self) -> Record:
@@ -94,7 +97,8 @@ class LiveRun:
         try:
             code = self.worker.finish()
             remove_swap(swap_folder(self.plan, self.place.paths))  # what a killed worker has left
-            return settle(self.place.paths, self.plan, code, self._attempts_before)
+            paths, before = self.place.paths, self._attempts_before
+            return settle(paths, self.plan, code, before, self._given_up)
         except OSError as error:
             raise _unwritable(self.place, error) from error
         finally:

@@ -25,7 +25,13 @@ LOG_LINES = 40
 Accelerate and torch has thirty."""
 
 
-def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) -> Record:
+IMPATIENCE = "killed by a second signal before it had saved"
+"""Why a run is cancelled that was asked to stop, and then not waited for."""
+
+
+def settle(
+    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, given_up: bool = False
+) -> Record:
     """The record of the attempt that just ended; written here when the worker could not.
 
     No exit code overrides a written outcome.
@@ -35,6 +41,7 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
         plan: what was to be done.
         exit_code: subprocess's: negative for a signal.
         attempts_before: attempts on disk before this one.
+        given_up: it was asked to stop, and killed because somebody would not wait.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -45,6 +52,8 @@ def settle(paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int) ->
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
+    if given_up:
+        outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
     note_predictions(record, plan)

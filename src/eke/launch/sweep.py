@@ -102,6 +102,7 @@ class SweepFile:
         self, paths: SweepPaths, command: Sequence[str], cells: Sequence[Cell], name: str = ""
     ) -> None:
         self.paths, self.command, self.cells, self.name = paths, command, cells, name
+        self.problem = ""
         self._is_current, self._written = False, 0.0
 
     def note(self, job: Job) -> None:
@@ -111,12 +112,19 @@ class SweepFile:
         self._is_current = False
 
     def flush(self, at_once: bool = False) -> None:
-        """Write it, if anything has changed and the last time is a while ago."""
+        """Write it, if anything has changed and the last time is a while ago.
+
+        A disk that takes nothing ends no run: it is tried again, and `problem` says why.
+        """
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
             return
-        write_sweep(self.paths, self.command, self.cells, self.name)
-        self._is_current, self._written = True, now
+        self._written = now
+        try:
+            write_sweep(self.paths, self.command, self.cells, self.name)
+            self._is_current, self.problem = True, ""
+        except OSError as error:
+            self.problem = error.strerror or str(error)
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:

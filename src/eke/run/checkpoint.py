@@ -107,7 +107,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
     shutil.rmtree(final, ignore_errors=True)
     os.replace(unfinished, final)
     fsync_directory(final.parent)
-    _prune(final.parent, keep)
+    _prune(final, keep)
     return final
 
 
@@ -227,8 +227,15 @@ def _checksum(path: Path) -> int:
     return value
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for path in sorted(folder.glob("step-*"), reverse=True)[keep:]:
+def _prune(newest: Path, keep: int) -> None:
+    """Drop what is older than the newest `keep`, counted from the one just written.
+
+    One of a later step was skipped as damaged when this attempt began: it counts for nothing, or
+    it would push out the only checkpoint that can be used.
+    """
+    folder = newest.parent
+    written = [path for path in folder.glob("step-*") if path.name <= newest.name]
+    for path in sorted(written, reverse=True)[keep:]:
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

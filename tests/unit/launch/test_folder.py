@@ -1,6 +1,7 @@
 """Which folder a run gets, and that only one process works in it."""
 
 import dataclasses
+import errno
 import fcntl
 import os
 import subprocess
@@ -202,6 +203,20 @@ def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"paths\.runs = .*file") as caught, claim(paths):
         pytest.fail("a folder below a file")
     assert caught.value.problems[0].fix == "paths.runs=FOLDER"
+
+
+def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
+    paths, monkeypatch
+) -> None:
+    def flock(*_) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    why = "no locks .Function not implemented."
+    with pytest.raises(ConfigError, match=why) as caught, claim(paths):
+        pytest.fail("held without a lock")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.value) == ("paths.runs", str(paths.folder.parent))
 
 
 def test_claiming_leaves_the_record_alone(paths) -> None:

@@ -53,6 +53,16 @@ def test_a_death_without_a_word_becomes_a_record(code, words, paths, plan) -> No
     assert read_record(paths).failure == record.failure
 
 
+def test_what_somebody_would_not_wait_for_is_cancelled(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    record = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    assert (record.outcome, record.exit_code) == ("cancelled", 75)
+    assert record.failure == Failure("worker", "killed by a second signal before it had saved")
+    write_record(paths, bare_record(attempt=number))
+    saved = settle(paths, plan, -signal.SIGKILL, attempts_before=0, given_up=True)
+    assert saved.outcome == "ok", "it had written how it ended"
+
+
 def test_the_record_of_an_earlier_attempt_is_not_taken_for_this_one(paths, plan) -> None:
     start_attempt(paths, {})
     write_record(paths, bare_record(outcome="cancelled", exit_code=75, attempt=0))

@@ -1,13 +1,18 @@
 """A sweep's file, its identity, and what its cells amount to."""
 
 import dataclasses
+import errno
 import json
+import time
 
 import pytest
 
+import eke.launch.sweep
 from eke.errors import ConfigError, Problem
 from eke.launch.sweep import (
+    WRITE_S,
     Cell,
+    SweepFile,
     merge_duplicates,
     sweep_exit_code,
     sweep_id,
@@ -40,6 +45,33 @@ def test_the_file_holds_every_cell(tmp_path) -> None:
     assert content["cells"][1]["reason"] == "needs Ampere"
     assert [(c["row"], c["round"]) for c in content["cells"]] == [("", 0), ("fast", 2)]
     assert content["name"] == "precision_ladder"
+
+
+def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) -> None:
+    cell = Cell(CELLS[0])
+    file = SweepFile(sweep_paths(str(tmp_path), "abc"), ["-m"], [cell])
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with monkeypatch.context() as full:
+        full.setattr(eke.launch.sweep, "write_json", no_space)
+        for at_once in (True, False):
+            file.flush(at_once)
+            now[0] += WRITE_S
+        assert file.problem == "No space left on device"
+        file.flush()
+    assert not file.paths.sweep.exists()
+    now[0] += WRITE_S / 2
+    file.flush()
+    assert not file.paths.sweep.exists(), "not at every look"
+    now[0] += WRITE_S
+    file.flush()
+    assert json.loads(file.paths.sweep.read_text())["cells"][0]["overrides"] == list(CELLS[0])
+    assert file.problem == ""
+
+
+def no_space(*_) -> None:
+    """A full disk."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,18 @@ def test_only_the_newest_are_kept(tmp_path) -> None:
     assert newest_complete(tmp_path).name == checkpoint_name(100)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_ones_of_later_steps_push_out_none_that_can_be_used(keep, tmp_path) -> None:
+    model, optimizer = make()
+    for step in (100, 110)[:keep]:
+        cut(MODEL)(save_checkpoint(tmp_path, step, model, optimizer, None, keep))
+    for step in (20, 40, 60):
+        path = save_checkpoint(tmp_path, step, model, optimizer, None, keep)
+        assert newest_complete(tmp_path) == path
+    kept = sorted(tmp_path.glob("step-000000*"))
+    assert [each.name for each in kept] == [checkpoint_name(n) for n in (40, 60)[-keep:]]
+
+
 def test_a_step_saved_twice_is_the_second(tmp_path) -> None:
     model, optimizer = make()
     save_checkpoint(tmp_path, 5, model, optimizer, None, keep=2)

@@ -6,10 +6,12 @@ killed pool nor a killed worker leaves a device taken; a worker that outlives it
 """
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from pathlib import Path
+
+from eke.errors import EkeError
+from eke.files import try_lock
 
 LEASES = "EKE_LEASES"
 """Environment variable with another folder for the locks: pools that use different ones do not see
@@ -37,11 +39,17 @@ def try_lease(name: str) -> int | None:
 
     Raises:
         OSError: the folder cannot be written.
+        EkeError: its file system has no locks.
     """
-    descriptor = _open(lease_folder() / f"{name}.lock")
+    folder = lease_folder()
+    descriptor = _open(folder / f"{name}.lock")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        is_ours = try_lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        why = f"its file system has no locks ({error.strerror})"
+        raise EkeError(f"{folder}: {why}; export {LEASES}=FOLDER names another one") from error
+    if not is_ours:
         os.close(descriptor)
         return None
     with contextlib.suppress(OSError):

@@ -1,6 +1,5 @@
 """From runs to arrays in the queue, at most once each, whatever happens in between."""
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eke.errors import BusyError, EkeError
-from eke.files import write_atomic, write_json
-from eke.launch.folder import claim
+from eke.files import try_lock, write_atomic, write_json
+from eke.launch.folder import claim, without_locks
 from eke.launch.job import Job
 from eke.launch.live import write_down
 from eke.launch.slurm import scheduler
@@ -58,14 +57,17 @@ def submitting(folder: Path) -> Iterator[int]:
 
     Raises:
         BusyError: somebody else submits the same sweep, or an sbatch of theirs is still at it.
+        ConfigError: the folder's file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = try_lock(descriptor)
         except OSError as error:
-            raise BusyError(f"{folder}: somebody submits this sweep; try again soon") from error
+            raise without_locks(folder, error) from error
+        if not is_ours:
+            raise BusyError(f"{folder}: somebody submits this sweep; try again soon")
         yield descriptor
     finally:
         os.close(descriptor)

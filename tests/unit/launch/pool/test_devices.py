@@ -1,11 +1,14 @@
 """Devices are leased whole, to one run at a time, across pools and beyond a pool's death."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 
 import pytest
 
+from eke.errors import EkeError
 from eke.hardware import cpu_slots
 from eke.launch.pool.devices import Devices, find_devices, occupied
 from eke.launch.pool.leases import holder_of, lease_folder, try_lease
@@ -125,6 +128,17 @@ def test_a_lease_is_for_all_users_and_never_follows_a_link(leases) -> None:
     with pytest.raises(OSError, match=r"symbolic links|Too many levels"):
         try_lease("GPU-1")
     assert not (leases / "elsewhere").exists()
+
+
+def test_leases_need_locks(leases, monkeypatch) -> None:
+    def flock(*_) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EkeError, match=r"has no locks \(No locks .*export EKE_LEASES=FOLDER"):
+        try_lease("GPU-0")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_cpu_is_one_slot_with_all_cores_or_several_with_their_own() -> None:

@@ -1,0 +1,33 @@
+"""A finished run is answered from its record, also where nothing can be written any more."""
+
+from collections.abc import Callable
+
+from eke.errors import ConfigError
+from eke.launch import Place
+from eke.plan import Plan
+
+FOR_WRITING = frozenset({"runs_has_space", "runs_writable"})
+"""Rules that only a run which still has something to write can break."""
+
+
+def plan_unless_answered(
+    planned: Callable[[bool], Plan], place_of: Callable[[Plan], Place]
+) -> Plan:
+    """The plan of a run that is to start, or of one that its record answers.
+
+    Args:
+        planned: makes the plan; told whether nothing will be run.
+        place_of: where a plan's run is.
+
+    Raises:
+        ConfigError: every rule it breaks, unless they are about writing and there is a record.
+    """
+    try:
+        return planned(False)
+    except ConfigError as error:
+        if not {problem.rule for problem in error.problems} <= FOR_WRITING:
+            raise
+        plan = planned(True)
+        if place_of(plan).record is None:
+            raise
+        return plan

@@ -1,0 +1,56 @@
+"""A full disk, or one that cannot be written, keeps no finished run from answering."""
+
+import json
+
+import pytest
+
+from eke import app
+from eke.app.planning import plan_for
+from eke.check import rules_work
+from eke.compose import compose
+from eke.paths import RunPaths
+from eke.plan import outline_record
+from eke.record import Outcome, write_record
+
+TYPED = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """A run that has ended, where now only a byte is left on the disk; and how it is typed."""
+    command = [*TYPED, "tracker=none", "hardware=cpu", f"paths.runs={tmp_path}/runs"]
+    plan = plan_for(compose(tuple(command)), planning=False)
+    paths = RunPaths(tmp_path / "runs" / plan.run_id)
+    paths.folder.mkdir(parents=True)
+    write_record(paths, outline_record(plan, [], 0, Outcome.ok, None))
+    monkeypatch.setattr(rules_work, "MIN_FREE_BYTES", 2**60)
+    return command
+
+
+def test_a_finished_run_answers_where_there_is_no_room(typed, capsys) -> None:
+    assert app.main(typed) == 0
+    assert "answered from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", ["seed=5", "rerun=true"])
+def test_what_has_still_to_write_is_refused(more, typed, capsys) -> None:
+    assert app.main([*typed, more]) == 2
+    assert "a run's own files need up to" in capsys.readouterr().err
+
+
+def test_other_problems_are_told_together_with_it(typed, capsys) -> None:
+    assert app.main([*typed, "precision=tf32"]) == 2
+    told = capsys.readouterr().err
+    assert "tf32" in told
+    assert "a run's own files need up to" in told
+
+
+def test_a_sweep_has_what_is_finished_and_refuses_the_rest(typed, tmp_path, capsys) -> None:
+    assert app.main(["-m", *typed, "seed=0,5"]) == 0
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    cells = json.loads(file.read_text())["cells"]
+    assert [(cell["outcome"], cell["reused"]) for cell in cells] == [
+        ("ok", True),
+        ("refused", False),
+    ]
+    assert "need up to" in cells[1]["reason"]
