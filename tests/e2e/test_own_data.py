@@ -71,6 +71,8 @@ def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
     assert said["data rows"] == "80"
     assert said["data.label"] == "ham=0 spam=1"
     assert json.loads((folder / "plan.json").read_text())["store"]
+    saved = json.loads((folder / "model" / "config.json").read_text())
+    assert saved["id2label"] == {"0": "ham", "1": "spam"}
     again = train_py(*typed)
     assert "answered from" in again.out
     assert "preparing" not in again.err

@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "too little text": (
         "data=text data.path={tmp}/a.txt data.seq_len=1024",
         "shorter than one sample of 1024 tokens",
-        "data.seq_len=4",
+        "data.seq_len=51",
     ),
     "pattern of a path": (
         "data=text data.path={tmp}/bare data.pattern=/etc/*",

@@ -173,13 +173,26 @@ def test_the_classes_of_a_text_are_its_folders(folder) -> None:
 
 @pytest.mark.parametrize(
     ("part", "num_labels", "fix"),
-    [("", 5, "task.num_labels=3"), ("a", 2, "data=synthetic")],
+    [("", 5, "task.num_labels=3"), ("a", 2, "data.path=FOLDER_OF_FOLDERS")],
     ids=["three folders", "no folders"],
 )
 def test_more_classes_than_folders_are_refused(part, num_labels, fix, folder) -> None:
     with pytest.raises(ConfigError, match="the classes of a text are its folders") as caught:
         corpora.open_corpus(classify(folder / part, num_labels))
     assert caught.value.problems[0].fix == fix
+
+
+def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
+    for n in range(8):
+        (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[n % 2] / f"{n}.txt").write_text("text " * 50)
+    typed = ("data=text", f"data.path={tmp_path}", "task=sequence_classification")
+    with pytest.raises(ConfigError, match="and evaluation is 1") as caught:
+        corpora.open_corpus(config_of(*typed))
+    fix = caught.value.problems[0].fix
+    assert fix.startswith("data.eval_frac=0.")
+    corpus = corpora.open_corpus(config_of(*typed, fix))
+    assert {piece.label for piece in corpus.evaluation} == {"a", "b"}
 
 
 # --- how many -----------------------------------------------------------------------------------

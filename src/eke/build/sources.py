@@ -29,6 +29,7 @@ from eke.plan.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.schema import (
     Config,
     Packing,
+    Rows,
     SequenceClassification,
     Synthetic,
 )
@@ -55,6 +56,18 @@ def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
         source, packs = _bytes(config, wanted, evaluation), None
     samples = TaskSamples(source, config, plan.vocabulary)
     return samples if packs is None else PackedSamples(samples, packs, spread(len(packs), wanted))
+
+
+def class_names(plan: Plan) -> tuple[str, ...]:
+    """Names of the classes in the order of their numbers; empty where they have none."""
+    config = plan.config
+    if not isinstance(config.task, SequenceClassification) or isinstance(config.data, Synthetic):
+        return ()
+    if isinstance(config.data, Rows):
+        return _open(plan).manifest.label_names
+    corpus = open_corpus(config)
+    assert corpus is not None, "all that is neither synthetic nor rows is text"
+    return tuple(largest_labels(corpus, config.task.num_labels))
 
 
 def _random(

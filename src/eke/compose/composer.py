@@ -12,14 +12,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
-from eke.compose.folder import check_folder, explain_file
+from eke.compose.folder import check_folder, explain_file, explain_untyped
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import admits, is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
-from eke.schema import Config, Sweep
+from eke.schema import VARIANTS, Config, Sweep
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,10 @@ def typed_tree(
         config: Any = OmegaConf.to_object(tree.config)
     except OmegaConfBaseException as error:
         raise ConfigError(_what_fails(tree.config, error, catalogue)) from error
+    untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
+    if untyped:
+        folders = catalogue.folders
+        raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
     config.sweep = Sweep()
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
     return Composed(config=config, choices=tree.choices, overrides=typed, config_dir=own)

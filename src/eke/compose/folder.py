@@ -1,5 +1,6 @@
 """The user's own options (`--config-dir`): what is wrong with the folder, and with a file in it."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -12,8 +13,14 @@ from eke.compose.values import admits, probably_meant
 from eke.compose.wording import closest, first_line
 from eke.errors import Problem
 from eke.paths import conf_folder
+from eke.schema import VARIANTS
 
 _FLAG = "--config-dir"
+
+GLOBAL = ("experiment", "recipe")
+"""Groups whose files have the keys of the whole configuration."""
+
+_PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
 
 
 def check_folder(folder: Path) -> list[Problem]:
@@ -67,8 +74,33 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     if absent:
         return _absent_option(absent[1], absent[2], folders, catalogue)
     file = _find_file(match[1] if match else "", folders)
+    if file and (begun := _beginning(file)):
+        return begun
     where = f"{file}:{_line_of(name, file)}" if file else "the composed configuration"
     return Problem(where, key, *_explain_key(key, error, catalogue))
+
+
+def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Problem:
+    """An option of a group whose options differ in their keys, which chose none of them."""
+    file = _find_file(f"{group}/{option}", folders)
+    begun = _beginning(file) if file else None
+    why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
+    return begun or Problem(group, option, why, "mend this file")
+
+
+def _beginning(file: Path) -> Problem | None:
+    """What the first lines of a file lack for any of its keys to have a place; None for nothing."""
+    group, text = file.parent.name, file.read_text(errors="replace")
+    header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
+        why = f"{group}s are about all groups, and Hydra is told so in the first line"
+        return Problem(f"{file}:1", "", why, "write # @package _global_")
+    if group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
+        names = ", ".join(VARIANTS[group])
+        why = f"does not say which keys it has; they are those of one of {names}"
+        fix = f"write defaults: [/schema/{group}/{next(iter(VARIANTS[group]))}@_here_, _self_]"
+        return Problem(f"{file}:1", "", why, fix)
+    return None
 
 
 def _absent_option(

@@ -74,20 +74,32 @@ def open_corpus(config: Config) -> Corpus | None:
     else:
         return None
     if isinstance(config.task, SequenceClassification):
-        return _classes(corpus, config.task.num_labels)
+        return _classes(corpus, config.data, config.task.num_labels)
     return corpus
 
 
-def _classes(corpus: Corpus, num_labels: int) -> Corpus:
+def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
     labels = largest_labels(corpus, num_labels)
     if len(labels) < num_labels:
         why = (
-            f"the classes of a text are its folders, and {len(labels)} of them have files for both "
-            f"training and evaluation"
+            f"the classes of a text are its folders, and the number of them with files for both "
+            f"training and evaluation is {len(labels)}"
         )
-        fix = f"task.num_labels={len(labels)}" if len(labels) > 1 else "data=synthetic"
+        fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
+        fix = _larger_share(data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     return corpus.restricted_to(labels)
+
+
+def _larger_share(data: PythonSource | Text, num_labels: int) -> str:
+    """The override that puts files of enough folders into evaluation; empty where none does."""
+    if not isinstance(data, Text):
+        return ""
+    for share in (0.2, 0.3, 0.4, 0.5):
+        corpus = text_files(user_path(data.path), data.pattern, share)
+        if share > data.eval_frac and len(largest_labels(corpus, num_labels)) == num_labels:
+            return f"data.eval_frac={share:g}"
+    return ""
 
 
 @cache
@@ -164,10 +176,20 @@ def window_length(config: Config) -> int:
 
 def count_windows(pieces: Iterable[Piece], length: int) -> int:
     """Samples of `length` tokens: each class packed on its own, a separator after each piece."""
+    return sum(count // length for count in _tokens(pieces).values())
+
+
+def longest_window(pieces: Iterable[Piece]) -> int:
+    """Tokens of the longest sample that `count_windows` would count once."""
+    return max(_tokens(pieces).values(), default=0)
+
+
+def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
+    """Of each class: bytes, and a separator after each piece."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
         tokens[piece.label] += piece.size + 1
-    return sum(count // length for count in tokens.values())
+    return tokens
 
 
 @once

@@ -2,13 +2,22 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eke import corpus as corpora
 from eke.corpus import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
 from eke.errors import ConfigError, Problem
 from eke.plan.plan import Decision
-from eke.schema import Config, Hub, Packing, PretrainedModel, Rows, Synthetic
+from eke.schema import (
+    Config,
+    Hub,
+    Packing,
+    PretrainedModel,
+    Rows,
+    SequenceClassification,
+    Synthetic,
+)
 from eke.units import format_count
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
@@ -45,8 +54,24 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     assert source is not None, "bytes of a text"
     length = corpora.window_length(config)
     available = [corpora.count_windows(part, length) for part in (source.train, source.evaluation)]
-    train, evaluation = _take(config, available, decisions)
+    parts = (source.train, source.evaluation)
+    longest = min(corpora.longest_window(part) for part in parts)
+    _note_folders(config, source, decisions)
+    train, evaluation = _take(config, available, decisions, longest)
     return DataPlan(train, evaluation, corpora.fingerprint(source))
+
+
+def _note_folders(config: Config, source: corpora.Corpus, decisions: list[Decision]) -> None:
+    """Which folders of a text are the classes: there may be more of them."""
+    if isinstance(config.task, SequenceClassification):
+        names = corpora.largest_labels(source, config.task.num_labels)
+        decisions.append(_numbered(names, "the largest folders; all other text is left out"))
+
+
+def _numbered(names: Sequence[str], reason: str) -> Decision:
+    numbered = " ".join(f"{name}={n}" for n, name in enumerate(names))
+    value = numbered if len(numbered) <= 40 else f"{len(names)} classes"
+    return Decision("data.label", value, f"{reason}: {', '.join(names)}")
 
 
 def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> DataPlan:
@@ -101,8 +126,9 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
         return []
     if isinstance(config.model, PretrainedModel):
         why = f"has {vocabulary.size} tokens, and the checkpoint's embedding {size} rows"
-        fix = "data.tokenizer=auto   (the checkpoint's own)"
         tokenizer = vocabulary.tokenizer
+        own = tokenizer == config.model.name_or_path
+        fix = "data.tokenizer=" + ("THE_ONE_IT_WAS_TRAINED_WITH" if own else "auto   (its own)")
         return [Problem("data.tokenizer", tokenizer, why, fix, "vocabulary_holds_tokens")]
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
     fix = f"model.vocab_size={vocabulary.size}"
@@ -135,7 +161,14 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     if manifest.num_replaced:
         reason = "bytes of the text that are no UTF-8 became U+FFFD"
         decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
-    return _take(config, available, decisions)
+    source = corpora.open_corpus(config)
+    assert source is not None, "windows are cut from text"
+    _note_folders(config, source, decisions)
+    longest = min(
+        max((s.size for s in manifest.streams if s.evaluation is evaluation), default=0)
+        for evaluation in (False, True)
+    )
+    return _take(config, available, decisions, longest)
 
 
 def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
@@ -148,10 +181,7 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     )
     decisions.append(Decision("data rows", format_count(usable), reason))
     if manifest.label_names:
-        numbered = " ".join(f"{name}={n}" for n, name in enumerate(manifest.label_names))
-        value = numbered if len(numbered) <= 40 else f"{len(manifest.label_names)} classes"
-        listed = ", ".join(manifest.label_names)
-        decisions.append(Decision("data.label", value, f"texts in sorted order: {listed}"))
+        decisions.append(_numbered(manifest.label_names, "texts in sorted order"))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")
@@ -162,15 +192,26 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     return _take(config, available, decisions)
 
 
-def _take(config: Config, available: list[int], decisions: list[Decision]) -> tuple[int, int]:
-    """As many samples as are asked for and there are."""
+def _take(
+    config: Config, available: list[int], decisions: list[Decision], longest: int = 0
+) -> tuple[int, int]:
+    """As many samples as are asked for and there are.
+
+    Args:
+        config: the run's.
+        available: samples for training and for evaluation.
+        decisions: what was decided is put here.
+        longest: tokens of a text that one sample may take for both parts to have one.
+    """
     data = config.data
     source = "file" if isinstance(data, Rows) else "text"
     if not all(available):
         part = "evaluation" if available[0] else "training"
         length = corpora.window_length(config)
         why = f"the {part} part of the text is shorter than one sample of {length} tokens"
-        fix = "data.seq_len=4" if data.seq_len > 4 else "data.path=LONGER_TEXT"
+        # In seq2seq a sample takes source and target.
+        room = longest * data.seq_len // length
+        fix = f"data.seq_len={room}" if room >= 4 else "data.path=LONGER_TEXT"
         raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
     train = min(data.num_samples or available[0], available[0])
     if data.num_samples is None:

@@ -9,6 +9,7 @@ import glob
 import gzip
 import json
 import lzma
+import shlex
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,12 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 BOM = "\xef\xbb\xbf"
 """UTF-8's byte order mark, read as latin-1."""
+
+UTF_16 = ("\xff\xfe", "\xfe\xff")
+"""UTF-16's byte order marks, which begin no text in UTF-8."""
+
+SEPARATORS = ";\t|"
+"""What some programs write in the place of commas."""
 
 Row = tuple[str, dict[str, Any] | BadRowError]
 """Where a row is (`name:line`), and its values, or why it has none."""
@@ -59,7 +66,7 @@ def lines(name: str, file: str, cache: str) -> Iterator[tuple[int, str]]:
     """Number and bytes (as latin-1) of each line, its end included.
 
     Raises:
-        ConfigError: the file cannot be read, or its compression is damaged.
+        ConfigError: the file cannot be read, its compression is damaged, or it is UTF-16.
     """
     texts = _compressed(file) if file.endswith(COMPRESSED) else _plain(file, cache)
     number = 0
@@ -71,7 +78,14 @@ def lines(name: str, file: str, cache: str) -> Iterator[tuple[int, str]]:
         except Exception as error:  # Arrow's, the decompressors' and the system's
             raise reading(name, file, error) from error
         number += 1
+        if number == 1 and text.startswith(UTF_16):
+            raise _utf_16(file)
         yield number, text.removeprefix(BOM) if number == 1 else text
+
+
+def _utf_16(file: str) -> ConfigError:
+    fix = f"data.path=NEW_FILE   (made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE)"
+    return ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
 
 
 def _plain(file: str, cache: str) -> Iterator[str]:
@@ -164,9 +178,21 @@ def csv_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row
 
 def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     names = [name.strip() for name in record]
+    _refuse_other_separator(file, names, columns)
     columns.require_in(names, file)
     twice = [column for _, column in columns.wanted if names.count(column) > 1]
     if twice:
         why = f"the first line names {twice[0]} twice"
         raise ConfigError(Problem("data.path", file, why, "data.path=FILE_OR_FOLDER"))
     return names
+
+
+def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> None:
+    """A single column that no one asks for, with what other programs write between columns."""
+    separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
+    if not separator or names[0] in {column for _, column in columns.wanted}:
+        return
+    why = f"has {separator!r} between its columns, not a comma: {names[0][:60]!r}"
+    turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
+    made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
+    raise ConfigError(Problem("data.path", file, why, f"data.path=NEW_FILE   (made by: {made})"))

@@ -20,12 +20,15 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
     import pyarrow.parquet
 
     try:
-        names = list(pyarrow.parquet.read_schema(file).names)
+        found = pyarrow.parquet.read_metadata(file)
+        names = list(found.schema.to_arrow_schema().names)
     except Exception as error:  # Arrow's own tree of errors
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
         fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(names, file)
+    if not found.num_rows:
+        return  # the library stumbles over it
     wanted = [column for _, column in columns.wanted]
     try:
         rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))

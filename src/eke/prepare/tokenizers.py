@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,10 @@ def _given(token: int | None) -> tuple[int, ...]:
 
 
 def _auto_tokenizer(name: str) -> Any:
+    if Path(name).name == "tokenizer.json" and Path(name).is_file():
+        why = "is a file, and tokenizers are named by their folder"
+        fix = f"data.tokenizer={Path(name).parent}"
+        raise ConfigError(Problem("data.tokenizer", name, why, fix))
     from transformers import AutoTokenizer
     from transformers.utils import logging
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -20,6 +21,10 @@ from eke.units import format_value
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
+
+
+LISTS = ("auto_mappings.py", "configuration_auto.py")
+"""Where transformers 5 names the architectures it has, below `models/auto`."""
 
 
 def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool = False) -> Config:
@@ -107,17 +112,27 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, f"{KEY}=THE_UNQUANTIZED_MODEL")
     kind = raw["model_type"]
-    if raw.get("auto_map") and kind not in KNOWN and not _transformers_has(kind):
+    if kind in KNOWN or _transformers_has(kind):
+        return
+    if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
         raise refuse(found.typed, why)
+    why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
+    fix = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
+    raise refuse(found.typed, f"{why} does not have", fix)
 
 
 def _transformers_has(model_type: str) -> bool:
-    """Whether transformers ships a folder for the architecture, without importing it."""
+    """Whether transformers' own list names the architecture, without importing it.
+
+    The list is read as text: importing it would import torch. Where it cannot be found, loading the
+    model will tell.
+    """
     spec = find_spec("transformers")
     folders = spec.submodule_search_locations if spec else None
-    name = model_type.replace("-", "_").removesuffix("_text")
-    return any((Path(folder) / "models" / name).is_dir() for folder in folders or ())
+    lists = [Path(folder, "models", "auto", name) for folder in folders or () for name in LISTS]
+    texts = [path.read_text(encoding="utf-8") for path in lists if path.is_file()]
+    return not texts or any(f'"{model_type}"' in text for text in texts)
 
 
 _BY_ENDING = {

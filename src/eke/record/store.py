@@ -39,6 +39,8 @@ def read_record(paths: RunPaths) -> Record | None:
     """
     try:
         content = read_json(paths.record)
+        if not isinstance(content, dict):
+            raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
         if version != RECORD_VERSION:
             raise UnreadableRecord(

@@ -11,6 +11,7 @@ from torch import nn
 
 from eke.build.activation_offload import build_activation_offload
 from eke.build.cache_release import CacheRelease, build_cache_release
+from eke.build.classes import name_classes
 from eke.build.data import Data, build_data, load_tokenizer
 from eke.build.distributed import build_handlers
 from eke.build.loss import LossFunction
@@ -166,7 +167,8 @@ def build_job(
         parameters=built.parameters,
         stages=stages,
     )
-    for warning in (*report.warnings, *frozen_at_random(bare, report.new_weights)):
+    headed = [*frozen_at_random(bare, report.new_weights), *name_classes(plan, bare, report)]
+    for warning in (*report.warnings, *headed):
         job.warn(warning)
     job.note_stage("weights")
     return job

@@ -75,6 +75,32 @@ def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: 
     assert fix in problem.fix
 
 
+@pytest.mark.parametrize("text", ["", "train:\n  steps: 7\n", "seed: 1\n# @package _global_\n"])
+def test_an_experiment_without_its_first_line(folder: Path, text: str) -> None:
+    path = write(folder, "experiment/mine.yaml", text)
+    problem = problem_of(["experiment=mine"], folder)
+    assert (problem.path, problem.fix) == (f"{path}:1", "write # @package _global_")
+
+
+@pytest.mark.parametrize("text", ["", "lr: 0.1\n", "momentum: 0.5\n"])
+def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "optimizer/mine.yaml", text)
+    problem = problem_of(["optimizer=mine"], tmp_path)
+    assert problem.path == f"{path}:1"
+    assert "sgd" in problem.why
+    fix = problem.fix.removeprefix("write ")
+    assert fix.startswith("defaults: [/schema/optimizer/")
+    path.write_text(f"{fix}\nlr: 0.5\n")
+    assert compose(["optimizer=mine"], tmp_path).config.optimizer.lr == 0.5
+
+
+def test_defaults_without_a_schema(tmp_path: Path) -> None:
+    write(tmp_path, "optimizer/mine.yaml", "defaults:\n  - _self_\nlr: 0.1\n")
+    problem = problem_of(["optimizer=mine"], tmp_path)
+    assert (problem.path, problem.value) == ("optimizer", "mine")
+    assert "names no /schema/optimizer/NAME@_here_ in its defaults" in problem.why
+
+
 def test_folder_does_not_exist(tmp_path: Path) -> None:
     assert "no such folder" in problem_of([], tmp_path / "x").why
 

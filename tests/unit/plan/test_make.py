@@ -333,3 +333,27 @@ def test_the_plan_says_what_was_typed() -> None:
 def test_a_plan_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan_of(*SYNTHETIC).run_id = "0"  # type: ignore[misc]  # that is what is tested
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "seq2seq_lm"])
+def test_a_text_that_is_too_short_is_answered_with_a_length_that_it_has(task, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("word " * 60)
+    model = "tiny_t5" if task == "seq2seq_lm" else "tiny"
+    typed = ("data=text", f"data.path={tmp_path / 'a.txt'}", f"task={task}", f"model={model}",
+             "batch.per_device=1", "train.steps=1")  # fmt: skip
+    with pytest.raises(ConfigError, match="shorter than one sample") as caught:
+        plan_of(*typed, "data.seq_len=512")
+    fix = caught.value.problems[0].fix
+    assert fix == ("data.seq_len=15" if task == "seq2seq_lm" else "data.seq_len=31")
+    assert plan_of(*typed, fix).steps.num_eval_samples == 1
+
+
+def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for n in range(12):
+            (tmp_path / folder / f"{n}.txt").write_text("text " * 5 ** (1 + "acb".index(folder)))
+    typed = ("data=text", f"data.path={tmp_path}", "data.seq_len=16", "data.eval_frac=0.4")
+    value, reason = decision(plan_of(*typed, "task=sequence_classification"), "data.label")
+    assert value == "b=0 c=1"
+    assert reason == "the largest folders; all other text is left out: b, c"

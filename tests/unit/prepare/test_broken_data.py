@@ -49,7 +49,10 @@ WHOLE_FILES = {
     "wrong column": ("jsonl", b'{"txet": "a"}\n' * 3, "data.text", "there are: txet"),
     "all nulls": ("jsonl", b'{"text": null}\n' * 2, "data.path", "text is null, not text"),
     "all nested": ("jsonl", b'{"text": {"a": 1}}\n' * 2, "data.path", "text is an object"),
-    "utf-16": ("jsonl", GOOD.decode().encode("utf-16"), "data.path", "not UTF-8"),
+    "utf-16": ("jsonl", GOOD.decode().encode("utf-16"), "data.path", "is UTF-16, not UTF-8"),
+    "utf-16 csv": ("csv", "text\na\n".encode("utf-16"), "data.path", "is UTF-16, not UTF-8"),
+    "semicolons": ("csv", b"text;label\na;1\n", "data.path", "has ';' between its columns"),
+    "tabs": ("csv", b"text\tlabel\na\t1\n", "data.path", r"has '\\t' between its columns"),
     "one row": ("jsonl", b'{"text": "a"}\n', "data.path", "no usable row is left to evaluate"),
     "csv without the column": ("csv", b"txt,label\na,b\n", "data.text", "there are: txt, label"),
     "csv with a column twice": ("csv", b"text,text\na,b\n", "data.path", "names text twice"),
@@ -77,6 +80,37 @@ def test_a_file_that_cannot_be_used_has_one_message(case, tmp_path, own_cache) -
     assert re.search(words, problem.why)
     assert problem.fix.startswith("data")
     assert left_behind(own_cache) == []
+
+
+def test_a_semicolon_may_be_part_of_a_name(tmp_path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text;1\none\ntwo\n")
+    plan = plan_of("data=csv", f"data.path={file}", "data.text='text;1'", "batch.per_device=1")
+    assert decision(plan, "data rows")[0] == "2"
+
+
+def test_the_line_that_mends_separators_does(tmp_path) -> None:
+    file = tmp_path / "a b.csv"
+    file.write_text('text;label\n"one; two";0\n"three, four";1\n')
+    (problem,) = refusal("data=csv", f"data.path='{file}'")
+    command = problem.fix.partition("(made by: ")[2][:-1].replace("NEW_FILE", "new.csv")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    plan = plan_of("data=csv", f"data.path={tmp_path / 'new.csv'}", "batch.per_device=1")
+    value, reason = decision(plan, "data rows")
+    assert (value, "0 bad" in reason) == ("2", True)
+
+
+def test_a_table_without_rows_says_so_and_one_among_others_is_no_matter(tmp_path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    kind = pyarrow.string()
+    for name, texts in (("0", []), ("1", ["one", "two", "three"])):
+        table = pyarrow.table({"text": pyarrow.array(texts, kind)})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+    (problem,) = refusal("data=parquet", f"data.path={folder / '0.parquet'}")
+    assert problem.why == "has no rows"
+    plan = plan_of("data=parquet", f"data.path={folder}", "batch.per_device=1")
+    assert decision(plan, "data rows")[0] == "3"
 
 
 ROWS = {
@@ -261,6 +295,14 @@ def test_a_tokenizer_that_is_not_there(name, tmp_path) -> None:
     (problem,) = refusal("data=jsonl", f"data.path={file}", f"data.tokenizer={name}")
     assert problem.path == "data.tokenizer"
     assert "AutoTokenizer cannot load it" in problem.why
+
+
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tmp_path) -> None:
+    folder = save_bpe(tmp_path / "tokenizer", GPT)
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
+    typed = ("data=jsonl", f"data.path={file}", f"data.tokenizer={folder}/tokenizer.json")
+    (problem,) = refusal(*typed)
+    assert problem.fix == f"data.tokenizer={folder}"
 
 
 # --- the machine --------------------------------------------------------------------------------

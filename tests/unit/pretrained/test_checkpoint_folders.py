@@ -297,6 +297,10 @@ BROKEN = {
     "own code": (
         lambda f: edit(f, model_type="mine", auto_map={"AutoModel": "m.M"}), "never runs", "ANOTHER"
     ),
+    "unknown to transformers": (
+        lambda f: edit(f, model_type="mine"), "says model_type = mine, which transformers",
+        "pip install --upgrade transformers",
+    ),
     "adapter": (adapter, "an adapter (PEFT)", "model.name_or_path=org/base"),
     "pickled": (pickled, "which can run code", "convert it once"),
     "inside": (lambda f: inside(f, "final"), "a folder in it has", "/mine/final"),
@@ -478,3 +482,10 @@ def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("kind", ["phi", "hrm_text", "openai-gpt", "gemma3_text"])
+def test_architectures_of_transformers_own_list_are_known(kind, folder):
+    """Also those whose source lies in a folder of another name."""
+    edit(folder, model_type=kind, architectures=["LlamaForCausalLM"])
+    assert resolved(folder).model.model_type == kind

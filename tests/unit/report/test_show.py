@@ -12,6 +12,7 @@ from eke.files import plain
 from eke.report.compare import compare
 from eke.report.show.bundle import vega_script
 from eke.report.show.charts import charts
+from eke.report.show.columns import CHARS_FOR_NAMES, shortened
 from eke.report.show.export import as_csv, as_plain
 from eke.report.show.markdown import escape, render_markdown
 from eke.report.show.page import as_script_data, render_page, table
@@ -223,3 +224,32 @@ def test_a_thousand_configurations_stay_small(tmp_path):
             for n in range(1, 1001)]  # fmt: skip
     page = render_page(compare([make_sweep(tmp_path, runs)]))
     assert len(page.encode()) < 2_000_000
+
+
+LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jsonl "
+
+
+def test_cut_labels_tell_configurations_apart() -> None:
+    labels = [
+        f"{LONG}model.name_or_path=/m/llama peft=none",
+        f"{LONG}model.name_or_path=/m/llama_tied peft=none",
+        f"{LONG}model.name_or_path=/m/llama_tied peft=lora",
+        "short",
+        f"other=1 {LONG}",
+        "x" * 70 + "1",
+        "x" * 70 + "2",
+    ]
+    found = shortened(labels)
+    assert found[0] == "… model.name_or_path=/m/llama peft=none"
+    assert found[2] == "… model.name_or_path=/m/llama_tied peft=lora"
+    assert found[3] == "short"
+    assert found[4].startswith("other=1 model=pretrained")
+    assert len(set(found)) == len(labels)
+    assert max(map(len, found)) <= CHARS_FOR_NAMES + 2
+
+
+def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
+    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}) for n in range(5)]
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=200)
+    table = text.partition("configuration ")[2].partition("+ higher")[0]
+    assert all(f"/{n}.jsonl" in table for n in range(5))

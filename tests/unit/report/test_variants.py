@@ -1,6 +1,6 @@
 """What is a repeat of what, and what sets configurations apart."""
 
-from unit.report.made import MACHINE, Run, make_sweep
+from unit.report.made import MACHINE, Run, make_run, make_sweep
 
 from eke.report.compare.gather import gather
 from eke.report.compare.variants import group
@@ -118,3 +118,16 @@ def test_order_is_that_in_which_it_was_typed(tmp_path):
         Run({"precision": "bf16", "memory": "none"}, overrides=("precision=bf16", "memory=none")),
     ]  # fmt: skip
     assert grouped(tmp_path, runs)[2] == ["precision", "memory"]
+
+
+def test_runs_of_which_nothing_can_be_read_are_nobodys_repeats(tmp_path):
+    """Not of each other, and not of the run for which nothing was typed."""
+    make_run(tmp_path, Run(overrides=()))
+    for name in ("torn", "cut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text("[]")
+    variants, _, _ = group(gather([tmp_path]).entries)
+    assert sorted(len(v.entries) for v in variants) == [1, 1, 1]
+    assert [v.label for v in variants if not v.records] == ["cut", "torn"]
+    reasons = {e.reason.partition(": ")[2] for v in variants for e in v.entries if not e.record}
+    assert reasons == {"not a readable record (no object)"}

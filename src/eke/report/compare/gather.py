@@ -37,6 +37,8 @@ class Entry:
     """Folder name of its sweep."""
     also: tuple[str, ...] = ()
     """Names of other rows that are the very same run."""
+    is_known: bool = True
+    """False where neither record nor plan tells what was typed."""
 
     @property
     def repeat(self) -> tuple[int, int]:
@@ -163,8 +165,9 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
 
 def _alone(run: Path) -> Entry:
     outcome, reason, record = _read(run)
-    overrides = tuple(record.overrides) if record else _typed(run)
-    return Entry(overrides, outcome, reason, record=record, folder=run)
+    typed = tuple(record.overrides) if record else _typed(run)
+    known = typed is not None
+    return Entry(typed or (), outcome, reason, record=record, folder=run, is_known=known)
 
 
 def _read(run: Path) -> tuple[str, str, Record | None]:
@@ -178,11 +181,12 @@ def _read(run: Path) -> tuple[str, str, Record | None]:
     return record.outcome, record.failure.message if record.failure else "", record
 
 
-def _typed(run: Path) -> tuple[str, ...]:
+def _typed(run: Path) -> tuple[str, ...] | None:
+    """What was typed, as the plan has it; None where it cannot be read."""
     try:
         return tuple(map(str, read_json(RunPaths(run).plan)["overrides"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return ()
+        return None
 
 
 def _integer(value: Any) -> int:

@@ -110,7 +110,10 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
             homes.setdefault(_typed(entry), key)
     order = {id(entry): number for number, entry in enumerate(entries)}
     for entry in entries:
-        if entry.record is None:
+        if not entry.is_known:
+            # It may be anything, also what another one is.
+            groups[NO_MACHINE, str(entry.folder)] = [entry]
+        elif entry.record is None:
             # Beside the repeats that have a record, if there are any.
             key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
             groups.setdefault(key, []).append(entry)
@@ -142,7 +145,11 @@ def _describe(
     recorded = {k: next((e for e in es if e.record), None) for k, es in groups.items()}
     found = {k: settings(e.record) for k, e in recorded.items() if e and e.record}
     typed = {k: e.overrides for k, e in recorded.items() if e}
-    lone = {k: typed_settings(es[0].overrides) for k, es in groups.items() if k not in found}
+    lone = {
+        k: typed_settings(es[0].overrides)
+        for k, es in groups.items()
+        if k not in found and es[0].is_known
+    }
     known, overrides = list(found.values()), list(typed.values())
     keys = complete(differing(known), known, overrides, list(lone.values()))
     keys = _as_typed(keys, [es[0].overrides for es in groups.values()])
@@ -169,7 +176,7 @@ def _label(members: Sequence[Entry], factors: Factors, defaults: Factors) -> str
     rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
     if rows:
         return " = ".join(rows)
-    told = [f"{key}={value}" for key, value in factors.items() if value]
+    told = [f"{key}={value}" for key, value in factors.items() if value and members[0].is_known]
     if told:
         return " ".join(told)
     return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")

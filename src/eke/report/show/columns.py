@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from eke.record import Outcome
 from eke.report.compare import Comparison, Row
@@ -61,7 +62,14 @@ def columns(comparison: Comparison, wide: bool = True) -> list[Column]:
 
 def _names(comparison: Comparison) -> list[Column]:
     several = len(comparison.machines) > 1
-    names = [Column("label", "configuration", _label, _unsorted, False)]
+    whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
+    short = dict(zip(whole, shortened(whole), strict=True))
+
+    def label(row: Row) -> str:
+        cut = short[row.variant.label]
+        return f"{cut} (baseline)" if row.is_baseline else cut
+
+    names = [Column("label", "configuration", label, _unsorted, False)]
     if several:
         names.append(Column("machine", "machine", lambda r: r.variant.machine, _unsorted, False))
     return names
@@ -140,10 +148,32 @@ def _unsorted(_: Row) -> None:
     """Sorted by its text."""
 
 
-def _label(row: Row) -> str:
-    text = row.variant.label
-    cut = text if len(text) <= CHARS_FOR_NAMES else text[: CHARS_FOR_NAMES - 1] + "…"
-    return f"{cut} (baseline)" if row.is_baseline else cut
+def shortened(labels: Sequence[str]) -> list[str]:
+    """Labels cut to `CHARS_FOR_NAMES`; those that begin alike, from the word in which they differ.
+
+    Args:
+        labels: all different.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(label[: CHARS_FOR_NAMES - 1], []).append(label)
+    short: dict[str, str] = {}
+    for alike in groups.values():
+        short.update(zip(alike, _cut(alike), strict=True))
+    return [short[label] for label in labels]
+
+
+def _cut(alike: Sequence[str]) -> list[str]:
+    """Labels whose first characters are the same."""
+    if len(alike) == 1:
+        (label,) = alike
+        return [label if len(label) <= CHARS_FOR_NAMES else label[: CHARS_FOR_NAMES - 1] + "…"]
+    common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
+    start = alike[0][:common].rfind(" ") + 1
+    if not start:  # one long word
+        return [label if len(label) <= CHARS_FOR_NAMES else "…" + label[1 - CHARS_FOR_NAMES :]
+                for label in alike]  # fmt: skip
+    return ["… " + rest.removeprefix("… ") for rest in shortened([a[start:] for a in alike])]
 
 
 def _factor(key: str) -> Callable[[Row], str]:
