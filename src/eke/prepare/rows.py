@@ -81,6 +81,7 @@ class RowStore:
         self._check_usable()
         self._ensure_both_splits()
         label_names = self._number_labels()
+        self._check_classes(label_names)
         if self.request.packing:
             self._pack("train")
             self._pack("evaluation")
@@ -302,6 +303,31 @@ class RowStore:
         self.writer.replace("labels", (table[part] for part in _parts(old)))
         self.writer.note(repr(names))
         return names
+
+    def _check_classes(self, names: tuple[str, ...]) -> None:
+        """There are two classes to tell apart.
+
+        Raises:
+            ConfigError: all rows to train on are of one class.
+        """
+        train = self.writer.read("train")
+        if self.request.label is None or self.request.num_labels < 2 or len(train) < 2:
+            return
+        labels = self.writer.read("labels")
+        seen = {int(c) for part in _parts(train) for c in np.unique(labels[part])}
+        if len(seen) > 1:
+            return
+        (only,) = seen
+        why = (
+            f"all {len(train)} rows to train on are of one class, {names[only] if names else only}"
+        )
+        if self.counts.num_bad:
+            why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
+        hub = self.request.hub
+        # A stream begins at the beginning, and files are often sorted by class.
+        other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
+        fix = self._bad_fix() or other
+        raise ConfigError(Problem("data.label", self.request.label, why, fix))
 
     def _pack(self, split: str) -> None:
         offsets, rows = self.writer.read("offsets"), self.writer.read(split)

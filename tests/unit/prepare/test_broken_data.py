@@ -261,6 +261,28 @@ def test_wrong_labels(labels, words, fix, tmp_path) -> None:
     assert plan_of(*CLASSIFY, f"data.path={file}", problem.fix).steps.num_train_samples > 10
 
 
+@pytest.mark.parametrize("label", [1, "same"], ids=["number", "text"])
+def test_one_class_is_nothing_to_tell_apart(label, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(60, label=label))
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*CLASSIFY, f"data.path={file}")
+    (problem,) = caught.value.problems
+    assert problem.path == "data.label"
+    assert re.search(rf"all \d+ rows to train on are of one class, {label}$", problem.why)
+    assert problem.fix == "data.label=COLUMN"
+
+
+def test_dropping_the_rows_of_a_class_leaves_none_to_tell_apart(tmp_path) -> None:
+    """Labels of -1 and 1: a share of bad rows would be proposed, and one class be learnt."""
+    rows = [{"text": f"row {n}", "label": (-1) ** n} for n in range(60)]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*CLASSIFY, f"data.path={file}")
+    (problem,) = caught.value.problems
+    assert problem.path == "data.label"
+    assert "a.jsonl:2 label is -1, outside 0 to 1" in problem.why
+
+
 # --- tokenizers ---------------------------------------------------------------------------------
 
 
@@ -275,7 +297,9 @@ def test_wrong_labels(labels, words, fix, tmp_path) -> None:
 )
 def test_tokenizers_that_do_not_fit(special, task, words, tmp_path) -> None:
     folder = save_bpe(tmp_path / "tokenizer", special)
-    file = write_jsonl(tmp_path / "a.jsonl", numbered(40, label=1))
+    file = write_jsonl(
+        tmp_path / "a.jsonl", [{**row, "label": n % 2} for n, row in enumerate(numbered(40))]
+    )
     typed = ("data=jsonl", f"data.path={file}", f"data.tokenizer={folder}", *task, "train.steps=1")
     small = ("model.vocab_size=280",)
     with pytest.raises(ConfigError) as caught:
