@@ -81,7 +81,7 @@ class Planned:
         records = {number: job.record for job in self.jobs for number in job.cells}
         shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
         rows = [cell.row for cell in self.cells]
-        behind = f" is not up to date: {problem}; the records are" if problem else ""
+        behind = f" is not up to date: {problem}" if problem else ""
         say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
         return sweep_exit_code(self.cells)
 

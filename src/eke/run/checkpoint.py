@@ -104,7 +104,10 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
     """
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / MANIFEST, _manifest(unfinished))
-    shutil.rmtree(final, ignore_errors=True)
+    if final.is_dir():
+        shutil.rmtree(final, ignore_errors=True)
+    else:  # what a damaged file system may leave, and no folder can be named over
+        final.unlink(missing_ok=True)
     os.replace(unfinished, final)
     fsync_directory(final.parent)
     _prune(final, keep)

@@ -265,6 +265,14 @@ def test_a_damaged_checkpoint_is_skipped_aloud(damage, saved, tmp_path, caplog) 
     assert f"skipping checkpoint {newest.name}" in caplog.text
 
 
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_new_checkpoint_takes_the_name_of_a_damaged_one(damage, saved, tmp_path) -> None:
+    model, optimizer, _ = saved
+    damage(save_checkpoint(tmp_path, 6, model, optimizer, None, keep=2))
+    again = save_checkpoint(tmp_path, 6, model, optimizer, None, keep=2)
+    assert newest_complete(tmp_path) == again
+
+
 def test_a_file_beside_the_others_does_no_harm(saved) -> None:
     *_, path = saved
     (path / "notes.txt").write_text("mine")
