@@ -64,6 +64,15 @@ def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
+    done = fit(*last_wins(*WORK, "optimizer.lr=1e9", "train.steps=50"))
+    assert done.code == 1, done.text
+    assert done.out.count("diverged:") == 1, done.text
+    assert "lower optimizer.lr" in done.out
+    assert not list(tmp_path.glob("mine/experiment/*"))
+
+
+@pytest.mark.slow
 def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
     assert fit(*WORK, "memory=none", "--budget-trials", "2").code == 0
     folder = next(tmp_path.glob("runs/sweep-*"))

@@ -155,6 +155,22 @@ def test_without_any_checkpoint_it_starts_over(start, train_py, tmp_path, undist
 
 
 @pytest.mark.slow
+def test_a_curve_that_was_deleted_is_missed(start, train_py, tmp_path) -> None:
+    live = start(*LONG)
+    live.wait_for_step(70)
+    os.kill(live.worker_pid(), signal.SIGKILL)
+    live.finish()
+    (folder,) = run_folders(tmp_path)
+    newest = int(max(folder.glob("checkpoints/step-*")).name.removeprefix("step-"))
+    (folder / "metrics.jsonl").unlink()
+    done = train_py(*LONG)
+    assert done.code == 0, done.text
+    said = f"metrics.jsonl lacks {newest} of the {newest} steps"
+    assert said in done.text
+    assert any(said in warning for warning in record_of(folder)["warnings"])
+
+
+@pytest.mark.slow
 def test_two_at_once_on_one_run(start, train_py) -> None:
     endless = last_wins(*LONG, "train.steps=1000000")
     live = start(*endless)

@@ -2,7 +2,7 @@
 
 from eke.fit.candidates import Candidate, Candidates, enumerate_candidates, room_of
 from eke.fit.experiment import free_path, write_experiment
-from eke.fit.found import Fit, fit_of
+from eke.fit.found import Fit, all_diverge, fit_of
 from eke.fit.objective import Objective
 from eke.fit.point import Point, Room, Trial
 from eke.fit.search import Search
@@ -29,6 +29,7 @@ __all__ = [
     "Search",
     "Trial",
     "Value",
+    "all_diverge",
     "axes_for",
     "describe_candidates",
     "describe_fit",

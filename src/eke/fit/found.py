@@ -11,6 +11,7 @@ from eke.fit.search import Search
 from eke.fit.space import Numerics
 from eke.fit.surrogate import NOISE
 from eke.fit.trials import Measured
+from eke.record import Outcome
 
 Z_95 = 1.96
 """Standard errors on each side of a 95 % interval."""
@@ -86,6 +87,11 @@ class Fit:
     """As in each standing."""
 
     @property
+    def diverges(self) -> bool:
+        """What was typed diverges, whatever else is chosen."""
+        return all_diverge(self.trials, self.candidates.first, self.numerics)
+
+    @property
     def best(self) -> Standing | None:
         """The best that was measured."""
         return self.standings[0] if self.standings else None
@@ -109,6 +115,18 @@ class Fit:
             return Gain(1.0, 1.0, 1.0)
         error = Z_95 * math.hypot(before.error, after.error)
         return Gain(factor, factor * math.exp(-error), factor * math.exp(error))
+
+
+def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numerics) -> bool:
+    """Whether what was typed diverged, and every candidate computes the same but for rounding.
+
+    Args:
+        trials: so far.
+        typed: number of the candidate that was typed; None where it cannot run.
+        numerics: what candidates may differ in.
+    """
+    ended = {each.outcome for each in trials if each.number == typed}
+    return numerics is Numerics.same and Outcome.diverged.value in ended
 
 
 def fit_of(

@@ -84,6 +84,11 @@ def describe_trial(trial: Measured, candidate: Candidate, baseline: Plan) -> str
 
 def describe_fit(fit: Fit, baseline: Plan) -> str:
     """The end: the best configuration, how sure that is, and all that was measured."""
+    if fit.diverges:
+        return (
+            "what was typed diverges, and whatever computes the same does, too: lower "
+            "optimizer.lr, clip by train.max_grad_norm, or let formats change by --numerics mixed"
+        )
     if fit.best is None:
         return "nothing could be measured; the trials' logs say why"
     lines = [_verdict(fit, fit.gain, baseline), ""]

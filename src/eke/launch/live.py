@@ -1,5 +1,6 @@
 """A run on this machine while it runs: from its plan to its record, whoever waits for it."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -106,4 +107,6 @@ class LiveRun:
 
 
 def _unwritable(place: Place, error: OSError) -> RunError:
+    if error.errno in (errno.ENOMEM, errno.EAGAIN):
+        return RunError(f"the machine has no room for another process: {error.strerror}")
     return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")

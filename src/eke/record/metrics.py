@@ -101,3 +101,10 @@ def latest(rows: Iterable[Row], key: str) -> list[Row]:
             if step not in best or row.get(ATTEMPT, 0) >= best[step].get(ATTEMPT, 0):
                 best[step] = row
     return [best[step] for step in sorted(best)]
+
+
+def num_missing(path: Path, until: int) -> int:
+    """How many of the first `until` steps have no row with a loss."""
+    rows, _ = read_rows(path)
+    there = {int(row[STEP]) for row in latest(rows, LOSS)}
+    return until - len(there & set(range(1, until + 1)))

@@ -25,6 +25,7 @@ from eke.build.transfer import Transfer
 from eke.build.update import Update
 from eke.paths import RunPaths
 from eke.plan import Plan
+from eke.record import metrics
 from eke.run.memory import memory_in_use
 from eke.run.meter import Meter, make_clock
 from eke.run.ranks import ALONE, Ranks
@@ -103,6 +104,17 @@ class Job:
             self.stages[stage] = used
 
 
+def gap_in_the_curve(job: Job) -> list[str]:
+    """What to say where steps before the checkpoint are not in metrics.jsonl: rank 0 writes it."""
+    missing = metrics.num_missing(job.paths.metrics, job.start_step) if job.ranks.is_main else 0
+    if not missing:
+        return []
+    return [
+        f"{job.paths.metrics.name} lacks {missing} of the {job.start_step} steps that the "
+        "checkpoint has done: curve and timings are those of the others"
+    ]
+
+
 def choose_device(plan: Plan) -> torch.device:
     """Torch's device for the plan.
 
@@ -168,7 +180,7 @@ def build_job(
         stages=stages,
     )
     headed = [*frozen_at_random(bare, report.new_weights), *name_classes(plan, bare, report)]
-    for warning in (*report.warnings, *headed):
+    for warning in (*report.warnings, *headed, *gap_in_the_curve(job)):
         job.warn(warning)
     job.note_stage("weights")
     return job

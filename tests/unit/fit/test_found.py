@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.fit import Measured, Numerics, Objective, Trial, fit_of
+from eke.fit import Measured, Numerics, Objective, Trial, all_diverge, fit_of
 from eke.fit.found import deviation_between
-from eke.fit.show import notes
+from eke.fit.show import describe_fit, notes
 
 SPREAD = 0.002
 
@@ -44,3 +44,23 @@ def test_deviation_is_pooled_over_what_was_repeated() -> None:
     assert deviation_between([[1.0], [2.0]]) == 0
     assert deviation_between([[0.0, 2.0], [5.0]]) == pytest.approx(math.sqrt(2))
     assert deviation_between([[0.0, 2.0], [1.0, 1.0, 1.0]]) == pytest.approx(math.sqrt(2 / 3))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number", "numerics", "expected"),
+    [
+        ("diverged", 0, Numerics.same, True),
+        ("diverged", 0, Numerics.mixed, False),
+        ("diverged", 1, Numerics.same, False),
+        ("crashed", 0, Numerics.same, False),
+    ],
+)
+def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
+    outcome, number, numerics, expected
+) -> None:
+    trials = [Measured(number, 0, Trial(None), outcome)]
+    assert all_diverge(trials, 0, numerics) is expected
+    candidates = SimpleNamespace(found=[SimpleNamespace()] * 2, first=0)
+    search = SimpleNamespace(objective=Objective.speed, ranking=list)
+    told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
+    assert ("lower optimizer.lr" in told) is expected

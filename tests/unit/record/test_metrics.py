@@ -102,3 +102,11 @@ def test_evaluations_and_steps_are_kept_apart() -> None:
     assert metrics.latest(rows, metrics.EVAL_LOSS) == [rows[1]]
     assert metrics.latest(rows, metrics.LOSS) == [rows[0]]
     assert metrics.latest(rows, "absent") == []
+
+
+def test_steps_without_a_row_are_counted(path) -> None:
+    assert metrics.num_missing(path, 0) == 0
+    assert metrics.num_missing(path, 3) == 3
+    metrics.append_rows(path, [step_row(2), step_row(2), step_row(5), {metrics.STEP: 1}])
+    assert metrics.num_missing(path, 3) == 2, "of the first three there is the second"
+    assert metrics.num_missing(path, 5) == 3

@@ -17,6 +17,7 @@ from eke.fit import (
     Objective,
     Search,
     Trial,
+    all_diverge,
     describe_trial,
     fit_of,
     is_higher,
@@ -98,6 +99,8 @@ class Fitting:
 
     def worth_trying(self, count: int) -> list[int]:
         """Numbers of candidates, each of which has been looked at closely."""
+        if all_diverge(self.trials, self.candidates.first, self.wish.numerics):
+            return []
         while chosen := self.search.next(count):
             unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
             if not [n for n in unsure if self.look_closely(n)]:

@@ -1,0 +1,28 @@
+"""A run on this machine: what is said when it cannot begin."""
+
+import errno
+import os
+
+import pytest
+
+from eke.errors import RunError
+from eke.launch.folder import Place, claim
+from eke.launch.live import LiveRun
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOMEM, "the machine has no room for another process: Cannot allocate memory"),
+        (errno.EAGAIN, "the machine has no room for another process"),
+        (errno.ENOSPC, "cannot be written: No space left on device"),
+    ],
+)
+def test_a_worker_that_cannot_be_started_frees_its_folder(number, words, paths, plan) -> None:
+    def start(_):
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(RunError, match=words):
+        LiveRun(plan, Place(paths, None, ""), 1, start=start)
+    with claim(paths):
+        pass
