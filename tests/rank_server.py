@@ -124,9 +124,7 @@ class RankServer:
 
 def serve(parent: int) -> None:
     """Answer requests until nobody asks any more."""
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        return
+    end_with_parent(signal.SIGKILL, str(parent))
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     quiet_imports()  # as the worker does before its own
@@ -164,9 +162,8 @@ def fork(work: Any) -> int:
     code = 1
     try:
         os.setpgid(0, 0)
-        end_with_parent(signal.SIGKILL)
-        if os.getppid() == server:
-            code = work()
+        end_with_parent(signal.SIGKILL, str(server))
+        code = work()
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

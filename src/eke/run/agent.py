@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from eke.hardware import usable_cores
-from eke.paths import AGENT, RunPaths
+from eke.paths import AGENT, SUPERVISOR, RunPaths
 from eke.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
 from eke.run.stop import end_with_parent
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     """Run all ranks to their end; returns 0, or what the run's exit should look like."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
     node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
-    end_with_parent(signal.SIGTERM)
+    end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
     os.environ[AGENT] = str(os.getpid())
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))

@@ -49,17 +49,25 @@ def stop_with_supervisor() -> None:
     killed with the agent that started them: the agent outlives its supervisor to stop them in
     order, so when it is gone, somebody wants all of them gone.
     """
-    parent = str(os.getppid())
-    if os.environ.get(SUPERVISOR) == parent:
-        end_with_parent(signal.SIGTERM)
-    elif os.environ.get(AGENT) == parent:
-        end_with_parent(signal.SIGKILL)
+    if agent := os.environ.get(AGENT, ""):
+        end_with_parent(signal.SIGKILL, agent)
+    elif (supervisor := os.environ.get(SUPERVISOR, "")) != str(os.getpid()):
+        end_with_parent(signal.SIGTERM, supervisor)
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send a signal to this process when its parent dies."""
+def end_with_parent(number: signal.Signals, parent: str) -> None:
+    """Have the kernel send a signal to this process when its parent dies, or has died already.
+
+    Args:
+        number: the signal.
+        parent: process id of whoever started this process; without one nothing is asked for.
+    """
+    if not parent.isdigit():
+        return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     try:
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)
     except (OSError, AttributeError):  # not Linux: nothing to ask for
         return
+    if os.getppid() != int(parent):  # gone while this process was importing: nobody was told
+        os.kill(os.getpid(), number)

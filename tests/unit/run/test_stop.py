@@ -111,6 +111,49 @@ def test_the_death_of_the_supervisor_asks_to_stop(tmp_path) -> None:
     assert told.read_text() == "preempted"
 
 
+LATE = """
+import os, sys, time
+while os.getppid() == int(os.environ["EKE_SUPERVISOR"]):
+    time.sleep(0.001)  # imports, in which the supervisor dies
+""" + ORPHAN.replace("while flag.outcome is None:", "if flag.outcome is None:")
+
+
+def test_a_supervisor_that_died_during_the_imports_asks_to_stop(tmp_path) -> None:
+    """The kernel tells nobody of a parent that was gone before it was asked."""
+    told = tmp_path / "outcome"
+    leave = SUPERVISOR.replace(".wait()", "")
+    subprocess.run(
+        [sys.executable, "-c", leave, str(told), "import signal; signal.alarm(60)" + LATE],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        check=True,
+    )  # the pipe is the worker's, too: this waits for its end
+    assert told.read_text() == "preempted"
+
+
+RANK = """
+import os, signal, time
+signal.alarm(60)
+while os.getppid() == int(os.environ["EKE_AGENT"]):
+    time.sleep(0.001)
+from eke.run.stop import stop_with_supervisor
+stop_with_supervisor()
+print("trains on unseen", flush=True)
+"""
+
+
+def test_a_rank_whose_agent_died_during_the_imports_is_killed(tmp_path) -> None:
+    agent = SUPERVISOR.replace("EKE_SUPERVISOR", "EKE_AGENT").replace(".wait()", "")
+    ended = subprocess.run(
+        [sys.executable, "-c", agent, "", RANK],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ""
+
+
 def test_without_a_supervisor_nothing_is_asked_for(monkeypatch) -> None:
     """A hand-started worker, and one whose variable names a process that is not its parent."""
     import ctypes
