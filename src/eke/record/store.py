@@ -78,7 +78,7 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -
 
 
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
-    """All attempts so far, oldest first; a torn line is skipped."""
+    """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
     try:
         lines = paths.attempts.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -86,7 +86,9 @@ def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
     entries = []
     for line in lines:
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
             continue
+        if isinstance(entry, dict):
+            entries.append(entry)
     return entries

@@ -110,3 +110,12 @@ def test_a_torn_attempt_does_not_swallow_the_next(paths) -> None:
         file.write(b'{"attempt": 1, "pi\xc3')
     assert start_attempt(paths, {}) == 1
     assert [entry["attempt"] for entry in read_attempts(paths)] == [0, 1]
+
+
+@pytest.mark.parametrize("line", ["5", "[1]", "null", '"text"'])
+def test_a_line_that_is_no_object_is_no_attempt(line, paths) -> None:
+    start_attempt(paths, {})
+    with open(paths.attempts, "a") as file:
+        file.write(f"{line}\n")
+    assert start_attempt(paths, {}) == 1
+    assert [entry["attempt"] for entry in read_attempts(paths)] == [0, 1]
