@@ -119,6 +119,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "no path at all": ("data=text", "data=text needs a value for it", "data.path=FILE_OR_FOLDER"),
     "runs in a file": ("paths.runs={tmp}/a.txt", "is not a folder", "paths.runs=runs"),
+    "runs by a dead link": ("paths.runs={tmp}/lost/a", "link to what is not", "paths.runs=runs"),
+    "runs by a link to itself": ("paths.runs={tmp}/loop", "link to what is not", "paths.runs=runs"),
     "runs read-only": ("paths.runs={tmp}/kept/runs", "cannot be written", "paths.runs=runs"),
     "runs too long": ("paths.runs=" + "x" * 300, "longer than the 255 bytes", "paths.runs=runs"),
     "tf32 on a CPU": ("precision=tf32", "is a CPU", "precision=fp32"),
@@ -181,6 +183,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.txt").write_text("text " * 100)
     (tmp_path / "empty.txt").touch()
     (tmp_path / "locked.txt").write_text("secret")
+    (tmp_path / "lost").symlink_to(tmp_path / "gone")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("bare", "mixed", "kept"):
         (tmp_path / name).mkdir()
     for name in ("open.txt", "other.txt", "shut.txt"):

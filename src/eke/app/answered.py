@@ -27,7 +27,11 @@ def plan_unless_answered(
     except ConfigError as error:
         if not {problem.rule for problem in error.problems} <= FOR_WRITING:
             raise
-        plan = planned(True)
-        if place_of(plan).record is None:
+        try:
+            plan = planned(True)
+            answered = place_of(plan).record is not None
+        except OSError:  # a folder with such a name, or behind such rights, cannot be read either
+            raise error from None
+        if not answered:
             raise
         return plan

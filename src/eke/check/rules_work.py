@@ -62,9 +62,9 @@ def _runs(facts: Facts) -> Path:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder, or file, at or above `path` that is there."""
+    """The nearest folder, file or link, even one to nothing, at or above `path` that is there."""
     path = path.absolute()
-    while not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+    while not os.path.lexists(path):  # unlike Path.exists, False for a name that is too long
         path = path.parent
     return path
 
@@ -82,6 +82,8 @@ def _overlong_name(facts: Facts) -> str:
 
 def _runs_reason(facts: Facts) -> str:
     parent = existing_parent(_runs(facts))
+    if not os.path.exists(parent):
+        return f"{parent} is a link to what is not there"
     if not parent.is_dir():
         return f"{parent} is not a folder"
     if overlong := _overlong_name(facts):
