@@ -187,12 +187,13 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
         (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
         (tmp_path / "ab"[n % 2] / f"{n}.txt").write_text("text " * 50)
     typed = ("data=text", f"data.path={tmp_path}", "task=sequence_classification")
-    with pytest.raises(ConfigError, match="and evaluation is 1") as caught:
-        corpora.open_corpus(config_of(*typed))
-    fix = caught.value.problems[0].fix
-    assert fix.startswith("data.eval_frac=0.")
-    corpus = corpora.open_corpus(config_of(*typed, fix))
-    assert {piece.label for piece in corpus.evaluation} == {"a", "b"}
+    for num_labels in (2, 5):
+        with pytest.raises(ConfigError, match="and evaluation is 1") as caught:
+            corpora.open_corpus(config_of(*typed, f"task.num_labels={num_labels}"))
+        fix = caught.value.problems[0].fix.split()
+        assert fix[-1].startswith("data.eval_frac=0.")
+        corpus = corpora.open_corpus(config_of(*typed, *fix))
+        assert {piece.label for piece in corpus.evaluation} == {"a", "b"}
 
 
 # --- how many -----------------------------------------------------------------------------------

@@ -86,19 +86,21 @@ def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corp
             f"training and evaluation is {len(labels)}"
         )
         fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
-        fix = _larger_share(data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
+        fix = _more_classes(corpus, data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     return corpus.restricted_to(labels)
 
 
-def _larger_share(data: PythonSource | Text, num_labels: int) -> str:
-    """The override that puts files of enough folders into evaluation; empty where none does."""
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> str:
+    """The override that gives as many of the classes asked for as there are; empty: none does."""
     if not isinstance(data, Text):
         return ""
-    for share in (0.2, 0.3, 0.4, 0.5):
-        corpus = text_files(user_path(data.path), data.pattern, share)
-        if share > data.eval_frac and len(largest_labels(corpus, num_labels)) == num_labels:
-            return f"data.eval_frac={share:g}"
+    wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
+    fewer = f"task.num_labels={wanted} " if wanted < num_labels else ""
+    for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
+        files = text_files(user_path(data.path), data.pattern, share)
+        if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
+            return f"{fewer}data.eval_frac={share:g}" if share != data.eval_frac else fewer.strip()
     return ""
 
 

@@ -38,6 +38,8 @@ class Columns:
     """Text labels by number, in order of appearance."""
     largest: int = 0
     """Largest label that was too large."""
+    too_large: int = 0
+    """Rows with such a label."""
     seen: Counter[str] = field(default_factory=Counter)
     """Columns of the rows, as far as they were looked at."""
     found: set[str] = field(default_factory=set)
@@ -98,6 +100,7 @@ class Columns:
     def _number(self, value: int) -> int:
         if not 0 <= value < self.request.num_labels:
             self.largest = max(self.largest, value)
+            self.too_large += value > 0
             raise BadRowError(
                 f"{self.request.label} is {value}, outside 0 to {self.request.num_labels - 1}"
             )
@@ -155,7 +158,8 @@ class Columns:
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
         used = {c for _, c in self.wanted}
         free = [name for name in there if name not in used]
-        close = difflib.get_close_matches(column, free, 1, 0.5) or free
+        only = free if len(free) == 1 else []
+        close = difflib.get_close_matches(column, free, 1, 0.5) or only
         why = f"there is no such column; there are: {_listed(there)}"
         return Problem(key, column, why, _override(key, close[0]) if close else f"{key}=COLUMN")
 

@@ -59,9 +59,9 @@ class RowStore:
     counts: Counts = field(default_factory=Counts)
     columns: Columns = field(init=False)
     _end: int = 0
-    _lowest: tuple[int, int] | None = None
-    """Hash and number of the row that is first to be evaluated on."""
-    _highest: tuple[int, int] | None = None
+    _lowest: tuple[int, list[int]] | None = None
+    """Hash and numbers of the equal rows that are first to be evaluated on."""
+    _highest: tuple[int, list[int]] | None = None
 
     def __post_init__(self) -> None:
         self.columns = Columns(self.request)
@@ -182,8 +182,10 @@ class RowStore:
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
-        largest = self.columns.largest
-        return f"task.num_labels={largest + 1}" if largest >= self.request.num_labels > 0 else ""
+        """The number of classes that most bad rows want; empty where they want something else."""
+        largest, few = self.columns.largest, self.columns.too_large * 2 < self.counts.num_bad
+        enough = few or not largest >= self.request.num_labels > 0
+        return "" if enough else f"task.num_labels={largest + 1}"
 
     def _write(self, batch: list[Fields], evaluation: bool | None) -> None:
         if not batch:
@@ -266,13 +268,15 @@ class RowStore:
             digest = hashlib.blake2b(repr(row.texts).encode(), digest_size=8).digest()
             value = int.from_bytes(digest, "little")
             kept[value < bound].append(number)
-            self._lowest = min(self._lowest or (value, number), (value, number))
-            self._highest = max(self._highest or (value, number), (value, number))
+            self._lowest = _outermost(self._lowest, value, number, -1)
+            self._highest = _outermost(self._highest, value, number, 1)
         self.writer.append("train", kept[0])
         self.writer.append("evaluation", kept[1])
 
     def _ensure_both_splits(self) -> None:
-        """Few rows may all have fallen to one side: one row crosses.
+        """Few rows may all have fallen to one side: one row crosses, with those that equal it.
+
+        Where all are equal, or nearly, it crosses alone.
 
         Raises:
             ConfigError: there is one row only.
@@ -290,9 +294,11 @@ class RowStore:
         full, empty = ("train", "evaluation") if counts["train"] else ("evaluation", "train")
         crossing = self._lowest if full == "train" else self._highest
         assert crossing is not None
+        equal = crossing[1]
+        moved = equal if len(equal) < min(counts[full], MOST_EQUAL) else equal[:1]
         old = self.writer.read(full)
-        self.writer.append(empty, [crossing[1]])
-        self.writer.replace(full, _without(old, crossing[1]))
+        self.writer.append(empty, moved)
+        self.writer.replace(full, _without(old, moved))
 
     def _number_labels(self) -> tuple[str, ...]:
         if self.request.label is None or self.columns.kind != "name":
@@ -346,6 +352,21 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
         yield np.asarray(array[start : start + (1 << 20)])
 
 
-def _without(array: np.ndarray, number: int) -> Iterator[np.ndarray]:
+def _without(array: np.ndarray, numbers: list[int]) -> Iterator[np.ndarray]:
     for part in _parts(array):
-        yield part[part != number]
+        yield part[~np.isin(part, numbers)]
+
+
+MOST_EQUAL = 100_000
+"""Equal rows remembered, 4 MB of numbers: a table of nothing else crosses by one row anyway."""
+
+
+def _outermost(
+    so_far: tuple[int, list[int]] | None, value: int, number: int, sign: int
+) -> tuple[int, list[int]]:
+    """The hash that is largest (`sign` 1) or smallest (-1), and the rows that have it."""
+    if so_far is None or value * sign > so_far[0] * sign:
+        return value, [number]
+    if value == so_far[0] and len(so_far[1]) < MOST_EQUAL:
+        so_far[1].append(number)
+    return so_far

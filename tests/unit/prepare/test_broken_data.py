@@ -238,9 +238,22 @@ def test_an_open_quote_is_a_bad_row_and_not_the_rest_of_the_file(tmp_path) -> No
 CLASSIFY = ("data=jsonl", "model=tiny_bert", "task=sequence_classification", "train.steps=1")
 
 
+def test_a_column_is_proposed_where_one_is_meant(tmp_path) -> None:
+    """The name that is nearest, or the only one; never just the first of several."""
+    for columns, fix in (
+        (("txet", "id"), "txet"),
+        (("body",), "body"),
+        (("ask", "reply"), "COLUMN"),
+    ):
+        file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "a")] * 3)
+        (problem,) = refusal("data=jsonl", f"data.path={file}")
+        assert problem.fix == f"data.text={fix}"
+
+
 @pytest.mark.parametrize(
     ("labels", "words", "fix"),
     [
+        ([0, 1, 0.5, 0.7, 9], "label is the number 0.5", "data.max_bad_frac="),
         ([0, 1, 4], "label is 4, outside 0 to 1", "task.num_labels=5"),
         (["a", "b", "c"], "has 3 different labels: a, b, c", "task.num_labels=3"),
         ([0, 1, "a"], "label is a, where rows before it had a number", "data.max_bad_frac="),
@@ -248,7 +261,15 @@ CLASSIFY = ("data=jsonl", "model=tiny_bert", "task=sequence_classification", "tr
         ([0, 1, 0.5], "label is the number 0.5", "data.max_bad_frac="),
         ([0, -1, 1], "label is -1, outside 0 to 1", "data.max_bad_frac="),
     ],
-    ids=["out of range", "names", "mixed", "null", "fraction", "negative"],
+    ids=[
+        "fractions and one too large",
+        "out of range",
+        "names",
+        "mixed",
+        "null",
+        "fraction",
+        "negative",
+    ],
 )
 def test_wrong_labels(labels, words, fix, tmp_path) -> None:
     rows = [{"text": f"row {n}", "label": labels[n % len(labels)]} for n in range(60)]
@@ -388,7 +409,12 @@ def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(tmp_path, own_cache
     typed = ("data=jsonl", f"data.path={file}", "plan_only=true", "tracker=none", "hardware=cpu")
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, *typed],
-        env={**environment(tmp_path), "XDG_CACHE_HOME": str(own_cache)},
+        # Python would leave half a .pyc in the repository, and everything after would load it.
+        env={
+            **environment(tmp_path),
+            "XDG_CACHE_HOME": str(own_cache),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
@@ -399,7 +425,8 @@ def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(tmp_path, own_cache
 
 
 def test_parquet_of_other_types(tmp_path) -> None:
-    table = pyarrow.table({"text": ["a b", None, "c d"] * 20, "label": [0.0, 1.0, 1.0] * 20})
+    texts = [None if n % 3 == 1 else f"text {n}" for n in range(60)]
+    table = pyarrow.table({"text": texts, "label": [0.0, 1.0, 1.0] * 20})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     typed = ("data=parquet", f"data.path={tmp_path}", "model=tiny_bert", "train.steps=1",
              "task=sequence_classification")  # fmt: skip

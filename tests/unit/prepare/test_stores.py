@@ -99,6 +99,14 @@ def test_two_rows_are_one_each(tmp_path) -> None:
     assert (texts_of(store, "train"), texts_of(store, "evaluation")) == (["same"], ["same"])
 
 
+def test_a_row_that_crosses_takes_its_equals_along(tmp_path) -> None:
+    """Three times each of two texts: none of them is both trained on and evaluated on."""
+    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("one", "two") * 3])
+    store = store_of("data=jsonl", f"data.path={file}", "data.eval_frac=0.001")
+    splits = sorted(texts_of(store, split) for split in ("train", "evaluation"))
+    assert splits == [["one"] * 3, ["two"] * 3]
+
+
 # --- what a row becomes -------------------------------------------------------------------------
 
 
