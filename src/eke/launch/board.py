@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from eke.launch.folder import untracked
 from eke.launch.follow import Tail, newest_step
 from eke.launch.job import Job
 from eke.paths import RunPaths
@@ -226,7 +227,8 @@ def describe_end(job: Job) -> str:
         steps = f" after {job.record.steps_done} steps" if job.record else ""
         return f"{last}{steps}, tried again"
     if job.reused:
-        return f"{job.outcome.name}, answered from its record"
+        other = untracked(job.record, job.plan, job.folder) if job.record else ""
+        return f"{job.outcome.name}, answered from its record{other}"
     lasted = f" in {format_seconds(job.lasted_s)}" if job.lasted_s else ""
     return f"{job.outcome.name}{lasted}"
 

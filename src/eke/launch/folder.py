@@ -68,10 +68,26 @@ def find_place(
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
         if not changes and not rerun:
-            return Place(paths, record, f"answered from {paths.record}; rerun=true runs it again")
+            note = f"answered from {paths.record}; rerun=true runs it again"
+            return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
         why = "rerun=true" if rerun else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
     raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
+
+
+def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
+    """That a finished run had another tracker than is asked for now; empty if it had this one.
+
+    Args:
+        record: of the run, which tracking does not change: its identity is the same.
+        plan: what is typed now.
+        folder: of the run, for the command that is proposed.
+    """
+    asked, had = plan.config.tracker.option, record.choices.get("tracker")
+    if had is None or asked in ("none", had):
+        return ""
+    fix = f"eke sync {folder} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
+    return f"; it ran with tracker={had}: {fix}"
 
 
 def _readable(paths: RunPaths) -> Record | None:

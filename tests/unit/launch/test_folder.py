@@ -16,6 +16,7 @@ from eke.errors import BusyError, ConfigError, EkeError
 from eke.launch import claim, find_place
 from eke.paths import RunPaths
 from eke.record import Outcome, read_record, start_attempt, write_record
+from eke.schema import Tracker
 
 
 @pytest.fixture
@@ -69,6 +70,26 @@ def test_a_folder_in_which_nothing_was_tried_is_new(runs, plan, leave) -> None:
     paths = leave(attempts=0)
     place = find_place(runs, plan, rerun=False)
     assert (place.paths, place.note) == (paths, "")
+
+
+@pytest.mark.parametrize(
+    ("had", "asked", "words"),
+    [
+        ("none", "wandb", "; it ran with tracker=none: eke sync {folder} sends it"),
+        ("wandb", "mlflow", "; it ran with tracker=wandb: with rerun=true mlflow has one"),
+        ("wandb", "wandb", ""),
+        ("wandb", "none", ""),
+    ],
+)
+def test_an_answer_says_that_another_tracker_has_the_run(
+    had, asked, words, runs, plan, leave
+) -> None:
+    """Which tracker it has is no part of a run's identity: rows would be missing without a word."""
+    paths = leave("ok")
+    write_record(paths, dataclasses.replace(read_record(paths), choices={"tracker": had}))
+    config = dataclasses.replace(plan.config, tracker=Tracker(option=asked))
+    note = find_place(runs, dataclasses.replace(plan, config=config), rerun=False).note
+    assert note.removesuffix(words.format(folder=paths.folder)).endswith("runs it again")
 
 
 @pytest.mark.parametrize("outcome", FINAL)
