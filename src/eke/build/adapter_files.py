@@ -3,6 +3,7 @@
 peft is imported inside the functions: naming a builder must not cost its import.
 """
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,13 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
         weights: instead of the model's own, where it holds only parts of them.
     """
     mine: Any = model
-    config = mine.peft_config["default"]
+    config = copy.copy(mine.peft_config["default"])
+    config.inference_mode = True
+    if isinstance(config.target_modules, set):  # in another order in every process
+        config.target_modules = sorted(config.target_modules)
     tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    training = config.inference_mode
-    config.inference_mode = True
-    try:
-        config.save_pretrained(str(folder))
-    finally:
-        config.inference_mode = training
+    config.save_pretrained(str(folder))
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

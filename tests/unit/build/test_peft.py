@@ -233,5 +233,8 @@ def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
     _, model = adapted("tiny", "causal_lm", "model.num_hidden_layers=8")
     save_pretrained(model, tmp_path)
     content = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
-    assert len(content["target_modules"]) <= 7
+    assert 1 < len(content["target_modules"]) <= 7
+    assert content["target_modules"] == sorted(content["target_modules"]), "the same in every run"
+    assert content["inference_mode"]
+    assert not model.peft_config["default"].inference_mode, "the model trains on"
     assert (content["r"], content["task_type"]) == (16, "CAUSAL_LM")
