@@ -125,6 +125,16 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "runs too long": ("paths.runs=" + "x" * 300, "longer than the 255 bytes", "paths.runs=runs"),
     "tf32 on a CPU": ("precision=tf32", "is a CPU", "precision=fp32"),
     "absent GPU": ("hardware=h200", "this machine has no", "hardware=auto"),
+    "server without http": (
+        "tracker=mlflow tracker.uri=localhost:5000",
+        "a URI is needed",
+        "tracker.uri=http://localhost:5000",
+    ),
+    "store of no kind": (
+        "tracker=mlflow tracker.uri=htp://host:5000",
+        "MLflow has no store of that kind",
+        "tracker.uri=https://SERVER",
+    ),
     "two processes": ("distributed.num_processes=2", "in one process", "distributed=ddp"),
     "bare value": ("=3", "no key before the equals sign", ""),
     "flag": ("--precision bf16", "typed as key=value, without dashes", "precision=bf16"),

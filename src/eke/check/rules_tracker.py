@@ -1,5 +1,7 @@
 """Rules about where results are shown."""
 
+import re
+from importlib.metadata import entry_points
 from urllib.parse import urlsplit
 
 from eke.check.credentials import has_wandb_key
@@ -17,6 +19,23 @@ def _tracker(facts: Facts) -> str:
 
 def _is_folder(uri: str) -> bool:
     return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
+
+
+STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+"""Schemes that MLflow 3.17 has stores for; packages add more."""
+
+
+def _is_unknown(uri: str) -> bool:
+    scheme = urlsplit(uri).scheme.partition("+")[0]  # mysql+pymysql: a driver
+    if _is_folder(uri) or scheme in STORES:
+        return False
+    return scheme not in entry_points(group="mlflow.tracking_store").names
+
+
+def _store(uri: str) -> str:
+    """What may have been meant: a server whose scheme was left out, or else a file."""
+    server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
+    return f"http://{uri}" if server else "sqlite:///mlflow.db"
 
 
 RULES = (
@@ -77,8 +96,23 @@ RULES = (
         ),
         value=lambda f: f.config.tracker.uri,
         why=lambda _: "a URI is needed; MLflow 3.17 takes no folder as a store any more",
-        fix=lambda _: "tracker.uri=sqlite:///mlflow.db",
+        fix=lambda f: f"tracker.uri={_store(f.config.tracker.uri or '')}",
         source="mlflow/store/tracking/file_store.py",
+        versions="mlflow 3.17",
+    ),
+    Rule(
+        id="uri_has_a_store",
+        verdict=Verdict.impossible,
+        path="tracker.uri",
+        when=lambda f: (
+            _tracker(f) == "mlflow"
+            and f.config.tracker.uri is not None
+            and _is_unknown(f.config.tracker.uri)
+        ),
+        value=lambda f: f.config.tracker.uri,
+        why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
+        fix=lambda _: "tracker.uri=https://SERVER   (or: sqlite:////FOLDER/mlflow.db)",
+        source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),
     Rule(

@@ -19,6 +19,14 @@ def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:
         FileStore(str(tmp_path / "mlruns"))
 
 
+def test_mlflow_has_no_store_of_another_kind() -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    with pytest.raises(MlflowException, match="unsupported URI"):
+        MlflowClient("htp://host:5000").search_experiments()
+
+
 def test_a_password_would_be_written_into_the_plan() -> None:
     plan = light_plan("tracker=mlflow", "tracker.uri=https://me:secret@host")
     assert "secret" in str(plan_to_plain(plan))
