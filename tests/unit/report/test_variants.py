@@ -41,6 +41,57 @@ def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
     assert keys == ["optimizer", "optimizer.lr"]
 
 
+def names_of(tmp_path, *runs):
+    """Of runs that each has its model, the model's keys, and those of these that were typed."""
+    made = [
+        Run(
+            {"model": model},
+            keys={f"model.{key}": value for key, value in keys.items()},
+            overrides=(f"model={model}", *(f"model.{key}={keys[key]}" for key in typed)),
+        )
+        for model, keys, typed in runs
+    ]
+    return [variant.label for variant in grouped(tmp_path, made)[0]]
+
+
+def test_a_name_has_no_key_that_its_option_says(tmp_path):
+    """One size of GPT-2 beside two of Llama: only these are told apart by it."""
+    runs = [
+        ("tiny", {"hidden_size": 128}, []),
+        ("tiny", {"hidden_size": 64}, ["hidden_size"]),
+        ("tiny_gpt2", {"hidden_size": 128}, []),
+    ]
+    assert names_of(tmp_path, *runs) == [
+        "model=tiny model.hidden_size=128",
+        "model=tiny model.hidden_size=64",
+        "model=tiny_gpt2",
+    ]
+
+
+def test_what_was_typed_stays_in_a_name(tmp_path):
+    runs = [
+        ("tiny", {"hidden_size": 128}, []),
+        ("tiny", {"hidden_size": 64}, ["hidden_size"]),
+        ("tiny_gpt2", {"hidden_size": 32}, ["hidden_size"]),
+    ]
+    assert names_of(tmp_path, *runs)[2] == "model=tiny_gpt2 model.hidden_size=32"
+
+
+def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
+    """A checkpoint's hash beside its folder; where the folder is the same, the hash tells."""
+    a, b, b_later = ({"name_or_path": name, "content": c} for name, c in ("a1", "b2", "b3"))
+    typed = ["name_or_path"]
+    assert names_of(tmp_path / "1", ("pretrained", a, typed), ("pretrained", b, typed)) == [
+        "model.name_or_path=a",
+        "model.name_or_path=b",
+    ]
+    runs = [("pretrained", each, typed) for each in (a, b, b_later)]
+    assert names_of(tmp_path / "2", *runs)[1:] == [
+        "model.name_or_path=b model.content=2",
+        "model.name_or_path=b model.content=3",
+    ]
+
+
 def test_presentation_is_no_factor(tmp_path):
     runs = [Run(keys={"tracker.project": name, "train.log_every": n}) for n, name in
             enumerate(("a", "b"), 1)]  # fmt: skip

@@ -114,6 +114,48 @@ def _follows(key: str, group: str, found: Sequence[Factors]) -> bool:
     return len(by_option) > 1 and all(len(values) == 1 for values in by_option.values())
 
 
+def telling(
+    keys: Sequence[str],
+    one: Factors,
+    overrides: Sequence[str],
+    found: Sequence[Factors],
+    typed: Sequence[tuple[str, ...]],
+) -> Factors:
+    """What tells one configuration from the others, without what that itself says.
+
+    Of what was not typed for it, a key is left out where all configurations with the same option of
+    its group agree on it, and one that nobody typed (a checkpoint's hash) where another key of its
+    group determines it.
+
+    Args:
+        keys: of `differing`.
+        one: the settings of the configuration.
+        overrides: what was typed for it.
+        found: the settings of all configurations.
+        typed: what was typed for each of these.
+    """
+    mine = typed_settings(overrides)
+    anybodys = {key for each in typed for key in typed_settings(each)}
+
+    def is_told(key: str) -> bool:
+        group = key.split(".")[0]
+        if "." not in key or key in mine or group not in one:
+            return True
+        alike = [each for each in found if each.get(group) == one[group]]
+        if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
+            return False
+        others = [k for k in keys if k.startswith(f"{group}.") and k in anybodys]
+        return key in anybodys or not any(_determines(k, key, alike) for k in others)
+
+    return {key: one[key] for key in keys if key in one and is_told(key)}
+
+
+def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:
+    """Whether configurations that agree on one key agree on the other."""
+    pairs = {(each.get(one, ABSENT), each.get(other, ABSENT)) for each in found}
+    return len(pairs) == len({value for value, _ in pairs})
+
+
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     leaves: list[tuple[str, str]] = []
     for key, value in tree.items():

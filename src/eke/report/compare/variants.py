@@ -15,6 +15,7 @@ from eke.report.compare.factors import (
     configuration,
     differing,
     settings,
+    telling,
     typed_settings,
     usual,
 )
@@ -159,7 +160,10 @@ def _describe(
     for key, members in groups.items():
         all_settings = found.get(key, lone.get(key, {}))
         factors = {k: all_settings.get(k, defaults[k] if key in lone else "") for k in keys}
-        label = _label(members, factors, defaults)
+        named: Factors = factors
+        if key in found:
+            named = telling(keys, all_settings, typed[key], known, overrides)
+        label = _label(members, named)
         if several and key[0]:
             label += f" [{key[0]}]"
         variants.append(Variant(tuple(members), key[0], all_settings, factors, label))
@@ -172,11 +176,12 @@ def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list
     return sorted(keys, key=lambda key: typed.index(key) if key in typed else len(typed))
 
 
-def _label(members: Sequence[Entry], factors: Factors, defaults: Factors) -> str:
+def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
     rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
     if rows:
         return " = ".join(rows)
-    told = [f"{key}={value}" for key, value in factors.items() if value and members[0].is_known]
+    known = members[0].is_known
+    told = [f"{k}={value}" for k, value in telling_factors.items() if value and known]
     if told:
         return " ".join(told)
     return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
