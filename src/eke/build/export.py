@@ -24,6 +24,7 @@ from eke.build.adapter_files import (
 )
 from eke.build.sharding import cut_like, part
 from eke.errors import RunError
+from eke.units import format_number
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -122,7 +123,9 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         place.copy_(cut_like(tensor, place))
         left.pop(_memory(place), None)  # once under any of its names
     if left:
-        raise RunError(f"{folder}: {len(left)} tensors are missing: {min(left.values())}")
+        raise RunError(
+            f"{folder}: it lacks {format_number(len(left), 'tensor')}: {min(left.values())}"
+        )
 
 
 def system_error(error: BaseException) -> OSError | None:

@@ -17,6 +17,7 @@ from eke.errors import RunError
 from eke.plan import Plan
 from eke.schema import Adapters, Lora, PretrainedModel
 from eke.sizes import Targets, choose_targets
+from eke.units import format_number
 
 TASK_TYPES: dict[str, str] = {
     "causal_lm": "CAUSAL_LM",
@@ -187,7 +188,11 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     frozen = [n for n in new_weights if n not in trained and not any(w in f".{n}" for w in whole)]
     if not frozen:
         return []
-    return [f"{len(frozen)} tensors stay random, since only adapters are trained: {frozen[0]}, ..."]
+    more = ", ..." if len(frozen) > 1 else ""
+    return [
+        f"{format_number(len(frozen), 'tensor')} left random, since only adapters are trained: "
+        f"{frozen[0]}{more}"
+    ]
 
 
 BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = {

@@ -21,6 +21,7 @@ from eke.errors import ConfigError, RunError
 from eke.plan import Plan
 from eke.pretrained import content_of, locate
 from eke.schema import PretrainedModel, SequenceClassification
+from eke.units import format_number
 
 DROPOUTS = (
     "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_dropout",
@@ -56,13 +57,14 @@ class LoadReport:
         found = []
         if self.new_weights:
             found.append(
-                f"{len(self.new_weights)} tensors are not in the checkpoint and start at random: "
-                f"{_listed(self.new_weights)}"
+                f"random at the start, since the checkpoint lacks them: "
+                f"{format_number(len(self.new_weights), 'tensor')}, {_listed(self.new_weights)}"
             )
         if self.unused_weights:
             found.append(
-                f"{len(self.unused_weights)} tensors of the checkpoint belong to another head and "
-                f"are left out: {_listed(self.unused_weights)}"
+                f"left out, since they are of another head: "
+                f"{format_number(len(self.unused_weights), 'tensor')} of the checkpoint, "
+                f"{_listed(self.unused_weights)}"
             )
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
@@ -198,8 +200,8 @@ def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
     missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
     if missing:
         why = (
-            f"{len(missing)} tensors of {type(model).__name__} are not in it: {_listed(missing)}; "
-            "it is of another architecture or incomplete"
+            f"it lacks {format_number(len(missing), 'tensor')} of {type(model).__name__}: "
+            f"{_listed(missing)}; it is of another architecture or incomplete"
         )
         raise _refusal(typed, why, "a complete checkpoint")
     unexpected = [n for n in info["unexpected_keys"] if not _BUFFERS.search(n)]

@@ -16,7 +16,7 @@ from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import Outcome, metrics
-from eke.units import format_seconds
+from eke.units import format_number, format_seconds
 
 REFRESH_S = 0.5
 """Between two looks at the runs' metrics."""
@@ -224,7 +224,7 @@ def describe_end(job: Job) -> str:
     """How a run ended, in a few words."""
     if job.outcome is None:
         last = job.record.outcome if job.record else "ended"
-        steps = f" after {job.record.steps_done} steps" if job.record else ""
+        steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
         return f"{last}{steps}, tried again"
     if job.reused:
         other = untracked(job.record, job.plan, job.folder) if job.record else ""

@@ -33,6 +33,7 @@ from eke.sizes import (
     model_size,
     projection_rank,
 )
+from eke.units import format_number
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
@@ -204,7 +205,7 @@ def _plan_steps(
     per_epoch = math.ceil(train / batch.samples_per_step)
     if config.train.epochs is not None:
         total = max(1, math.ceil(per_epoch * config.train.epochs))
-        reason = f"{config.train.epochs:g} epochs of {per_epoch} steps"
+        reason = f"{_epochs(config.train.epochs)} of {format_number(per_epoch, 'step')}"
     elif config.train.steps is not None:
         total, reason = config.train.steps, ""
     else:
@@ -220,6 +221,10 @@ def _plan_steps(
     if problems:
         raise ConfigError(problems)
     return StepPlan(total, per_epoch, warmup, train, evaluation)
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:g} epochs"
 
 
 def _impossible_lengths(
@@ -239,7 +244,7 @@ def _impossible_lengths(
         why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
         problems.append(Problem("train.epochs", f"{config.train.epochs:g}", why, "train.epochs=1"))
     if warmup > total:
-        why = f"is longer than the run, {total} steps"
+        why = f"is longer than the run, {format_number(total, 'step')}"
         fix = f"schedule.warmup_steps={total // 10}"
         problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
     return problems

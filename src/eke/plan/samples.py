@@ -18,7 +18,7 @@ from eke.schema import (
     SequenceClassification,
     Synthetic,
 )
-from eke.units import format_count
+from eke.units import format_count, format_number
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
 """The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
@@ -91,9 +91,9 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
 
 
 def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
-    share = tokens / (rows * seq_len)
-    reason = f"{samples} samples in {rows} rows of {seq_len} tokens, {share:.1%} filled"
-    return Decision("data.packing", f"{rows} rows", reason)
+    share, held = tokens / (rows * seq_len), format_number(rows, "row")
+    reason = f"{format_number(samples, 'sample')} in {held} of {seq_len} tokens, {share:.1%} filled"
+    return Decision("data.packing", held, reason)
 
 
 def _prepared(config: Config, request: Request, decisions: list[Decision]) -> DataPlan:

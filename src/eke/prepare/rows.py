@@ -14,6 +14,7 @@ from eke.prepare.splits import Splits, parts_of
 from eke.prepare.tables import hub_rows, parquet_rows
 from eke.prepare.tokenizers import Tokenizer
 from eke.prepare.writer import Writer
+from eke.units import format_number
 
 BATCH_ROWS = 1000
 """Rows tokenized at a time: the tokenizer's threads share them."""
@@ -249,7 +250,8 @@ class RowStore:
             return
         (only,) = seen
         why = (
-            f"all {len(train)} rows to train on are of one class, {names[only] if names else only}"
+            f"{format_number(len(train), 'row')} to train on, of one class only: "
+            f"{names[only] if names else only}"
         )
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"

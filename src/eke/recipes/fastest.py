@@ -93,7 +93,8 @@ def loss(situation: Situation) -> Wish | None:
         f"a step's samples need; it computes {computed_again(situation):.0%} more"
     )
     candidate = Candidate(fused_loss(situation), why)
-    return Wish(("kernels", "kernels.fused_linear_cross_entropy"), (candidate,), shrinks=True)
+    decides = ("kernels", "kernels.fused_linear_cross_entropy")
+    return Wish(decides, (candidate,), otherwise=STAYS, shrinks=True)
 
 
 def compiler(situation: Situation) -> Wish | None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from eke.track.tracker import Row
+from eke.units import format_number
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class Guard:
     def problem(self) -> str:
         """Why the mirror is incomplete; empty while it is whole."""
         with self._changed:
-            lost = f"{self._lost} rows not mirrored" if self._lost else ""
+            lost = f"{format_number(self._lost, 'row')} not mirrored" if self._lost else ""
             cause = "; ".join(text for text in (self._reason, lost) if text)
             remedy = f" -> {self._limits.remedy}" if self._limits.remedy else ""
             return f"{cause} {EVERY_ROW}{remedy}" if cause else ""

@@ -149,7 +149,7 @@ def change(folder, edit):
 
 
 WRONG = {
-    "missing": (lambda t: t.pop("model.norm.weight"), "1 tensors are missing: model.norm.weight"),
+    "missing": (lambda t: t.pop("model.norm.weight"), "lacks 1 tensor: model.norm.weight"),
     "unknown": (lambda t: t.update(x=torch.ones(1)), "x has no place in LlamaForCausalLM"),
     "shape": (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"\[3\], the model's is"),
     "format": (

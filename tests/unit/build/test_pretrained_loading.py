@@ -75,7 +75,7 @@ CLASSIFY = "task=sequence_classification"
 def test_a_new_head_is_named_and_seeded(saved, family):
     model, report = load(saved[family], CLASSIFY, "task.num_labels=3")
     assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
-    assert "start at random" in report.warnings[0]
+    assert "random at the start" in report.warnings[0]
     assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3")[0])
     for technique in ("attention=eager", "precision=bf16", "compile=aot_eager"):
         assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3", technique)[0])
@@ -177,8 +177,8 @@ def rename(tensors):
 
 
 SPOILT = {
-    "missing": (lambda t: t.pop("model.norm.weight"), "1 tensors of LlamaForCausalLM are not in"),
-    "renamed": (rename, "are not in it: model.layers.0.mlp.up_proj.weight"),
+    "missing": (lambda t: t.pop("model.norm.weight"), "lacks 1 tensor of LlamaForCausalLM: "),
+    "renamed": (rename, "of LlamaForCausalLM: model.layers.0.mlp.up_proj.weight; it is of another"),
     "unexpected": (
         lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
         "have no place in LlamaForCausalLM",

@@ -53,17 +53,17 @@ def test_evaluation_batch(typed, expected) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "per_device", "epochs", "per_epoch", "total"),
+    ("samples", "per_device", "epochs", "per_epoch", "total", "told"),
     [
-        (64, 8, 2, 8, 16),
-        (65, 8, 2, 9, 18),
-        (64, 8, 0.5, 8, 4),
-        (8, 8, 1, 1, 1),
-        (64, 8, 1e-4, 8, 1),
+        (64, 8, 2, 8, 16, "2 epochs of 8 steps"),
+        (65, 8, 2, 9, 18, "2 epochs of 9 steps"),
+        (64, 8, 0.5, 8, 4, "0.5 epochs of 8 steps"),
+        (8, 8, 1, 1, 1, "1 epoch of 1 step"),
+        (64, 8, 1e-4, 8, 1, "0.0001 epochs of 8 steps"),
     ],
     ids=["even", "uneven last step", "half", "one step", "never none at all"],
 )
-def test_epochs_become_steps(samples, per_device, epochs, per_epoch, total) -> None:
+def test_epochs_become_steps(samples, per_device, epochs, per_epoch, total, told) -> None:
     plan = plan_of(
         "data=synthetic",
         f"data.num_samples={samples}",
@@ -71,7 +71,7 @@ def test_epochs_become_steps(samples, per_device, epochs, per_epoch, total) -> N
         f"train.epochs={epochs}",
     )
     assert (plan.steps.per_epoch, plan.steps.total) == (per_epoch, total)
-    assert decision(plan, "train.steps") == (str(total), f"{epochs:g} epochs of {per_epoch} steps")
+    assert decision(plan, "train.steps") == (str(total), told)
 
 
 def test_typed_steps_need_no_decision() -> None:

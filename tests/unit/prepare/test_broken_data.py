@@ -289,7 +289,7 @@ def test_one_class_is_nothing_to_tell_apart(label, tmp_path) -> None:
         plan_of(*CLASSIFY, f"data.path={file}")
     (problem,) = caught.value.problems
     assert problem.path == "data.label"
-    assert re.search(rf"all \d+ rows to train on are of one class, {label}$", problem.why)
+    assert re.search(rf"\d+ rows to train on, of one class only: {label}$", problem.why)
     assert problem.fix == "data.label=COLUMN"
 
 

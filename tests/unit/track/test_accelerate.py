@@ -177,7 +177,7 @@ def test_a_missing_package_is_named(
     tracker.log(rows(1))
     tracker.finish(0)
     assert f'pip install "eke[{option}]"' in tracker.problem
-    assert "1 rows not mirrored" in tracker.problem
+    assert "1 row not mirrored" in tracker.problem
 
 
 @pytest.mark.parametrize(

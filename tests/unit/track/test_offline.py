@@ -201,7 +201,7 @@ def test_a_folder_that_cannot_be_made(make_run: Callable[..., TrackedRun]) -> No
     tracker.log(rows(1))
     tracker.finish(0)
     assert "FileExistsError" in tracker.problem
-    assert "1 rows not mirrored" in tracker.problem
+    assert "1 row not mirrored" in tracker.problem
 
 
 def test_a_folder_that_cannot_be_written_is_not_replaced_by_the_temporary_one(

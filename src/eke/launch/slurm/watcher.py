@@ -43,6 +43,7 @@ from eke.record import (
     read_record,
     write_record,
 )
+from eke.units import format_number
 
 POLL_S = 0.1
 """Between two looks at the worker."""
@@ -138,7 +139,7 @@ def watch_run(
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
-        say(f"{paths.folder}: {record.outcome} after {record.steps_done} steps")
+        say(f"{paths.folder}: {record.outcome} after {format_number(record.steps_done, 'step')}")
         if outcome is Outcome.crashed and not heard:
             crashes = 1 if moved else crashes + 1
             misplaced = record.failure is not None and record.failure.phase == MISPLACED
