@@ -4,16 +4,13 @@ Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GP
 float32 weights, gradients, states and reductions.
 """
 
-from dataclasses import replace
-
-from eke.forecast import Verdict
-from eke.published import COMPILED
+from eke.recipes.compiling import compiler
 from eke.recipes.formats import STAYS, half_and_hint
 from eke.recipes.ways import computed_again, fused_loss, sparse
 from eke.recipes.wish import Ask, Candidate, Recipe, Situation, Wish
 from eke.schema import Compute, Packing
 from eke.sizes import is_ragged, most_predicted
-from eke.units import format_bytes, format_seconds
+from eke.units import format_bytes
 
 HOPPER = (9, 0)
 
@@ -22,19 +19,6 @@ LOGITS_BYTES = 2 * 4
 HEAVY_SHARE = 0.25
 """Of a sample's memory, from which the fused loss is worth its operations: a choice. They were 11.7
 of 44.5 GiB of a Llama of 1B parameters in all (docs/lab.md, "recipes that adapt")."""
-
-COMPILE_GAIN = 1 / COMPILED.slowdown
-COMPILE_S = 24.5
-"""Of a first regional compilation, forward and backward, without a cache: 6 layers of BERT on two
-cores (docs/lab.md, "recipes that adapt"); on machines that train it is less."""
-EARNED_S = COMPILE_S / (1 - 1 / COMPILE_GAIN)
-"""What a run must take without it, so that compilation costs no more than it saves."""
-
-LAUNCHES_PER_LAYER = 116
-"""Operations of a BERT layer, forward and backward, under autocast: 2789 in 24 layers
-(docs/lab.md, "recipes that adapt")."""
-LAUNCH_S = 5e-6
-"""The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
 
 WORKERS = 2
 
@@ -97,41 +81,6 @@ def loss(situation: Situation) -> Wish | None:
     return Wish(decides, (candidate,), otherwise=STAYS, shrinks=True)
 
 
-def compiler(situation: Situation) -> Wish | None:
-    """Regional compilation where the run is long; CUDA graphs where the host is the limit."""
-    config, device = situation.config, situation.device
-    if device.kind != "cuda":
-        return None
-    least = least_seconds(situation)
-    if least is None:
-        return _no_compiler("how long the run takes is not known")
-    if is_ragged(situation.config):
-        return _no_compiler("each new length would be compiled again")
-    if config.model.family == "other":
-        return _no_compiler("the layers of this architecture are not known")
-    if least < EARNED_S:
-        return _no_compiler(
-            f"the run takes {format_seconds(least)} at the least, and compiling pays from "
-            f"{format_seconds(EARNED_S)} on ({COMPILE_S:g} s saved at a gain of "
-            f"{COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
-        )
-    earned = (
-        f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
-        f"run, {format_seconds(least)} at the least, earns its compilation back"
-    )
-    if replace(config.compile, option="inductor").replays_graphs:
-        return _whole_model(situation, earned)
-    regional = Candidate(("compile=inductor", "compile.regional=true"), earned)
-    bound = launch_bound(situation)
-    if bound is None or not _at_once(situation):
-        return Wish(("compile",), (regional,), otherwise=STAYS)
-    graphs = Candidate(
-        ("compile=inductor", "compile.mode=reduce_overhead"),
-        f"{bound}: CUDA graphs launch them at once",
-    )
-    return Wish(("compile",), (graphs, regional), otherwise=STAYS)
-
-
 def workers(situation: Situation) -> Wish | None:
     """Batches are made beside the training, where there are cores for it."""
     if situation.device.kind != "cuda" or situation.cores <= WORKERS:
@@ -139,61 +88,6 @@ def workers(situation: Situation) -> Wish | None:
     why = "batches are made beside the training and copied from page-locked memory"
     decides = ("dataloader", "dataloader.workers")
     return Wish(decides, (Candidate(("dataloader=workers",), why),))
-
-
-def least_seconds(situation: Situation) -> float | None:
-    """What the run takes at the device's peak, for FLOPs or for launches; None: not known."""
-    step = _step_seconds(situation)
-    return None if step is None else max(step) * situation.plan.steps.total
-
-
-def launch_bound(situation: Situation) -> str | None:
-    """That the host takes longer to launch a step's kernels than the device needs for them."""
-    step = _step_seconds(situation)
-    if step is None or step[1] <= step[0]:
-        return None
-    return (
-        f"a step's kernels take the host {step[1] * 1e3:.1f} ms to launch (an estimate, "
-        f"{LAUNCH_S * 1e6:g} us each), the device {step[0] * 1e3:.1f} ms at its peak"
-    )
-
-
-def _step_seconds(situation: Situation) -> tuple[float, float] | None:
-    """Least seconds of an optimizer step in one process: of the device, and of the host."""
-    plan, config = situation.plan, situation.config
-    peak = situation.device.peak(config.precision.compute.value)
-    layers = config.model.num_hidden_layers
-    if peak is None or plan.size.flops_per_sample is None or layers is None:
-        return None
-    samples = plan.batch.samples_per_step / (plan.batch.world_size * plan.batch.devices)
-    pieces = plan.batch.accumulation if config.batch.per_device is not None else 1
-    return plan.size.flops_per_sample * samples / peak, (
-        LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces
-    )
-
-
-def _no_compiler(why: str) -> Wish:
-    return Wish(("compile",), (), otherwise=why)
-
-
-def _whole_model(situation: Situation, earned: str) -> Wish:
-    """With a mode that was typed and replays CUDA graphs, which rules keep from single layers."""
-    mode = f"compile.mode={situation.config.compile.mode.value}"
-    if not _at_once(situation):
-        return _no_compiler(f"{mode} takes all samples of a step at once, which may not fit")
-    whole = Candidate(("compile=inductor",), f"{earned}; {mode} takes the whole model")
-    return Wish(("compile",), (whole,), otherwise=STAYS)
-
-
-def _at_once(situation: Situation) -> bool:
-    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
-
-    Of a micro-batch that was typed, the rules say so.
-    """
-    if situation.config.batch.per_device is not None:
-        return True
-    found = situation.forecast_whole
-    return found is not None and found.verdict is Verdict.fits
 
 
 QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, loss, workers)

@@ -129,7 +129,9 @@ class Recipe:
     then: tuple[Ask, ...]
     """Questions that look at the plan."""
     search: Search | None = None
-    """Asked last: what is needed to make it fit."""
+    """Asked then: what is needed to make it fit."""
+    last: tuple[Ask, ...] = ()
+    """Questions about what the search has left."""
     conclusion: Callable[[Situation], str] | None = None
     """What has become of memory, in a row of its own."""
     menu: tuple[tuple[str, ...], ...] = ()

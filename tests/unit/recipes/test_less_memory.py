@@ -36,6 +36,21 @@ def test_low_memory_leaves_what_would_save_nothing() -> None:
     assert tiny.config.memory.checkpointing.value == "off"
 
 
+def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None:
+    long = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=16384")
+    asked = (*long, "hardware=a100_40")
+    plan = planned(*asked)
+    assert plan.choices["batch"] == "auto"
+    assert forecast(plan).verdict is not Verdict.does_not_fit
+    assert plan.batch.per_device < 8
+    assert plan.batch.samples_per_step == 8, "those of a step stay"
+    assert "needed at batch.per_device=8" in said(plan, "batch").reason
+    typed = planned(*asked, "batch.per_device=8")
+    assert typed.batch.per_device == 8
+    assert forecast(typed).verdict is Verdict.does_not_fit
+    assert "batch" not in chosen(planned(*long, "hardware=h200"))
+
+
 def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
     packages("bitsandbytes", "deepspeed")
     ranks = ("distributed=zero2", "distributed.num_processes=1")
