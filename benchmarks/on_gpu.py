@@ -129,13 +129,16 @@ def run_trainer(part: Part, limit_s: float) -> Row:
 
 
 def run_tests(part: Part, limit_s: float) -> Row:
-    """One file of tests: each test's outcome, seconds and, where it did not pass, its reason."""
+    """One file of tests: each test's outcome, seconds and, where it did not pass, its reason.
+
+    Without options of the user's own: a `-q` among them would leave out the names.
+    """
     on = "cpu" if detect().kind == "cpu" else "cuda"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.xml"
         pytest = ["-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", *part.arguments]
         done = spawn([*pytest, *one_test_at_most(), f"--junitxml={file}"], limit_s,
-                     EKE_GPU_TESTS_ON=on)  # fmt: skip
+                     EKE_GPU_TESTS_ON=on, PYTEST_ADDOPTS="")  # fmt: skip
         if not file.exists():
             return {**done.failure, "tests": read_lines(done.out)}
         cases = [read_case(case) for case in ET.parse(file).getroot().iter("testcase")]

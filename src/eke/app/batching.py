@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eke.check import Facts, check
+from eke.check import BY_SIZE, Facts, check
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
     Chosen,
@@ -20,9 +20,6 @@ from eke.pace import slowdown
 from eke.plan import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
 from eke.schema import DEFAULT_PER_DEVICE, Config
 from eke.units import format_bytes
-
-BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
-"""Rules that say of a lower bound what a forecast says of the whole."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,21 @@
 """From one composed configuration to its plan, wherever it is to run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eke.app.batching import Means, choose_batch, permitted
+from eke.app.batching import Means, Permitted, choose_batch, permitted
 from eke.app.recipes import adapted
-from eke.check import Facts
+from eke.check import BY_SIZE, Facts, check
 from eke.compose import Composed
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
     Forecast,
+    as_text,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
     traced_forecast,
+    what_makes_room,
 )
 from eke.hardware import Device, choose
 from eke.pace import slowdown
@@ -21,6 +23,7 @@ from eke.peers import machines_at_hand
 from eke.plan import Plan, make_plan
 from eke.pretrained import resolve_model, resolve_tokenizer
 from eke.schema import Config
+from eke.units import format_bytes
 
 PLANNING = Means()
 """Of batch=auto where nothing is to start."""
@@ -86,15 +89,46 @@ def plan_on(
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
-    allowed = permitted(Facts(config, device, planning, num_nodes), lenient)
-    first, seen_to_fit = allowed[0], False
-    plan = make_plan(
-        first.config, recipe.choices, composed.overrides, device, reason, first.warnings
-    )
+    facts = Facts(config, device, planning, num_nodes)
+
+    def plan_of(each: Permitted) -> Plan:
+        return make_plan(
+            each.config, recipe.choices, composed.overrides, device, reason, each.warnings
+        )
+
+    allowed = _allowed(facts, lenient, plan_of)
+    plan, seen_to_fit = plan_of(allowed[0]), False
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = recipe.shown_in(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
+
+
+def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
+    """As `permitted`; what is refused for its size alone is told what makes room for all of it."""
+    try:
+        return permitted(facts, lenient)
+    except ConfigError as error:
+        if any(problem.rule not in BY_SIZE for problem in error.problems):
+            raise
+        smallest = plan_of(permitted(facts, lenient=True)[0])
+        raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
+
+
+def _with_room(problem: Problem, plan: Plan) -> Problem:
+    """What a rule says of a lower bound, with an override that makes room for all of the run.
+
+    Args:
+        problem: the rule's, whose own override makes room for what it has counted.
+        plan: of what is refused.
+    """
+    advice = what_makes_room(plan, known_forecast(plan), slowdown)
+    if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
+        return problem
+    remark = f"{format_bytes(advice.forecast.best.expected)} expected"
+    if not advice.keeps:
+        remark += ", another training"
+    return replace(problem, fix=f"{as_text(advice)}   ({remark})")
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:

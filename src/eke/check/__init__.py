@@ -52,8 +52,16 @@ RULES: tuple[Rule, ...] = (
     *PACKAGE_RULES,
 )
 
+BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
+"""They say of a lower bound what a forecast says of the whole."""
+
+NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
+"""For those who look for what makes room, and ask the forecast whether there is."""
+
 __all__ = [
     "AUTO_RULES",
+    "BY_SIZE",
+    "NOT_BY_SIZE",
     "RULES",
     "Facts",
     "Rule",

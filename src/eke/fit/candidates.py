@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eke.check import Facts, check
+from eke.check import NOT_BY_SIZE, Facts, check
 from eke.compose import Composed, compose
 from eke.errors import ConfigError
 from eke.fit.point import Point, Room
@@ -16,7 +16,6 @@ from eke.fit.trials import without
 from eke.forecast import Forecast, Verdict, known_forecast
 from eke.pace import compile_seconds
 from eke.plan import Plan, possible_batches, replan, with_batch
-from eke.recipes.rules import NOT_BY_SIZE
 from eke.schema import Config
 
 MAX_SIZES = 6

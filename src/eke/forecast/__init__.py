@@ -6,10 +6,15 @@ from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
 from eke.forecast.pairs import note_pair
 from eke.forecast.predict import forecast, highest_phase, verdict
-from eke.forecast.rule import DOES_NOT_FIT, refuse_what_cannot_fit, refuse_what_ran_out
+from eke.forecast.rule import (
+    DOES_NOT_FIT,
+    refuse_what_cannot_fit,
+    refuse_what_ran_out,
+    what_makes_room,
+)
 from eke.forecast.seen import note_choice
 from eke.forecast.show import forecast_line, render_advice, render_forecast
-from eke.forecast.stored import advice_for, as_json, as_record, note_forecast, predicted
+from eke.forecast.stored import advice_for, as_json, as_record, as_text, note_forecast, predicted
 from eke.forecast.values import PHASES, Calibrated, Forecast, Method, Range, Traced, Verdict
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "advise",
     "as_json",
     "as_record",
+    "as_text",
     "compare_devices",
     "first_advice",
     "forecast",
@@ -53,4 +59,5 @@ __all__ = [
     "traced_forecast",
     "traced_forecasts",
     "verdict",
+    "what_makes_room",
 ]

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
-from eke.check import Facts, check
+from eke.check import NOT_BY_SIZE, Facts, check
 from eke.errors import ConfigError
 from eke.forecast.known import known_forecast
 from eke.forecast.savers import SAVERS, Change, Saver
 from eke.forecast.values import Forecast, Verdict
 from eke.plan import Plan, replan
+from eke.schema import PretrainedModel
 
 Judge = Callable[[Plan, Plan], tuple[float, str] | None]
 """A time model: of a plan and a changed one, how much longer a sample takes, and where that is
@@ -40,11 +41,18 @@ class Advice:
     """The training computes the same, but for rounding."""
 
     @property
-    def rank(self) -> tuple[bool, bool, float, int]:
-        """The same training first, then what has room to spare, is cheap and is short to type."""
+    def rank(self) -> tuple[bool, bool, bool, float, int]:
+        """The same training first, then what has room to spare, is cheap and is short to type.
+
+        Adapters of random weights learn little: only where nothing else helps.
+        """
+        config = self.plan.config
+        learns_little = config.peft.option != "none" and not isinstance(
+            config.model, PretrainedModel
+        )
         slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
         tight = self.forecast.verdict is not Verdict.fits
-        return not self.keeps, tight, slowdown, len(self.overrides)
+        return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
 
 
 def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advice]:
@@ -117,8 +125,8 @@ def _mildest(
 
 
 def _replanned(plan: Plan, change: Change) -> Plan | None:
-    """The plan with a change; None where a rule refuses it."""
-    refused, _ = check(Facts(change.config, plan.device, planning=True))
+    """The plan with a change; None where a rule refuses it, of those that do not count bytes."""
+    refused, _ = check(Facts(change.config, plan.device, planning=True), NOT_BY_SIZE)
     if refused:
         return None
     try:

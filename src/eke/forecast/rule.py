@@ -3,7 +3,7 @@
 from typing import Any
 
 from eke.errors import ConfigError, Problem
-from eke.forecast.advice import Judge, first_advice
+from eke.forecast.advice import Advice, Judge, first_advice
 from eke.forecast.stored import as_text
 from eke.forecast.values import Forecast, Method, Verdict
 from eke.plan import Plan
@@ -14,9 +14,9 @@ DOES_NOT_FIT = "does_not_fit"
 
 ANYWAY = "ignore_forecast=true"
 
-_fixes: dict[Any, str] = {}
-"""Forecast and options -> the fix: cells of a sweep that differ in nothing that takes memory have
-one."""
+_found: dict[Any, Advice | None] = {}
+"""Forecast and options -> what makes room: cells of a sweep that differ in nothing that takes
+memory have one."""
 
 
 def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = None) -> str:
@@ -86,10 +86,21 @@ def _has(plan: Plan, found: Forecast) -> str:
     return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
 
 
-def _fix(plan: Plan, found: Forecast, judge: Judge | None) -> str:
+def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> Advice | None:
+    """The first advice for a plan that does not fit; looked for once for all plans like it.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+        judge: as in `advise`.
+    """
     choices = tuple(sorted(plan.choices.items()))
     key = (found.peak, found.capacity, plan.batch, choices)
-    if key not in _fixes:
-        advice = first_advice(plan, judge)
-        _fixes[key] = as_text(advice) if advice else "eke plan --why says what needs how much"
-    return _fixes[key]
+    if key not in _found:
+        _found[key] = first_advice(plan, judge)
+    return _found[key]
+
+
+def _fix(plan: Plan, found: Forecast, judge: Judge | None) -> str:
+    advice = what_makes_room(plan, found, judge)
+    return as_text(advice) if advice else "eke plan --why says what needs how much"

@@ -3,15 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from eke.check import RULES, Facts, Verdict, check
+from eke.check import NOT_BY_SIZE, RULES, Facts, Verdict, check
 from eke.errors import Problem
 from eke.hardware import Device
 from eke.schema import Config
-
-NOT_BY_SIZE = tuple(
-    rule for rule in RULES if rule.id not in ("states_do_not_fit", "batch_does_not_fit")
-)
-"""What does not fit yet, a recipe may mend; and those rules count bytes, which takes its time."""
 
 NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
 """Of these, the ones about other sections than a choice's own are advice, not an objection: that a
@@ -56,6 +51,7 @@ def findings(config: Config, device: Device, num_nodes: int) -> Found:
         num_nodes: machines that it can use.
     """
     facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
+    # What does not fit yet, a recipe may mend; and the rules about that take their time.
     refused, warned = check(facts, NOT_BY_SIZE)
     return Found(
         {(p.rule, p.path): p for p in refused},
