@@ -8,7 +8,7 @@ from math import prod
 from eke.check import NOT_BY_SIZE, Facts, check
 from eke.errors import ConfigError
 from eke.forecast.known import known_forecast
-from eke.forecast.savers import SAVERS, Change, Saver
+from eke.forecast.savers import SAVERS, Change, Saver, smaller_batches
 from eke.forecast.values import Forecast, Verdict
 from eke.plan import Plan, replan
 from eke.schema import PretrainedModel
@@ -58,7 +58,8 @@ class Advice:
 def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advice]:
     """Overrides with which the plan's expected peak has room, as they are ranked.
 
-    Single changes, and pairs of changes of which neither is enough alone.
+    Single changes, and pairs of changes of which neither is enough alone; where none of them is,
+    pairs with the smallest micro-batch.
 
     Args:
         plan: what does not fit, or only just.
@@ -70,7 +71,7 @@ def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advic
     if len(found) < count or not any(advice.keeps for advice in found):
         too_little = [saver for saver, each in tried.items() if not each]
         found += _pairs(plan, too_little, judge)
-    return ranked(found)[:count]
+    return ranked(found or _pairs_of_the_smallest(plan, judge))[:count]
 
 
 def first_advice(plan: Plan, judge: Judge | None = None) -> Advice | None:
@@ -96,6 +97,22 @@ def _pairs(plan: Plan, savers: Sequence[Saver], judge: Judge | None) -> list[Adv
         advice
         for one, other in combinations(savers, 2)
         for advice in _mildest(plan, _each_pair(plan, one, other), judge)
+    ]
+
+
+def _pairs_of_the_smallest(plan: Plan, judge: Judge | None) -> list[Advice]:
+    """Of any two savers the first changes that are enough with the smallest micro-batch."""
+    smallest = next(reversed(list(smaller_batches(plan))), None)
+    base = _replanned(plan, smallest) if smallest else None
+    if smallest is None or base is None:
+        return []
+    others = [saver for saver in SAVERS if saver is not smaller_batches]
+    return [
+        advice
+        for one, other in combinations(others, 2)
+        for advice in _mildest(
+            plan, ((smallest, *pair) for pair in _each_pair(base, one, other)), judge
+        )
     ]
 
 

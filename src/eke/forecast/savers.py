@@ -28,6 +28,7 @@ from eke.schema import (
     Lora,
     MaskedLM,
     Optimizer,
+    QLora,
     Switch,
     Weights,
 )
@@ -164,12 +165,16 @@ def fused_attention(plan: Plan) -> Iterator[Change]:
 
 
 def adapters(plan: Plan) -> Iterator[Change]:
-    """Train added matrices alone."""
+    """Train added matrices alone; then keep the others in 4 bits."""
     config = plan.config
-    if config.peft.option != "none":
-        return
-    changed = replace(config, peft=Lora(option="lora"))
-    yield Change(("peft=lora",), changed, LORA.slowdown, LORA.source, keeps=False)
+    if config.peft.option == "none":
+        changed = replace(config, peft=Lora(option="lora"))
+        yield Change(("peft=lora",), changed, LORA.slowdown, LORA.source, keeps=False)
+    if config.peft.option in ("none", "lora"):
+        kept = {field.name: getattr(config.peft, field.name) for field in fields(config.peft)}
+        changed = replace(config, peft=QLora(**(kept | {"option": "qlora"})))
+        why = "each layer is unpacked when it is used: arXiv:2305.14314, section 3"
+        yield Change(("peft=qlora",), changed, None, why, keeps=False)
 
 
 def sharing(plan: Plan) -> Iterator[Change]:

@@ -38,6 +38,8 @@ def refusal(*overrides: str) -> Problem:
         pytest.param((*SEVEN, "hardware=h100", "recipe=fastest"), id="a-recipe"),
         pytest.param((*SEVEN, "hardware=h100", "batch=auto"), id="auto"),
         pytest.param((*ONE, "hardware=t4"), id="a-small-device"),
+        pytest.param(("model=t5_3b", "task=seq2seq_lm", "hardware=t4"), id="four-bits"),
+        pytest.param(("model=llama3_8b", "data.seq_len=2048", "hardware=t4"), id="three-changes"),
     ],
 )
 def test_the_override_makes_room_for_activations_too(overrides) -> None:
