@@ -16,7 +16,7 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
-from eke.launch.standing import RUNNING, Standing, find_standings
+from eke.launch.standing import RUNNING, UNREADABLE, Standing, find_standings
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
 from eke.units import format_number
@@ -218,7 +218,10 @@ _BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 
 def _retry_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", choices=_BAD, action="append", help="outcomes to try again (default: all three)"
+        "--only",
+        choices=_BAD,
+        action="append",
+        help="outcomes to try again (default: all three, and records that cannot be read)",
     )
 
 
@@ -231,7 +234,7 @@ def retry(options: argparse.Namespace) -> int:
             "is not the folder of a sweep; a single run is typed again, with rerun=true if need be"
         )
         raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
-    wanted = options.only or list(_BAD)
+    wanted = options.only or [*_BAD, UNREADABLE]
     found = {s.paths.folder: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
     content = read_json(sweep.sweep)

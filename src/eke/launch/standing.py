@@ -14,13 +14,16 @@ from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import jobs_of
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, metrics, read_attempts
+from eke.record import Outcome, UnreadableRecord, metrics, read_attempts, read_record
 
 TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
 """What a run without a final outcome may be doing, beside the outcomes that are not final."""
+
+UNREADABLE = "unreadable"
+"""There is a record that nobody can read: a sweep leaves such a run alone."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,11 @@ def stand(
         return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
     if job and problem and not outcome:
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
+    if not record and (why := _damage(paths)):
+        return Standing(paths, label, UNREADABLE, total=total, note=why)
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
+    if not record:  # killed before it could say how far it was
+        done, _, _ = _progress(paths)
     return Standing(paths, label, outcome or started, done, total, note=note)
 
 
@@ -183,6 +190,15 @@ def _record(paths: RunPaths) -> dict[str, Any]:
         return {}
     is_record = isinstance(record, dict) and record.get("outcome") in Outcome.__members__
     return record if is_record else {}
+
+
+def _damage(paths: RunPaths) -> str:
+    """Why the record cannot be read, and what helps; empty where there is none."""
+    try:
+        read_record(paths)
+    except UnreadableRecord as error:
+        return f"{error}; delete it, or have `eke retry SWEEP` set it aside, to run again"
+    return ""
 
 
 def _planned_steps(paths: RunPaths) -> int:

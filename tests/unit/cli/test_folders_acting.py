@@ -170,6 +170,17 @@ def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> 
     assert len(typed) == 1
 
 
+def test_a_record_that_cannot_be_read_is_set_aside(make_run, make_sweep, typed) -> None:
+    paths, folder = make_run("1"), make_sweep("1")
+    paths.record.write_text('{"outcome": "o')
+    assert cli.main(["retry", "--only", "oom", str(folder)]) == 0
+    assert paths.record.exists()
+    assert cli.main(["retry", str(folder)]) == 0
+    assert (paths.folder / "record.1.json").read_text() == '{"outcome": "o'
+    assert not paths.record.exists()
+    assert len(typed) == 1
+
+
 def test_only_some(make_run, make_sweep, typed) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
     assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0

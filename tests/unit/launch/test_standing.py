@@ -95,7 +95,9 @@ def test_what_has_not_started(run) -> None:
 def test_what_was_killed(run) -> None:
     paths = run()
     start_attempt(paths, {})
-    assert only(paths.folder).state == "interrupted"
+    paths.metrics.write_text("".join(json.dumps(step_row(n)) + "\n" for n in (1, 2)))
+    found = only(paths.folder)
+    assert (found.state, found.step) == ("interrupted", 2)
 
 
 @pytest.mark.parametrize("before", ["", "preempted", "crashed"])
@@ -159,10 +161,17 @@ def test_without_an_answer_it_is_unknown(run, queue) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "splendid"}'])
-def test_a_record_that_cannot_be_read_hides_nothing(text, run) -> None:
-    paths = run()
+def test_a_record_that_cannot_be_read_is_told(text, run, queue) -> None:
+    paths = run(element=2)
     paths.record.write_text(text)
-    assert only(paths.folder).state == "not started"
+    found = only(paths.folder)
+    assert (found.state, found.total, found.is_active) == ("unreadable", 20, False)
+    assert found.note.startswith(f"{paths.record}: ")
+    assert "eke retry" in found.note
+    queue["5_2"] = Element("PENDING", "", "", "Priority")
+    assert only(paths.folder).state == "queued"
+    with claim(paths):
+        assert only(paths.folder).state == "running"
 
 
 # --- folders --------------------------------------------------------------------------------------
