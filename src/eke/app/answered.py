@@ -3,11 +3,8 @@
 from collections.abc import Callable
 
 from eke.errors import ConfigError
-from eke.launch import Place
+from eke.launch import FOR_WRITING, Place
 from eke.plan import Plan
-
-FOR_WRITING = frozenset({"runs_has_space", "runs_writable"})
-"""Rules that only a run which still has something to write can break."""
 
 
 def plan_unless_answered(

@@ -12,6 +12,7 @@ from eke.launch.probe import Probed, probe
 from eke.launch.single import run_single
 from eke.launch.supervise import STOP_SIGNALS, become_worker
 from eke.launch.sweep import (
+    FOR_WRITING,
     Cell,
     SweepFile,
     merge_duplicates,
@@ -21,6 +22,7 @@ from eke.launch.sweep import (
 )
 
 __all__ = [
+    "FOR_WRITING",
     "STOP_SIGNALS",
     "Books",
     "Cell",

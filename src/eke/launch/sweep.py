@@ -14,6 +14,9 @@ from eke.paths import SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 
+FOR_WRITING = frozenset({"runs_has_space", "runs_writable"})
+"""Rules that only a run which still has something to write can break; it could run elsewhere."""
+
 WRITE_S = 1.0
 """Between two writes of a sweep's file."""
 
@@ -138,11 +141,13 @@ def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:
-    """0 when every cell that could run is ok; 2 when none could run."""
+    """0 when every cell that could run is ok; 2 when none could run; 1 also for a full disk."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
     if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
         return EXIT_RESUMABLE
     if not ran:
         return EXIT_USER
-    return EXIT_OK if all(o is Outcome.ok for o in ran) else EXIT_FAILED
+    # Nothing is wrong with these: the same command runs them once there is room.
+    is_missing = any(cell.rule in FOR_WRITING for cell in cells)
+    return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED

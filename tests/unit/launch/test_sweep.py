@@ -108,3 +108,11 @@ def test_cells_that_are_the_same_run_are_merged(plan) -> None:
 )
 def test_what_a_sweep_exits_with(outcomes, code) -> None:
     assert sweep_exit_code([Cell((), outcome=outcome) for outcome in outcomes]) == code
+
+
+@pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable"])
+def test_a_sweep_that_a_full_disk_keeps_from_its_end_has_not_ended_well(rule) -> None:
+    missing = Cell((), outcome="refused", rule=rule)
+    assert sweep_exit_code([Cell((), outcome="ok"), missing]) == 1
+    assert sweep_exit_code([missing]) == 2
+    assert sweep_exit_code([Cell((), outcome="cancelled"), missing]) == 75
