@@ -80,12 +80,15 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
 
 
 def parse_row(line: str) -> Row | None:
-    """One line as a row; None when it is torn."""
+    """One line as a row; None when it is torn, or holds anything but numbers: no row of ours."""
     try:
-        row = json.loads(line)
+        found = json.loads(line)
     except ValueError:
         return None
-    return {key: _number(value) for key, value in row.items()} if isinstance(row, dict) else None
+    if not isinstance(found, dict):
+        return None
+    row = {key: _number(value) for key, value in found.items()}
+    return row if all(isinstance(value, int | float) for value in row.values()) else None
 
 
 def _number(value: Any) -> Any:
