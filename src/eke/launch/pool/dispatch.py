@@ -81,6 +81,9 @@ class Pool:
         if due and self.ready():
             self._tried = now
             start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
+        if self.heard:  # what could not be started waits for nobody: we may hold its devices
+            for job in self.books.jobs:
+                job.waiting_for = ""
         self.books.ledger.flush()
         self.books.board.update(self.books.jobs)
 

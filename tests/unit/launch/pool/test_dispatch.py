@@ -158,6 +158,7 @@ def test_asked_to_stop_it_starts_nothing_more_and_waits_for_the_checkpoints(
     pool.run()
     assert [run.signals for run in machine.runs] == [[signal.SIGTERM]] * 2
     assert [job.outcome for job in jobs] == [Outcome.preempted] * 2 + [None] * 2
+    assert [job.waiting_for for job in jobs] == [""] * 4, "nothing waits for devices any more"
 
 
 def test_an_error_of_the_pools_own_leaves_no_worker_behind(
