@@ -39,7 +39,7 @@ from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cl
 from eke.pace import forecast_time, sum_line
 from eke.paths import SweepPaths
 from eke.plan import Plan
-from eke.record import EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.report import PlanningLine, label_cells, render_cells
 from eke.schema import Launcher
 from eke.units import format_number
@@ -215,7 +215,10 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
         missing = format_number(len(left), "run")
         say(f"not in the queue, and the same command submits them: {missing} ({why})")
     say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
-    return EXIT_OK if detach and not left else EXIT_RESUMABLE
+    if left or not detach:
+        return EXIT_RESUMABLE
+    failed = any(job.outcome is Outcome.crashed for job in planned.jobs)
+    return EXIT_FAILED if failed else EXIT_OK
 
 
 def make_jobs(

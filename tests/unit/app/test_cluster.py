@@ -10,6 +10,7 @@ from eke.errors import EkeError
 from eke.hardware import Device
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
+from eke.record import Outcome
 from eke.units import GIB
 
 SMALL = (
@@ -173,7 +174,7 @@ def submitted(monkeypatch, tmp_path):
     """A sweep of two runs, with a cluster that takes so many of them."""
 
     class Taken:
-        room = 2
+        room, refused = 2, 0
 
         def __init__(self, books, paths, identity) -> None:
             self.jobs = list(books.jobs)
@@ -182,6 +183,8 @@ def submitted(monkeypatch, tmp_path):
             """As many as fit."""
             for job in self.jobs[self.room :]:
                 job.waiting_for = str(SubmissionRefused("sbatch: error: QOSMaxSubmitJobLimit"))
+            for job in self.jobs[: self.refused]:
+                job.end(Outcome.crashed, "sbatch: error: Invalid partition")
 
         def watch(self) -> None:
             """Until somebody leaves."""
@@ -214,6 +217,11 @@ def test_leaving_says_what_goes_on_and_what_does_not(
     assert "the runs go on in the cluster: eke status" in out
     left = "not in the queue, and the same command submits them: 1 run (sbatch: error"
     assert (left in out) is (room == 1)
+
+
+def test_leaving_while_sbatch_refuses_a_run_has_not_gone_well(submitted, typed, no_gpu) -> None:
+    submitted.refused = 1
+    assert typed(*SLURM, "hardware=cpu", "launcher.detach=true")[0] == 1
 
 
 @pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["one run", "a sweep"])

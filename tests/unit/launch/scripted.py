@@ -33,10 +33,11 @@ def look(made: Cluster, times: int = 1) -> None:
 
 
 class QuietBoard:
-    """Shows nothing, remembers ends."""
+    """Shows nothing, remembers ends and what concerns all runs."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
+        self.notes: list[str] = []
 
     def started(self, job: Job) -> None:
         """Nothing."""
@@ -47,6 +48,10 @@ class QuietBoard:
 
     def update(self, jobs) -> None:
         """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Remember."""
+        self.notes.append(text)
 
 
 class QuietLedger:

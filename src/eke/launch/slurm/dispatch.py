@@ -82,27 +82,50 @@ class Cluster:
     def submit_missing(self, lock: int) -> None:
         """Submit the runs without a job; those that no longer fit into the queue stay for later.
 
+        What sbatch refuses is settled with its words, and the others go on.
+
         Raises:
-            EkeError: SLURM gives no answer, or refuses.
+            EkeError: SLURM gives no answer, or refuses all there is.
         """
         settle_intents(self.paths.slurm, self.sleep)
         self.find_queued(scheduler.queue())
         limit = scheduler.max_array_size()
         new = [job for job in self.without_job() if self.freeze(job)]
+        refused: list[tuple[Job, SubmissionRefused]] = []
         for request, group in arrays(new, limit):
-            while group:
-                try:
-                    now, group = group[: self.most], group[self.most :]
-                    self.submit_array(request, now, lock)
-                except SubmissionRefused as error:
-                    if not error.is_full:
-                        raise
-                    group, self.most = now + group, max(1, len(now) // 2)
-                    if len(now) > 1:
-                        continue
+            try:
+                self.submit_group(request, group, lock)
+            except SubmissionRefused as error:
+                if error.is_full:
                     for job in new:
                         job.waiting_for = "" if job.number in self.elements else str(error)
-                    return
+                    break
+                missed = [job for job in group if job.number not in self.elements]
+                refused += [(job, error) for job in missed]
+        if len(refused) == len(self.books.jobs):
+            raise refused[0][1]
+        for said in dict.fromkeys(str(why) for _, why in refused):
+            self.books.board.note(said)  # whoever leaves at once sees no summary
+        for job, why in refused:
+            self.books.end(job, Outcome.crashed, str(why))
+
+    def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
+        """Put runs that ask for the same into the queue, in as many arrays as it takes.
+
+        Raises:
+            SubmissionRefused: not even one more run is taken.
+            EkeError: nobody knows whether some are in the queue.
+        """
+        while group:
+            now, group = group[: self.most], group[self.most :]
+            try:
+                self.submit_array(request, now, lock)
+            except SubmissionRefused as error:
+                if error.is_full:
+                    self.most = max(1, len(now) // 2)
+                if not error.is_full or len(now) == 1:
+                    raise
+                group = now + group
 
     def submit_array(self, request: Request, group: list[Job], lock: int) -> None:
         """Put runs that ask for the same into the queue.

@@ -112,6 +112,8 @@ class Scheduler:
     """Why it gives no answer."""
     refusal: str = ""
     """What sbatch says."""
+    refuses: str = ""
+    """Text of the batch scripts that it says so of; empty for all."""
     room: int = 10**6
     """Jobs that the queue takes before it refuses."""
     array_size: int = 1001
@@ -132,7 +134,7 @@ class Scheduler:
         text = script.read_text()
         count = int(text.split("--array=0-")[1].split("%")[0].strip("'")) + 1
         name = text.split("--job-name=")[1].split("\n")[0].strip("'")
-        if self.refusal:
+        if self.refusal and self.refuses in text:
             raise scheduler.SubmissionRefused(self.refusal)
         if len(self.now) + count > self.room:
             raise scheduler.SubmissionRefused("sbatch: error: QOSMaxSubmitJobPerUserLimit")

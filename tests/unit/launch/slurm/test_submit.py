@@ -17,6 +17,7 @@ from eke.launch.slurm.submission import jobs_of, read_submissions
 from eke.launch.slurm.submit import arrays, freeze, submit_array, submitting
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import read_plan
+from eke.record import Outcome
 
 
 @pytest.fixture
@@ -89,6 +90,24 @@ def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep
     with pytest.raises(EkeError, match="Invalid partition"):
         make_cluster(jobs_here(2)).submit()
     assert [path.name for path in sweep.slurm.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("room", [10, 2], ids=["room", "full"])
+def test_what_sbatch_refuses_keeps_no_other_request_out(
+    room, jobs_here, plan_with, make_cluster, cluster, sweep
+) -> None:
+    cluster.refusal, cluster.refuses = "sbatch: error: Invalid partition", "--partition=old"
+    cluster.room = room
+    jobs = jobs_here(5)
+    old, new = {"resources.partition": "old"}, {"resources.partition": "new"}
+    with_values(jobs, plan_with, [{}, old, new, old, {"resources.time": "9"}])
+    made = make_cluster(jobs)
+    made.submit()
+    assert cluster.submitted == [1] * min(3, room)
+    assert [job.outcome for job in jobs] == [None, Outcome.crashed, None, Outcome.crashed, None]
+    assert jobs[3].reason == cluster.refusal
+    assert made.books.board.notes == [cluster.refusal], "once"
+    assert len(list(sweep.slurm.glob("*.sbatch"))) == min(3, room)
 
 
 def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:
