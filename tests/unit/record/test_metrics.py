@@ -48,8 +48,14 @@ def test_not_finite_numbers_survive_strict_json(value, path) -> None:
 @pytest.mark.parametrize(
     "torn",
     [
-        b'{"train/loss": 1', b"[1, 2]", b"3", b"null", b"\xff\xfe{", b'{"a": "\xc3',
-        b'{"train/global_step": null, "train/loss": 1}', b'{"train/global_step": "2"}',
+        b'{"train/loss": 1',
+        b"[1, 2]",
+        b"3",
+        b"null",
+        b"\xff\xfe{",
+        b'{"a": "\xc3',
+        b'{"train/global_step": null, "train/loss": 1}',
+        b'{"train/global_step": "2"}',
         b'{"train/global_step": 2, "train/step_time_s": [1]}',
     ],
     ids=["half", "list", "number", "null", "bytes", "half a letter", "no step", "a text", "lists"],
