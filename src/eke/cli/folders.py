@@ -90,7 +90,7 @@ def render(standings: Sequence[Standing]) -> str:
     lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
     for each in standings:
         if each.note:
-            lines += ["", f"{each.state}: {each.paths.folder.name}", f"  {each.note}"]
+            lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return "\n".join(
@@ -102,7 +102,12 @@ def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
     step = f"{each.step}/{each.total}" if each.total else ""
     loss = "" if each.loss is None else f"{each.loss:.4f}"
     label = " ".join(word for word in each.label.split() if word not in shared)
-    return (each.state, step, loss, each.where, each.paths.folder.name, label)
+    return (each.state, step, loss, each.where, _run(each), label)
+
+
+def _run(each: Standing) -> str:
+    """Its folder's name; empty for a cell that has none, since no run can be."""
+    return "" if each.state == Outcome.refused.name else each.paths.folder.name
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -30,6 +30,18 @@ def test_one_run_is_named_in_full(make_run, capsys) -> None:
     assert "optimizer=sgd seed=1" in capsys.readouterr().out
 
 
+def test_what_is_refused_has_no_run_and_is_named_by_what_was_typed(runs, capsys) -> None:
+    folder = runs / "sweep-1"
+    folder.mkdir(parents=True)
+    more = {"run_id": "", "folder": "", "outcome": "refused", "reason": "too large"}
+    cells = [{"overrides": ["a=1", f"b={n}"], **more} for n in (1, 2)]
+    (folder / "sweep.json").write_text(json.dumps({"cells": cells}))
+    assert cli.main(["status", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["refused", "b=1"]
+    assert lines[4:6] == ["refused: a=1 b=1", "  too large"]
+
+
 def test_for_machines(make_run, runs, capsys) -> None:
     make_run("1", "crashed")
     assert cli.main(["status", str(runs), "--json"]) == 0
