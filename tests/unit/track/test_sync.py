@@ -120,7 +120,7 @@ def test_torn_and_foreign_lines_are_left_out_and_named(
         file.write('{"train/global_step": "4"}\n[]\n\0\xff\n{"train/global_step": 5, "train/lo')
     assert main(["sync", str(paths.folder)]) == 0
     assert steps_of(online) == [1, 2, 3]
-    assert "3 unreadable lines left out" in capsys.readouterr().out
+    assert "4 unreadable lines left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
