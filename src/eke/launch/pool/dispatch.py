@@ -143,6 +143,9 @@ class Pool:
             self.books.settle(job, live.finish(), stopping=bool(self.heard))
         except EkeError as error:
             job.end(Outcome.crashed, str(error))
+        except Exception as error:  # whatever it has left behind: the others go on
+            why = f"what it left cannot be read: {type(error).__name__}: {error}"
+            job.end(Outcome.crashed, why)
         finally:
             job.grant = None
             grant.release()

@@ -48,6 +48,25 @@ def test_one_runs_end_never_ends_the_others(outcome, make_jobs, make_pool, machi
     assert [job.outcome for job in jobs[1:]] == [Outcome.ok, Outcome.ok]
 
 
+def test_what_nobody_thought_of_in_one_runs_files_never_ends_the_others(
+    make_jobs, make_pool, gpus
+) -> None:
+    jobs = make_jobs(1, 1, 1)
+    pool = make_pool(jobs, gpus(3))
+    settled = pool.books.settle
+
+    def settle(job, *arguments, **options) -> None:
+        if job is jobs[0]:
+            raise TypeError("a number is missing")
+        settled(job, *arguments, **options)
+
+    pool.books.settle = settle
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.ok]
+    assert jobs[0].reason == "what it left cannot be read: TypeError: a number is missing"
+    assert not pool.books.running()
+
+
 def test_a_small_run_fills_the_gap_before_a_large_one(make_jobs, make_pool, machine, gpus) -> None:
     jobs = make_jobs(1, 2, 1)
     machine.ends["a"] = deque([("ok", 20, 5)])
