@@ -226,8 +226,8 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
         "--only",
         choices=_BAD,
         action="append",
-        help="outcomes to try again (default: all three, and records that cannot be read); typing the"
-        " sweep again, which follows, runs what has crashed or not ended in any case",
+        help="outcomes to try again (default: all three, and records that cannot be read); typing"
+        " the sweep again, which follows, runs what has crashed or not ended in any case",
     )
 
 
