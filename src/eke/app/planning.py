@@ -111,7 +111,10 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
     except ConfigError as error:
         if any(problem.rule not in BY_SIZE for problem in error.problems):
             raise
-        smallest = plan_of(permitted(facts, lenient=True)[0])
+        try:
+            smallest = plan_of(permitted(facts, lenient=True)[0])
+        except ConfigError:  # something else is wrong with it, too: first what the rule says
+            raise error from None
         raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
 
 
