@@ -1,5 +1,7 @@
 """The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
 
+import shlex
+
 import pytest
 from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
 
@@ -70,6 +72,32 @@ def test_what_is_no_baseline_or_several_is_refused(tmp_path, asked, why):
     with pytest.raises(ConfigError, match=why) as caught:
         compared(tmp_path, runs, baseline=asked)
     assert "--baseline precision=" in str(caught.value)
+
+
+TWICE = ["as typed", "other", "as typed"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        pytest.param("as typed", TWICE, id="a name of two"),
+        pytest.param("precision=fp32", TWICE, id="two with a name"),
+        pytest.param("nobody", TWICE, id="nobody"),
+        pytest.param("nobody", ["as typed", "optimizer=lion precision=bf16", "x"], id="a = in it"),
+    ],
+)
+def test_the_baseline_that_is_proposed_can_be_typed(tmp_path, asked, rows):
+    runs = [
+        Run({"precision": "fp32", "optimizer": "adamw"}, speed=None, outcome="oom"),
+        Run({"precision": "bf16", "optimizer": "lion"}),
+        Run({"precision": "fp32", "optimizer": "lion"}),
+    ]
+    folder = make_sweep(tmp_path, runs, rows)
+    with pytest.raises(ConfigError) as refused:
+        compare([folder], baseline=asked)
+    flag, proposed = shlex.split(str(refused.value).rpartition("-> ")[2])
+    assert flag == "--baseline"
+    assert len(compare([folder], baseline=proposed).machines) == 1
 
 
 def test_a_baseline_that_failed_is_said(tmp_path):

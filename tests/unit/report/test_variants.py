@@ -142,6 +142,36 @@ def test_rows_have_their_names(tmp_path):
     assert [v.label for v in variants] == ["baseline", "half"]
 
 
+def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_path):
+    """Two searches of `eke fit`, or a named sweep of two models, under one folder."""
+    shown = [
+        (
+            "as typed",
+            Run({"model": "tiny", "attention": "eager", "precision": "fp32"}),
+            "as typed, model=tiny attention=eager",
+        ),
+        (
+            "as typed",
+            Run({"model": "tiny", "attention": "sdpa", "precision": "fp32"}),
+            "as typed, model=tiny attention=sdpa",
+        ),
+        (
+            "as typed",
+            Run({"model": "gpt2", "attention": "sdpa", "precision": "bf16"}, outcome="not run"),
+            "as typed, model=gpt2 attention=sdpa",
+        ),
+        ("half", Run({"model": "tiny", "attention": "sdpa", "precision": "bf16"}), "half"),
+    ]
+    variants, _, _ = grouped(tmp_path, [run for _, run, _ in shown], [row for row, _, _ in shown])
+    assert [variant.label for variant in variants] == [label for _, _, label in shown]
+
+
+def test_one_row_on_two_machines_has_its_own_name(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "fp32"}, machine={"device": "another"})]
+    variants, _, _ = grouped(tmp_path, runs, ["whole", "whole"])
+    assert [variant.label for variant in variants] == ["whole [A]", "whole [B]"]
+
+
 def test_a_run_that_was_measured_again_counts_twice(tmp_path):
     runs = [Run(speed=100.0), Run(speed=102.0)]
     variants, _, _ = grouped(tmp_path, runs)

@@ -1,5 +1,6 @@
 """What the others are compared with: said by the user, or the first that ended well."""
 
+import shlex
 from collections.abc import Sequence
 
 from eke.errors import ConfigError, Problem
@@ -35,7 +36,7 @@ def choose(
         good = [v for v in here if v.records]
         if asked and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
-            fix = f"--baseline {_spelled(here[0], keys)}"
+            fix = f"--baseline {_spelled(here[0], keys, variants)}"
             raise ConfigError(Problem("--baseline", asked, why, fix))
         if good:
             chosen[machine.letter] = good[0]
@@ -56,18 +57,28 @@ def choose(
 
 
 def _is_meant(variant: Variant, asked: str) -> bool:
-    if "=" not in asked:
-        return asked in variant.rows
+    # `eke fit` names its rows by what was changed, so a row's name may have a `=`, too.
+    if "=" not in asked or asked in (*variant.rows, variant.label):
+        return asked in (*variant.rows, variant.label)
     pairs = [part.partition("=")[::2] for part in asked.split(",")]
     return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
 
 
-def _spelled(variant: Variant, keys: Sequence[str]) -> str:
-    if variant.row:
-        return variant.row
-    return ",".join(f"{key}={variant.factors[key]}" for key in keys if variant.factors.get(key))
+def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
+    """What means this one alone, as a shell takes it."""
+    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
+        return shlex.quote(variant.row)
+    told: list[str] = []
+    left = list(variants)
+    for key in keys:
+        value = variant.factors.get(key)
+        narrower = [each for each in left if each.settings.get(key) == value]
+        if value and len(narrower) < len(left):
+            told, left = [*told, f"{key}={value}"], narrower
+    return shlex.quote(",".join(told))
 
 
 def _example(variants: Sequence[Variant]) -> str:
     first = next((v for v in variants if v.records), variants[0])
-    return _spelled(first, list(first.factors)) or "KEY=VALUE"
+    spelled = _spelled(first, list(first.factors), variants)
+    return spelled if spelled != shlex.quote("") else "KEY=VALUE"

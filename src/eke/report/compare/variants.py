@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from eke.files import plain
@@ -164,10 +164,32 @@ def _describe(
         if key in found:
             named = telling(keys, all_settings, typed[key], known, overrides)
         label = _label(members, named)
-        if several and key[0]:
-            label += f" [{key[0]}]"
         variants.append(Variant(tuple(members), key[0], all_settings, factors, label))
+    variants = _rows_apart(variants, keys)
+    if several:
+        variants = [
+            replace(v, label=f"{v.label} [{v.machine}]") if v.machine else v for v in variants
+        ]
     return keys, variants
+
+
+def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Variant]:
+    """A row's name that sweeps give to several configurations, with what sets these apart."""
+    by_name: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
+    labels: dict[int, str] = {}
+    for name, same in by_name.items():
+        parts: list[tuple[str, ...]] = [()] * len(same if name else ())
+        for key in keys:
+            longer = [(*p, f"{key}={v.factors[key]}") for p, v in zip(parts, same, strict=False)]
+            # A key that tells no two of them apart that the ones before did not says nothing.
+            parts = longer if len(set(longer)) > len(set(parts)) else parts
+        labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}
+    return [
+        replace(v, label=f"{v.label}, {told}") if (told := labels.get(id(v))) else v
+        for v in variants
+    ]
 
 
 def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list[str]:
