@@ -1,11 +1,13 @@
 """The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
 
+import json
 import shlex
 
 import pytest
 from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
 
 from eke.errors import ConfigError
+from eke.paths import SweepPaths
 from eke.report.compare import compare
 from eke.report.compare.parity import Parity
 from eke.report.compare.statistics import Decision
@@ -277,6 +279,19 @@ def test_without_repeats_nothing_is_claimed(tmp_path):
     first = said(tmp_path, [Run({"precision": "fp32"})], [Run({"precision": "bf16"}, speed=300.0)])
     assert first[0].startswith("Too few repeats to tell differences from chance")
     assert "sweep.repeats=3" in first[0]
+
+
+def test_repeats_are_made_by_a_command_that_takes_them(tmp_path):
+    """`eke fit` refuses sweep.repeats, and runs typed alone have no command of a sweep."""
+    for number, precision in enumerate(("fp32", "bf16")):
+        make_run(tmp_path / "runs" / f"{number:016x}", Run({"precision": precision}))
+    assert "python train.py -m with sweep.repeats=3" in verdict(compare([tmp_path / "runs"]))[0]
+    sweep = make_sweep(tmp_path, [Run({"precision": p}) for p in ("fp32", "bf16")])
+    assert "sweep.repeats=3 and the same command" in verdict(compare([sweep]))[0]
+    paths = SweepPaths(sweep)
+    content = {**json.loads(paths.sweep.read_text()), "command": ["fit", "model=tiny"]}
+    paths.sweep.write_text(json.dumps(content))
+    assert "python train.py -m with sweep.repeats=3" in verdict(compare([sweep]))[0]
 
 
 def test_noise_is_not_resolved(tmp_path):

@@ -16,11 +16,19 @@ def verdict(comparison: Comparison) -> list[str]:
     for part in comparison.machines:
         where = f"Machine {part.machine.letter}: " if len(comparison.machines) > 1 else ""
         rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
-        lines += [where + line for line in _on(part, rows)]
+        lines += [where + line for line in _on(part, rows, _more_repeats(comparison))]
     return lines or ["Nothing has ended well yet: there is nothing to compare."]
 
 
-def _on(part: OneMachine, rows: Sequence[Row]) -> list[str]:
+def _more_repeats(comparison: Comparison) -> str:
+    """How to come by more of them: runs typed alone and `eke fit` refuse `sweep.repeats`."""
+    repeats = f"sweep.repeats={MIN_REPEATS}"
+    if any(command[0] != "fit" for command in comparison.commands):
+        return f"{repeats} and the same command measures what is missing"
+    return f"python train.py -m with {repeats} runs each {MIN_REPEATS} times"
+
+
+def _on(part: OneMachine, rows: Sequence[Row], more_repeats: str) -> list[str]:
     good = [row for row in rows if row.variant.records]
     if not good:
         return ["No run ended well: there is nothing to compare."]
@@ -29,10 +37,11 @@ def _on(part: OneMachine, rows: Sequence[Row]) -> list[str]:
     if part.baseline is None:
         return ["Without a baseline there is nothing to compare with; --baseline names one."]
     others = [row for row in good if not row.is_baseline]
-    return [line for line in (_fastest(part, others), _smallest(part, others)) if line]
+    fastest = _fastest(part, others, more_repeats)
+    return [line for line in (fastest, _smallest(part, others)) if line]
 
 
-def _fastest(part: OneMachine, others: Sequence[Row]) -> str:
+def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
     speeds = [row for row in others if SAMPLES.key in row.ratios]
     if not speeds or part.baseline is None:
         return "No speed was measured that could be compared."
@@ -45,10 +54,7 @@ def _fastest(part: OneMachine, others: Sequence[Row]) -> str:
             if found.value > 1
             else f"none was faster than {base}"
         )
-        return (
-            f"Too few repeats to tell differences from chance ({what}); "
-            f"sweep.repeats={MIN_REPEATS} and the same command measures what is missing."
-        )
+        return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
     faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
     sound = [r for r in faster if r.quality.parity not in (Parity.worse, Parity.unresolved)]
     if not faster:
