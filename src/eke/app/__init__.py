@@ -1,7 +1,7 @@
 """What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import eke
 from eke.app.batching import Means
@@ -35,7 +35,12 @@ __all__ = ["main", "plan_for"]
 
 
 def main(
-    argv: Sequence[str], *, as_json: bool = False, why: bool = False, trace: bool = False
+    argv: Sequence[str],
+    *,
+    as_json: bool = False,
+    why: bool = False,
+    trace: bool = False,
+    also: Mapping[str, int] | None = None,
 ) -> int:
     """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
 
@@ -44,9 +49,11 @@ def main(
         as_json: print the plan for machines, with `plan_only=true`.
         why: also what would make it fit into memory, with `plan_only=true`.
         trace: spend seconds on a trace of its memory, with `plan_only=true`.
+        also: flags of the command that calls, one of which may have been misspelt, and how many
+            values follow each.
     """
     try:
-        arguments = split_arguments(argv)
+        arguments = split_arguments(argv, also)
         if arguments.help:
             return say(help_text(arguments.config_dir))
         if arguments.version:

@@ -82,7 +82,8 @@ def _plan(rest: list[str]) -> int:
     flags = ("--json", "--why", "--quick")
     overrides = [each for each in rest if each not in flags]
     as_json, why, quick = (flag in rest for flag in flags)
-    return app.main([*overrides, "plan_only=true"], as_json=as_json, why=why, trace=not quick)
+    typed = [*overrides, "plan_only=true"]
+    return app.main(typed, as_json=as_json, why=why, trace=not quick, also=dict.fromkeys(flags, 0))
 
 
 def _usage(code: int) -> int:

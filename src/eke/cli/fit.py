@@ -25,6 +25,9 @@ step and the length of samples are kept.
   eke fit model=llama_1b launcher.fork_server=true      all trials import PyTorch once
 """
 
+FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
+"""Its own -> values that follow."""
+
 MIN_TRIALS = 2
 """What was typed, and something else."""
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
     try:
-        typed = split_arguments([*folder, *overrides])
+        typed = split_arguments([*folder, *overrides], FLAGS)
     except EkeError as error:
         return complain(str(error), error.exit_code)
     if typed.version:

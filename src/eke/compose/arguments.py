@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,13 @@ _EXAMPLES = {
     "--config-dir": "FOLDER",
     "-cd": "FOLDER",
 }
-_FLAGS = (*_HYDRA_FLAGS, *_INFO_FLAGS, *_SWITCHES, *_CONFIG_DIR)
+# Every flag -> values that follow.
+_FLAGS = {
+    **_HYDRA_FLAGS,
+    **dict.fromkeys(_INFO_FLAGS, 1),
+    **dict.fromkeys(_SWITCHES, 0),
+    **dict.fromkeys(_CONFIG_DIR, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,13 @@ class _Reader:
         return ""
 
 
-def split_arguments(argv: Sequence[str]) -> Arguments:
+def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) -> Arguments:
     """Sort a command line (without the program's name) into overrides and flags.
+
+    Args:
+        argv: without the flags that the command itself knows.
+        also: these flags (`--why` of `eke plan`), one of which may have been misspelt, and how
+            many values follow each.
 
     Raises:
         ConfigError: flags that nobody knows, each with its `key=value` form.
@@ -107,7 +118,7 @@ def split_arguments(argv: Sequence[str]) -> Arguments:
         if token == "--":
             continue
         if token.startswith("-") and token != "-":
-            _read_flag(token, reader, catalogue)
+            _read_flag(token, reader, catalogue, also or {})
         else:
             reader.overrides.append(token)
     if reader.problems:
@@ -122,7 +133,7 @@ def split_arguments(argv: Sequence[str]) -> Arguments:
     )
 
 
-def _read_flag(token: str, reader: _Reader, catalogue: Catalogue) -> None:
+def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]) -> None:
     flag, equals, rest = token.partition("=")
     inline = rest if equals else None
     if flag in _SWITCHES and inline is None:
@@ -138,28 +149,33 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue) -> None:
         values = [inline] if inline else [reader.tokens.pop(0)] if follows else []
         reader.hydra_flags += [flag, *values]
     else:
-        reader.problems.append(_unknown_flag(flag, inline, reader, catalogue))
+        reader.problems.append(_unknown_flag(flag, inline, reader, catalogue, also))
 
 
-def _unknown_flag(flag: str, inline: str | None, reader: _Reader, catalogue: Catalogue) -> Problem:
+def _unknown_flag(
+    flag: str, inline: str | None, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]
+) -> Problem:
     """`--precision bf16`, `--lr=0.1`, `--fp16`: say it as Hydra wants it."""
     value = inline
     takes_next = reader.tokens and "=" not in reader.tokens[0]
     if value is None and takes_next and not reader.tokens[0].startswith("--"):
         value = reader.tokens.pop(0)
     name = flag.lstrip("-")
-    long_flag = _near_flag(flag)
+    of_command = _near_flag(flag, also)
+    long_flag = of_command or _near_flag(flag, _FLAGS)
     override = f"{name.replace('-', '_')}={'true' if value is None else value}"
-    if long_flag and not find_retired(name) and not completed(name, catalogue):
-        inline_value = f" {value}" if value else ""
-        return Problem(flag, value or "", "there is no such flag", f"{long_flag}{inline_value}")
+    is_a_setting = find_retired(name) or completed(name, catalogue)
+    if long_flag and (of_command or not is_a_setting):
+        follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
+        why = "takes no value" if flag == long_flag else "there is no such flag"
+        return Problem(flag, value or "", why, f"{long_flag}{follows}")
     fix = mend(override, catalogue)
     why = "there is no such flag; settings are typed as key=value, without dashes"
     return Problem(flag, value or "", why, fix or "KEY=VALUE")
 
 
-def _near_flag(flag: str) -> str | None:
+def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
     """The flag that was misspelt; 0.8 is one or two letters of a long flag."""
-    flags = [known for known in _FLAGS if known.startswith("--")]
+    flags = [each for each in known if each.startswith("--")]
     near = difflib.get_close_matches(flag, flags, n=1, cutoff=0.8)
     return near[0] if near else None

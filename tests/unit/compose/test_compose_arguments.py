@@ -49,3 +49,19 @@ def test_all_unknown_flags_are_told_at_once() -> None:
 def test_flag_without_its_value(flag: str) -> None:
     with pytest.raises(ConfigError, match=f"{flag} needs a value"):
         split_arguments([flag])
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        pytest.param(["--whyy"], "--why", id="a flag of the command"),
+        pytest.param(["--why=yes"], "--why", id="a value where none follows"),
+        pytest.param(["--nmae", "x"], "--name x", id="before data.name, which is a setting"),
+        pytest.param(["--multrun"], "--multirun", id="a flag of all"),
+        pytest.param(["--precison", "bf16"], "precision=bf16", id="a setting"),
+    ],
+)
+def test_a_flag_of_the_command_that_was_misspelt_is_proposed(argv: list[str], fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_arguments(argv, {"--why": 0, "--name": 1})
+    assert caught.value.problems[0].fix == fix
