@@ -15,6 +15,7 @@ from eke.compose.sweep.text import split_list, sweep_text, value_text
 from eke.compose.wording import as_typed, shown
 from eke.errors import ConfigError, Problem
 from eke.schema import Sweep
+from eke.units import format_number
 
 MAX_CELLS = 100_000
 """More is a mistake in a range: at 10 ms a cell, planning them takes a quarter of an hour."""
@@ -176,9 +177,17 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...
     for key, column in zip(zipped, columns, strict=True):
         if len(column) != len(columns[0]):
             other = f"{next(iter(zipped))} has {len(columns[0])}"
-            why = f"{key} has {len(column)} values and {other}; zip pairs them"
-            raise ConfigError(Problem("sweep.zip", key, why, as_typed(f"sweep.product.{key}=...")))
+            why = f"{key} has {format_number(len(column), 'value')} and {other}; zip pairs them"
+            # With every combination lists of any lengths go together.
+            pairs = [f"{k}:[{','.join(_bare(c))}]" for k, c in zip(zipped, columns, strict=True)]
+            fix = as_typed(f"sweep.product={{{','.join(pairs)}}}")
+            raise ConfigError(Problem("sweep.zip", key, why, f"{fix}   (in place of sweep.zip)"))
     return tuple(zip(*columns, strict=True))
+
+
+def _bare(column: Overrides) -> list[str]:
+    """The values of a column without their key."""
+    return [text.partition("=")[2] for text in column]
 
 
 def _refuse_twice(definition: Definition, typed: set[str]) -> None:
