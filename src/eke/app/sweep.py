@@ -321,7 +321,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
 def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
     """How many cells there are, and how many of them will not run; what was left out, and why."""
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
-    parts = [f"{len(cells)} cells"]
+    parts = [format_number(len(cells), "cell")]
     parts += [f"{refused} refused"] if refused else []
     parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
     parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]

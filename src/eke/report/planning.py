@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from eke.units import format_number
+
 QUIET_S = 2.0
 """Planning that is over sooner needs no line."""
 
@@ -30,15 +32,15 @@ class PlanningLine:
 
     def composed(self, done: int, total: int) -> None:
         """So many cells are composed."""
-        self._show(f"composed {done} of {total} cells")
+        self._show(f"composed {done} of {format_number(total, 'cell')}")
 
     def planned(self, done: int, total: int) -> None:
         """So many cells are checked and planned."""
-        self._show(f"checked and planned {done} of {total} cells")
+        self._show(f"checked and planned {done} of {format_number(total, 'cell')}")
 
     def traced(self, done: int, total: int) -> None:
         """The memory of so many cells is traced, of those that may not fit."""
-        self._show(f"traced the memory of {done} of {total} cells")
+        self._show(f"traced the memory of {done} of {format_number(total, 'cell')}")
 
     def combined(self, done: int, total: int) -> None:
         """So many sets of techniques are checked."""

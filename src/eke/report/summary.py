@@ -6,7 +6,7 @@ A line whose number was not measured is left out.
 from typing import Any
 
 from eke.record import Outcome, Record, Spread
-from eke.units import format_bytes, format_count, format_flops, format_seconds
+from eke.units import format_bytes, format_count, format_flops, format_number, format_seconds
 
 Line = tuple[str, str, str]
 """What, how much, and what that means."""
@@ -60,7 +60,8 @@ def _speed_lines(record: Record) -> list[Line]:
         warmup = timing.warmup_steps_s
         if warmup:
             slowest = format_seconds(max(warmup))
-            note = f"{len(warmup)} steps, slowest {slowest}: left out of all of the above but time"
+            steps = format_number(len(warmup), "step")
+            note = f"{steps}, slowest {slowest}: left out of all of the above but time"
             lines.append(("warm-up", format_seconds(sum(warmup)), note))
     if rates.model_flops_per_s is not None:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
@@ -194,7 +195,7 @@ def _effective_lines(record: Record) -> list[Line]:
         lines.append(("float8", layers, "emulated" if seen["float8_emulated"] else ""))
     if seen.get("skipped_steps"):
         why = f"gradients overflowed; loss scale {seen['loss_scale']:g} at the end"
-        lines.append(("skipped", f"{seen['skipped_steps']} steps", why))
+        lines.append(("skipped", format_number(seen["skipped_steps"], "step"), why))
     if "optimizer_bytes_per_parameter" in seen:
         name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
         per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.app.sweep import named, plan_cells
+from eke.app.sweep import describe, named, plan_cells
 from eke.compose.sweep import expand
 
 SMALL = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
@@ -18,6 +18,12 @@ def test_rows_and_rounds() -> None:
     cells, _ = cells_of(rows, "sweep.repeats=2")
     found = [(cell.row, cell.round) for cell in cells]
     assert found == [("plain", 0), ("small", 0), ("small", 1), ("plain", 1)]
+
+
+@pytest.mark.parametrize(("seeds", "said"), [("1", "1 cell"), ("1,2", "2 cells")])
+def test_cells_are_counted_in_words_that_agree(seeds, said) -> None:
+    cells, expanded = cells_of(f"seed={seeds}")
+    assert describe(cells, 0, expanded) == said
 
 
 def test_repetitions_that_were_typed_are_rounds() -> None:

@@ -170,6 +170,8 @@ def test_float8_and_skipped_steps_are_shown_where_there_are_any() -> None:
     assert shown.startswith("2 steps")
     assert shown.endswith("loss scale 16384 at the end")
     assert "skipped" not in lines(full_record(effective={**effective, "skipped_steps": 0}))
+    once = lines(full_record(effective={**effective, "skipped_steps": 1}))["skipped"]
+    assert once.startswith("1 step ")
 
 
 def test_a_shared_device_makes_no_speed_claim() -> None:

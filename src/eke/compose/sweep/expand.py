@@ -161,6 +161,8 @@ def _exclude(
         else:
             counts[taken.text] += 1
     if not kept:
-        why = f"all {len(cells)} cells are excluded"
+        why = (
+            f"all {len(cells)} cells are excluded" if len(cells) > 1 else "it excludes the one cell"
+        )
         raise ConfigError(Problem(KEY, " ".join(counts), why))
     return kept, tuple(Excluded(text, number) for text, number in counts.items())
