@@ -1,7 +1,13 @@
 """Names that were probably meant."""
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
+
+MAX_BESIDE = 10_000
+"""Files in a folder; to compare more names than these takes seconds."""
 
 
 def normal(name: str) -> str:
@@ -19,3 +25,14 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     # 0.6 is difflib's own default: about two of three letters in common.
     near = difflib.get_close_matches(normal(name), by_spelling, n=1, cutoff=0.6)
     return by_spelling[near[0]] if near else None
+
+
+def closest_path(missing: Path) -> Path | None:
+    """What lies beside a path that is not there, if it was probably meant and needs no quotes."""
+    try:
+        beside = os.listdir(missing.parent)
+    except (OSError, ValueError):  # that folder is not there either; a null character
+        return None
+    plain = [name for name in beside if re.fullmatch(r"[\w][\w.+-]*", name)]
+    found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
+    return missing.parent / found if found else None

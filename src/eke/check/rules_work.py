@@ -9,6 +9,7 @@ from eke.hardware import usable_cores
 from eke.paths import user_path
 from eke.schema import SGD, Compute, Text
 from eke.sizes import STAGE
+from eke.spelling import closest_path
 
 
 def _step_samples(facts: Facts) -> int:
@@ -55,6 +56,11 @@ def _nearest_target(facts: Facts) -> int:
 def _text_path(facts: Facts) -> Path | None:
     data = facts.config.data
     return user_path(data.path) if isinstance(data, Text) else None
+
+
+def _near_text_path(facts: Facts) -> Path | None:
+    missing = _text_path(facts)
+    return closest_path(missing) if missing is not None else None
 
 
 def _runs(facts: Facts) -> Path:
@@ -264,7 +270,7 @@ RULES = (
         when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
         value=_text_path,
         why=lambda f: "there is no such file or folder",
-        fix=lambda f: "data.path=FILE_OR_FOLDER",
+        fix=lambda f: f"data.path={_near_text_path(f) or 'FILE_OR_FOLDER'}",
         source="the file system",
     ),
     Rule(

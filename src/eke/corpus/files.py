@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
+from eke.spelling import closest_path
 
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 """Endings of compressed files that the datasets library opens."""
@@ -108,7 +109,9 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
         why = f"no file of the folder matches {wanted}{there}"
         return Problem(key, typed, why, f"data.pattern='*{others[0] if others else '.txt'}'")
-    return Problem(key, typed, "there is no such file or folder", f"{key}=FILE_OR_FOLDER")
+    meant = closest_path(path) if typed else None
+    why = "there is no such file or folder"
+    return Problem(key, typed, why, f"{key}={meant or 'FILE_OR_FOLDER'}")
 
 
 def _check(file: Path, key: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
 from eke.pretrained.problem import KEY, refuse
+from eke.spelling import closest_path
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
@@ -51,8 +52,16 @@ def locate(typed: str, revision: str | None) -> Located:
             )
         return Located(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
-        raise refuse(typed, "there is no such folder, and it is no name on the hub")
+        near = _near_folder(typed)
+        why = "there is no such folder, and it is no name on the hub"
+        raise refuse(typed, why, f"{KEY}={near}") if near else refuse(typed, why)
     return _on_hub(typed, revision)
+
+
+def _near_folder(typed: str) -> Path | None:
+    """A checkpoint beside the folder that is not there, if its name was probably meant."""
+    found = closest_path(user_path(typed))
+    return found if found is not None and (found / CONFIG).is_file() else None
 
 
 # --- folders ------------------------------------------------------------------------------------
@@ -125,11 +134,10 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
     if "GatedRepoError" in kinds:
         return refuse(name, "its owner wants to be asked first; ask on its page", "hf auth login")
     if "RepositoryNotFoundError" in kinds:
-        return refuse(
-            name,
-            "there is no such folder, and no such model on the hub (or a private "
-            "one: hf auth login)",
-        )
+        near = _near_folder(name)
+        why = "there is no such folder, and no such model on the hub"
+        why += " (or a private one: hf auth login)"
+        return refuse(name, why, f"{KEY}={near}") if near else refuse(name, why)
     if "RevisionNotFoundError" in kinds:
         why = f"{name} has no such branch, tag or commit"
         return ConfigError(
@@ -141,7 +149,8 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
         "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached "
         f"({_offline_reason(error)})"
     )
-    return refuse(name, why, f"{KEY}=LOCAL_FOLDER   (or, with a connection: hf download {name})")
+    folder = _near_folder(name) or "LOCAL_FOLDER"
+    return refuse(name, why, f"{KEY}={folder}   (or, with a connection: hf download {name})")
 
 
 def _offline_reason(error: Exception) -> str:
