@@ -29,6 +29,15 @@ def problems_of(command: str) -> list[Problem]:
     return caught.value.problems
 
 
+NEEDED = {
+    "data.path=": "data=text",
+    "data.name=": "data=hub",
+    "model.name_or_path=": "model=pretrained",
+    "offload.path=": "offload=nvme",
+}
+"""Keys that have a meaning only with an option, which composes only with a value for them."""
+
+
 def mended(command: str, fixes: list[str]) -> list[str]:
     """The words of a command after its fixes were typed: they replace what has the same key."""
     whole = [fix for fix in fixes if fix.startswith("python train.py ")]
@@ -43,8 +52,7 @@ def mended(command: str, fixes: list[str]) -> list[str]:
             continue
         if word.lstrip("+").partition("=")[0] not in {f.partition("=")[0] for f in fixed}:
             kept.append(word)
-    # Only with data=text has data.path a meaning.
-    needed = ["data=text"] if any(f.startswith("data.path=") for f in fixed) else []
+    needed = [option for key, option in NEEDED.items() if any(f.startswith(key) for f in fixed)]
     return list(dict.fromkeys([*needed, *kept, *fixed]))
 
 

@@ -338,12 +338,12 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         return _fixed(section, name, value, raw, catalogue)
     if raw == "":
         why = f"no value; {field.words()} is wanted"
-        return Problem(key, "(nothing)", why, as_typed(f"{key}={default_text(field)}"))
+        return Problem(key, "(nothing)", why, as_typed(f"{key}={default_text(field, key)}"))
     if is_interpolation(value) or admits(field, value):
         return None
     why = f"{field.words()} is wanted"
     if isinstance(value, dict | list):
-        return Problem(key, shown(raw), why, as_typed(f"{key}={default_text(field)}"))
+        return Problem(key, shown(raw), why, as_typed(f"{key}={default_text(field, key)}"))
     return Problem(key, shown(raw), why, as_typed(f"{key}={probably_meant(field, value)}"))
 
 

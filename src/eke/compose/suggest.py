@@ -73,7 +73,7 @@ def completed(name: str, catalogue: Catalogue) -> str | None:
         return f"{name}={catalogue.defaults.get(name, next(iter(catalogue.options[name])))}"
     if name in catalogue.keys:
         field = catalogue.keys[name]
-        return f"{name}={'true' if field.kind is bool else default_text(field)}"
+        return f"{name}={'true' if field.kind is bool else default_text(field, name)}"
     if name in catalogue.sections:
         return completed(f"{name}.{catalogue.names(name)[0]}", catalogue)
     return next(

@@ -13,6 +13,11 @@ from eke.units import format_value
 
 # A placeholder that shows what belongs there; only mandatory texts have no default.
 _PLACEHOLDER = "FILE_OR_FOLDER"
+_PLACEHOLDERS = {
+    "model.name_or_path": "FOLDER_OR_HUB_NAME",
+    "data.name": "FOLDER_OR_HUB_NAME",
+    "offload.path": "FOLDER",
+}
 # What OmegaConf itself checks values with.
 _NODES: dict[type, Any] = {
     bool: BooleanNode,
@@ -45,10 +50,10 @@ def admits(field: Field, value: Any) -> bool:
     return True
 
 
-def default_text(field: Field) -> str:
-    """The schema's default as it is typed."""
+def default_text(field: Field, key: str = "") -> str:
+    """The schema's default as it is typed; what belongs there, by the key path, if it has none."""
     if field.default == "???":
-        return _PLACEHOLDER
+        return _PLACEHOLDERS.get(key, _PLACEHOLDER)
     default = field.default
     return str(default.name) if isinstance(default, Enum) else format_value(default)
 
