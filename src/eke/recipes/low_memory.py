@@ -5,16 +5,18 @@ Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else Ada
 where it fits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from eke.forecast import Verdict
-from eke.recipes.formats import STAYS, half
-from eke.recipes.search import Axis, Mixer
+from eke.recipes.formats import half
+from eke.recipes.search import Axis, Mix, Mixer
 from eke.recipes.ways import ADAFACTOR, ADAMW_8BIT, RECOMPUTATION, TORCHAO_8BIT, loss, sparse
-from eke.recipes.wish import Candidate, Change, Recipe, Situation, Wish
+from eke.recipes.wish import Candidate, Change, Recipe, Situation
 from eke.units import format_bytes
 
 STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
+
+BATCH = ("batch", "batch.per_device", "batch.accumulation")
 
 AS_GOOD = 1.01
 """Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
@@ -30,20 +32,25 @@ def least(
     if not mixes:
         return []
     lowest = min(mix.forecast.peak.expected for mix in mixes)
-    return mixer.told(next(m for m in mixes if m.forecast.peak.expected <= AS_GOOD * lowest))
+    best = next(m for m in mixes if m.forecast.peak.expected <= AS_GOOD * lowest)
+    return [*mixer.told(best), *in_pieces(best, is_decided, change)]
 
 
-def fewer_at_once(situation: Situation) -> Wish | None:
-    """A step's samples in smaller pieces, where they do not fit with all of that."""
-    found = situation.forecast
-    if found is None or found.verdict is not Verdict.does_not_fit:
-        return None
-    why = (
-        f"{format_bytes(found.peak.expected)} would be needed at "
-        f"batch.per_device={situation.config.batch.per_device}; as many at once as fit"
-    )
-    decides = ("batch", "batch.per_device", "batch.accumulation")
-    return Wish(decides, (Candidate(("batch=auto",), why),), otherwise=STAYS)
+def in_pieces(mix: Mix, is_decided: Callable[[str], bool], change: Change) -> Iterator[Candidate]:
+    """A step's samples in smaller pieces, where they do not fit at once and pieces need less.
+
+    They may need more: gradients are kept from one to the next.
+    """
+    whole = mix.forecast
+    if whole.verdict is not Verdict.does_not_fit or any(map(is_decided, BATCH)):
+        return
+    cut = change(mix.situation, ("batch=auto",))
+    if cut is None or mix.situation.found.new_in(cut.found, ("batch",)) or cut.forecast is None:
+        return
+    if cut.forecast.peak.expected < whole.peak.expected:
+        count = mix.situation.config.batch.per_device
+        why = f"{format_bytes(whole.peak.expected)} would be needed at batch.per_device={count}"
+        yield Candidate(("batch=auto",), f"{why}; as many at once as fit")
 
 
 LOW_MEMORY = Recipe(
@@ -51,7 +58,6 @@ LOW_MEMORY = Recipe(
     first=(half,),
     then=(sparse,),
     search=least,
-    last=(fewer_at_once,),
     menu=(
         ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
          "kernels=fused_linear_cross_entropy"),

@@ -51,7 +51,6 @@ class Kitchen:
                 changed = self.changed(situation, found.overrides) or situation
                 self._note(found, found.reason)
                 situation = changed
-        situation = self._all(self.recipe.last, situation)
         if self.recipe.conclusion is not None:
             self._say("memory forecast", self.recipe.conclusion(situation), is_new=False)
         return situation

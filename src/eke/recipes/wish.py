@@ -129,9 +129,7 @@ class Recipe:
     then: tuple[Ask, ...]
     """Questions that look at the plan."""
     search: Search | None = None
-    """Asked then: what is needed to make it fit."""
-    last: tuple[Ask, ...] = ()
-    """Questions about what the search has left."""
+    """Asked last: what is needed to make it fit."""
     conclusion: Callable[[Situation], str] | None = None
     """What has become of memory, in a row of its own."""
     menu: tuple[tuple[str, ...], ...] = ()

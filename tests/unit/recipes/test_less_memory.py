@@ -51,6 +51,13 @@ def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None
     assert "batch" not in chosen(planned(*long, "hardware=h200"))
 
 
+def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
+    """Gradients of 7 B parameters are kept from one piece to the next."""
+    asked = (LOW, "model=llama2_7b", "data=synthetic", "data.seq_len=512", "hardware=rtx3090")
+    assert peak(planned(*asked, "batch=auto")) > peak(planned(*asked, "batch=fixed"))
+    assert "batch" not in chosen(planned(*asked))
+
+
 def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
     packages("bitsandbytes", "deepspeed")
     ranks = ("distributed=zero2", "distributed.num_processes=1")
