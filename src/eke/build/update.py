@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from eke.build.sharding import WholeState
 from eke.plan import Plan
+from eke.schema import FSDP
 
 
 class Update(Protocol):
@@ -65,7 +66,7 @@ class PlainUpdate:
         self.max_grad_norm = plan.config.train.max_grad_norm
         needed = self.max_grad_norm is not None or scaler is not None
         self.knows_norm = needed or plan.config.train.record_grad_norm
-        self.norm = norm_of(parameters)
+        self.clips_in_step = scaler is None and takes_scale(plan, optimizer)
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients of the earlier micro-batches only add up."""
@@ -108,25 +109,38 @@ class PlainUpdate:
             return None
         if self.scaler:
             self.scaler.unscale_(self.optimizer)
-        norm = self.norm([p.grad for p in self.parameters if p.grad is not None])
-        if self.max_grad_norm is not None:
+        norm = norm_in_float32([p.grad for p in self.parameters if p.grad is not None])
+        if self.max_grad_norm is None:
+            return norm
+        if self.clips_in_step:
+            divisor = ((norm + CLIP_EPS) / self.max_grad_norm).clamp(min=1.0)
+            self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # torch 2.13
+        else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         return norm
 
 
-def norm_of(parameters: list[nn.Parameter]) -> Callable[[list[Tensor]], Tensor]:
-    """How to get the norm of all gradients of these as one vector, in float32; a scalar.
+CLIP_EPS = 1e-6
+"""Added to the norm before it divides: torch.nn.utils.clip_grads_with_norm_'s."""
 
-    torch 2.13's `get_total_norm` answers in the gradients' format: two to three digits in bfloat16.
-    A gradient has its parameter's format, so that not every step has to look.
+
+def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of the optimizer divides the gradients by its `grad_scale` as it reads them.
+
+    torch's fused kernels do, for torch.amp.GradScaler, which asks for the same mark. Clipping
+    through it spares a pass over all gradients, and its launches. FSDP2's gradients are DTensors,
+    which no kernel takes beside a plain scale.
     """
-    if all(parameter.dtype == torch.float32 for parameter in parameters):
-        return torch.nn.utils.get_total_norm
-    return norm_in_float32
+    supported = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return supported and not isinstance(plan.config.distributed, FSDP)
 
 
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:
-    """Norm of gradients of any format as one vector; a scalar."""
+    """Norm of gradients of any format as one vector; a scalar.
+
+    torch 2.13's `get_total_norm` answers in the gradients' format (two to three digits in bfloat16)
+    and first sorts them by device and format, in every step; here they are on one device.
+    """
     # On a GPU a few kernels for all of them, where a norm for each is a launch for each.
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
