@@ -58,7 +58,7 @@ def save_pretrained(
     mine: Any = model
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _without_deepspeed():
+        with _without_deepspeed(), _generation_as_published():
             if is_adapted(model):
                 save_adapter(model, folder, weights)
             else:
@@ -93,6 +93,25 @@ def _without_deepspeed() -> Iterator[None]:
         yield
     finally:
         vars(other)["is_deepspeed_available"] = asked
+
+
+@contextlib.contextmanager
+def _generation_as_published() -> Iterator[None]:
+    """Save a generation config that contradicts itself as it was found, instead of raising.
+
+    Published ones do: a temperature, and no sampling (Llama 2's). transformers before 5.23 refuses
+    to write them, later ones where anything in them was changed; the run would end with its first
+    checkpoint.
+    """
+    from transformers import GenerationConfig
+
+    strict = GenerationConfig.validate
+    changed: Any = GenerationConfig
+    changed.validate = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        changed.validate = strict
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from eke.build.attention import ATTENTION
+from eke.build.draws import drawn_in_float32
 from eke.build.experts import cast_experts
 from eke.build.float8 import convert_linear_layers
 from eke.build.four_bits import is_four_bit, quantise
@@ -89,11 +90,12 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     set_special_ids(model_config, plan)
     head = getattr(transformers, HEADS[config.task.option])
     forked = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=forked), device:
+    dtype = weights_dtype(plan)
+    with torch.random.fork_rng(devices=forked), device, drawn_in_float32(dtype):
         torch.manual_seed(config.seed)
         model = head.from_config(
             model_config,
-            dtype=weights_dtype(plan),
+            dtype=dtype,
             attn_implementation=ATTENTION[config.attention.option],
         )
     return cast(torch.nn.Module, model)

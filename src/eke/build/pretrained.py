@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from eke.build.attention import ATTENTION
+from eke.build.draws import drawn_in_float32
 from eke.build.heads import HEADS
 from eke.build.precision import weights_dtype
 from eke.build.unused import freeze_unreached, small_inputs
@@ -85,8 +86,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     config = plan.config
     head = getattr(transformers, HEADS[config.task.option])
     typed = cast(PretrainedModel, config.model)
+    dtype = weights_dtype(plan)
     settings = {
-        "dtype": weights_dtype(plan),
+        "dtype": dtype,
         "attn_implementation": ATTENTION[config.attention.option],
         "trust_remote_code": False,
     }
@@ -94,7 +96,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     _check_content(typed)
     try:
         model_config = _configuration(plan)
-        with torch.random.fork_rng(devices=forked):
+        with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
             torch.manual_seed(config.seed)
             if device.type == "meta":
                 with device:

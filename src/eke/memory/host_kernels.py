@@ -61,7 +61,7 @@ def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if sum(t.numel() * t.itemsize for t in tensors) > MAX_BYTES:
         return 0
     args, kwargs = tree_map(_zeros, (args, kwargs))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         try:
             results = func(*args, **kwargs)
         except RuntimeError:

@@ -69,7 +69,10 @@ class AllocationProfile:
     def __init__(self, alive_before: int) -> None:
         self.alive_before = alive_before
         self.peak: int | None = None
-        self._profile: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        # There is one cycle of it; torch 2.11 and 2.12 warn of all others without `acc_events`.
+        self._profile: Any = profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        )
 
     def __enter__(self) -> "AllocationProfile":
         self._profile.__enter__()

@@ -44,7 +44,9 @@ def test_building_takes_the_memory_of_the_weights(option):
     task = {"tiny_bert": "masked_lm", "tiny_t5": "seq2seq_lm"}.get(option, "causal_lm")
     plan = hand_plan(f"model={option}", f"task={task}")
     build_model(plan, CPU)  # imports and caches
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
         model = build_model(plan, CPU)
     peak = max(_held_bytes(profiled))
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -104,7 +106,9 @@ def test_a_checkpoint_is_loaded_once(tmp_path):
         "data.seq_len=16", "hardware=cpu", "tracker=none",
     ]  # fmt: skip
     plan = plan_for(compose(typed), planning=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
         model = build_model(plan, CPU)
     held = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     assert max(_held_bytes(profiled), default=0) <= 1.1 * held + 2**20

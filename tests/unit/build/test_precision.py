@@ -8,6 +8,7 @@ from torch import nn
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 from unit.sizes.configs import TINY_CASES
 
+from eke.build.draws import drawn_in_float32
 from eke.build.heads import HEADS
 from eke.build.model import build_model
 from eke.build.precision import BUILDERS, build_formats, set_tf32
@@ -109,6 +110,20 @@ def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
     for name, weight in wide.named_parameters():
         assert other[name].dtype == torch.bfloat16
         assert torch.equal(weight.bfloat16(), other[name]), name
+
+
+@pytest.mark.parametrize("draw", [torch.nn.init.normal_, torch.nn.init.uniform_], ids=str)
+@pytest.mark.parametrize("size", [5, 16, 1000])
+def test_every_number_is_drawn_as_in_float32(draw, size) -> None:
+    """PyTorch's own draws differ in a tensor's last numbers, or in all of them."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        with drawn_in_float32(dtype):
+            found[dtype] = [draw(torch.empty(size, dtype=dtype)) for _ in range(2)]
+    for wide, narrow in zip(*found.values(), strict=True):
+        assert narrow.dtype == torch.bfloat16
+        assert torch.equal(wide.bfloat16(), narrow)
 
 
 def test_pure_bfloat16_needs_no_autocast() -> None:
