@@ -128,11 +128,11 @@ def takes_scale(plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of the optimizer divides the gradients by its `grad_scale` as it reads them.
 
     torch's fused kernels do, for torch.amp.GradScaler, which asks for the same mark. Clipping
-    through it spares a pass over all gradients, and its launches. FSDP2's gradients are DTensors,
+    through it spares a pass over all gradients, and its launches. Cut by FSDP2 they are DTensors,
     which no kernel takes beside a plain scale.
     """
-    supported = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return supported and not isinstance(plan.config.distributed, FSDP)
+    cut = plan.batch.world_size > 1 and isinstance(plan.config.distributed, FSDP)
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and not cut
 
 
 def norm_in_float32(gradients: list[Tensor]) -> Tensor:

@@ -29,6 +29,10 @@ def fake_surroundings() -> Iterator[None]:
         # Backward passes in this thread: in the device's own, the trace would not see them.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(mock.patch.object(torch, "clear_autocast_cache", clear_autocast_cache))
+        # A machine with GPUs traces as one without: PyTorch would ask the driver in between, and
+        # compute constants on a device that has no kernels (FakeTensorMode.avoid_device_init).
+        stack.enter_context(mock.patch.object(torch.cuda, "is_available", _no))
+        stack.enter_context(_constants_stay_on_the_host())
         # No gradient overflows: the loss scaler steps, without asking the device.
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step))
         for place in (torch, torch.random):
@@ -37,7 +41,7 @@ def fake_surroundings() -> Iterator[None]:
         if "bitsandbytes" in sys.modules:
             stack.enter_context(mock.patch(_TABLES, _fake_tables))
         for name in _TRACING:
-            stack.enter_context(mock.patch(name, _is_not_tracing))
+            stack.enter_context(mock.patch(name, _no))
         for types in listed:  # else foreach silently becomes a loop
             types.append(FakeTensor)
             stack.callback(types.remove, FakeTensor)
@@ -78,8 +82,22 @@ _TRACING = (
 a run does not have."""
 
 
-def _is_not_tracing(tensor: Any = None) -> bool:
+def _no(*_: Any) -> bool:
     return False
+
+
+@contextlib.contextmanager
+def _constants_stay_on_the_host() -> Iterator[None]:
+    """`torch.tensor(value, device=...)` makes a tensor of the host, which is then moved as others.
+
+    FakeTensorMode says so while it is entered; a trace enters it for one operator at a time.
+    """
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
 
 
 def to_fake(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:

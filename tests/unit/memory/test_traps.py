@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import last_wins
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 
 from eke.app.planning import plan_for
@@ -14,7 +14,9 @@ from eke.memory.device import NAME, fake_gpu
 from eke.memory.fakes import fake_surroundings
 from eke.memory.ghosts import Ghosts
 from eke.memory.predict import trace, trace_history
-from eke.memory.workspaces import cublas_bytes
+from eke.memory.questions import Questions
+from eke.memory.trace import StorageTrace
+from eke.memory.workspaces import Workspaces, cublas_bytes
 
 SMALL = (
     "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_attention_heads=4",
@@ -35,11 +37,13 @@ def highest(*overrides) -> int:
 def test_the_lists_of_autocast_are_this_torchs() -> None:
     assert autocast.drift() == [], "eke/memory/autocast.py names operators of another torch"
     # A new rule may be one of lower precision: then the count changes, and the lists must be read.
-    assert len(autocast.known_operators()) == KNOWN_RULES, torch.__version__
+    version = ".".join(torch.__version__.split(".")[:2])
+    assert len(autocast.known_operators()) == KNOWN_RULES[version]
 
 
-KNOWN_RULES = 119
-"""Of torch 2.13, aliases included; what is not in the lists runs in float32."""
+KNOWN_RULES = {"2.11": 126, "2.13": 119}
+"""Of each torch that was read, aliases included; what is not in the lists runs in float32. 2.11 has
+rules for named dimensions, and none for rms_norm."""
 
 
 def test_the_device_is_never_available() -> None:
@@ -77,6 +81,30 @@ def test_a_trace_is_the_same_again() -> None:
     first, second = trace_history(plan), trace_history(plan)
     assert first.events == second.events
     assert first.components == second.components
+
+
+def test_a_machine_with_gpus_traces_as_one_without(monkeypatch) -> None:
+    """Where CUDA is there, PyTorch's optimizers ask whether a graph is being captured."""
+    plan = plan_of(*GPU, "model=tiny_gpt2", "precision=bf16", "attention=eager")
+    expected = trace_history(plan)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(1) or False)
+    assert trace_history(plan).events == expected.events
+    assert torch.cuda.is_available()
+    assert not asked
+
+
+def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
+    """As transformers 5.17's mask of plain attention does; the device has no kernel to make it."""
+    device, mode = fake_gpu(), FakeTensorMode()
+    before = torch._C._only_lift_cpu_tensors()
+    watch = StorageTrace(mode, device, Questions(False, None), Workspaces("cuda", (9, 0)))
+    with fake_surroundings(), watch:
+        constant = torch.tensor(0.5, device=device)
+    assert type(constant) is FakeTensor
+    assert constant.device.type == NAME
+    assert torch._C._only_lift_cpu_tensors() is before
 
 
 def test_gradients_are_summed_in_place(monkeypatch) -> None:
