@@ -17,7 +17,9 @@ DRAWS = (torch.ops.aten.normal_, torch.ops.aten.uniform_)
 
 def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Context in which weights of this format are initialised."""
-    return nullcontext() if dtype is torch.float32 else _InFloat32()
+    if dtype is torch.float32:
+        return nullcontext()
+    return _InFloat32()  # type: ignore[no-untyped-call]  # torch 2.13
 
 
 class _InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13

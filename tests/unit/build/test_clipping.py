@@ -1,6 +1,7 @@
 """Clipping within the optimizer's own kernel, where it has a place for it, is the same step."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,6 +20,11 @@ adamw = partial(torch.optim.AdamW, lr=1e-2)
 sgd = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
 IN_KERNEL = {"adamw": partial(adamw, fused=True), "sgd": partial(sgd, fused=True)}
 APART = {"adamw": partial(adamw, foreach=True), "sgd": sgd}
+
+
+def several(plan):
+    """The same by two processes."""
+    return replace(plan, batch=replace(plan.batch, world_size=2))
 
 
 class Seen(TorchDispatchMode):
@@ -130,7 +136,7 @@ def test_copies_in_float32_are_clipped_as_such() -> None:
     ("plan", "scaler"),
     [
         (PLAN, torch.amp.GradScaler("cpu")),
-        (hand_plan("train.max_grad_norm=0.5", "distributed=fsdp"), None),
+        (several(hand_plan("train.max_grad_norm=0.5", "distributed=fsdp")), None),
     ],
     ids=["loss scaling", "fsdp"],
 )
