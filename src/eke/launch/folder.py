@@ -33,6 +33,8 @@ class Place:
     """A final record that answers the request; None when there is work to do."""
     note: str
     """Why this folder, for the user; empty for a new run."""
+    outdated: tuple[str, ...] = ()
+    """What differs since the finished run that it goes beside; empty where nobody has done it."""
 
 
 def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
@@ -57,11 +59,11 @@ def find_place(
     Raises:
         EkeError: there is a record that cannot be read.
     """
-    passed = ""
+    passed, outdated = "", tuple[str, ...]()
     for number in range(1, MAX_BESIDE):
         paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
         if not paths.folder.exists():
-            return Place(paths, None, passed)
+            return Place(paths, None, passed, outdated)
         record = _readable(paths)
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
@@ -70,6 +72,7 @@ def find_place(
         if not changes and not rerun:
             note = f"answered from {paths.record}; rerun=true runs it again"
             return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+        outdated = () if rerun else tuple(changes)
         why = "rerun=true" if rerun else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
     raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")

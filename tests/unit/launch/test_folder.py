@@ -117,6 +117,8 @@ def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) ->
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"
     assert "device: other -> test cpu" in place.note
+    assert place.outdated[0] == "device: other -> test cpu"
+    assert find_place(runs, plan, rerun=True).outdated == (), "it was asked for"
     assert "torch: 2.11.0 -> " in place.note
 
 

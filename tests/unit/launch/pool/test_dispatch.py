@@ -1,5 +1,6 @@
 """A pool: every run once, one run's end never another's, signals, crashes, memory."""
 
+import dataclasses
 import os
 import signal
 from collections import deque
@@ -117,6 +118,25 @@ def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, mac
     assert [job.reused for job in jobs] == [True, False, True]
     assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok, Outcome.diverged]
     assert machine.started == [("b", "GPU 0")]
+
+
+def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1, 1, 1)
+    whatever = machine.place_of
+    differs = {"a": ("torch: 1 -> 2", "eke_source: x -> y"), "b": ("eke_source: x -> y",)}
+    differs["d"] = differs["a"]
+    pool = make_pool(jobs, gpus(1))
+    pool.books.place_of = lambda plan: dataclasses.replace(
+        whatever(plan), outdated=differs.get(plan.run_id, ())
+    )
+    pool.run()
+    assert pool.books.board.notes == [
+        "done again, beside the record: 2 finished runs (torch: 1 -> 2; eke_source: x -> y); "
+        "eke report has both",
+        "done again, beside the record: 1 finished run (eke_source: x -> y); eke report has both",
+    ]
 
 
 def test_a_run_that_another_pool_finishes_is_not_run_again(
