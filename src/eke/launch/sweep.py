@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from eke.errors import ConfigError
 from eke.files import write_json
 from eke.launch.job import Job
-from eke.paths import SweepPaths, user_path
+from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 
@@ -53,8 +54,12 @@ class Cell:
         self.folder, self.reused = job.folder, job.reused
         self.outcome = job.outcome.name if job.outcome else ""
         self.reason = job.reason
-        if job.reason and job.record is not None:
-            self.reason = f"{job.reason} ({job.folder}/train.log)"
+        if (
+            job.reason
+            and job.record is not None
+            and (log := RunPaths(Path(job.folder)).log).exists()
+        ):
+            self.reason = f"{job.reason} ({log})"
 
 
 _HOW = ("launcher.", "resources.", "slurm.", "slurm=", "plan_only=")

@@ -1,6 +1,7 @@
 """A run in a cluster, as whoever waits for it sees it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from eke.errors import EkeError, RunError
 from eke.files import read_json
@@ -8,6 +9,7 @@ from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import outcome_of
+from eke.launch.slurm.submission import job_log, read_ticket
 from eke.pace import note_predictions
 from eke.paths import RunPaths, user_path
 from eke.plan import Plan, outline_record
@@ -107,6 +109,7 @@ class ClusterRun:
             rows, _ = metrics.read_rows(paths.metrics)
             attempt = max(0, len(read_attempts(paths)) - 1)
             told = state or "and SLURM remembers no reason"
+            told += where_it_printed(paths, self.element)
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
             note_predictions(record, self.plan)
@@ -115,6 +118,24 @@ class ClusterRun:
             except OSError as error:
                 raise RunError(f"{paths.folder} cannot be written: {error.strerror}") from error
             return record
+
+
+def where_it_printed(paths: RunPaths, element: str) -> str:
+    """The file with a job's own output, to be told behind what has become of it.
+
+    Args:
+        paths: its run's files.
+        element: SLURM's name of the job.
+    """
+    ticket = read_ticket(paths)
+    if ticket is None:
+        return ""
+    submission = Path(ticket.submission)
+    log = job_log(submission.parent, element)
+    if log.exists():
+        return f"; what it printed: {log}"
+    gone = submission if submission.parent.exists() else submission.parent
+    return "" if submission.exists() else f"; {gone}, without which no job can start, is gone"
 
 
 def stamp_of(paths: RunPaths) -> int:

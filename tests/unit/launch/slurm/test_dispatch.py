@@ -1,6 +1,8 @@
 """Following a sweep through a cluster: what the queue says, what jobs leave, what is done then."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
@@ -139,6 +141,28 @@ def test_a_job_that_ended_without_a_word(state, outcome, submitted, cluster) -> 
     assert cluster.submitted == [1]
     assert (state or "remembers no reason") in job.reason
     assert read_record(paths_of(job)).outcome == outcome
+
+
+@pytest.mark.parametrize("left", ["a log", "no log", "no submission", "no folder"])
+def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.end("100_0", "FAILED")
+    file, folder = Path(read_ticket(paths_of(job)).submission), made.paths.slurm.absolute()
+    said = "; {}, without which no job can start, is gone"
+    if left == "a log":
+        (folder / "100_0.log").write_text("module: command not found")
+        said = f"; what it printed: {folder}/100_0.log"
+    elif left == "no log":
+        said = ""
+    elif left == "no submission":
+        file.unlink()
+        said = said.format(file)
+    else:
+        shutil.rmtree(folder)
+        said = said.format(folder)
+    look(made, MISSED)
+    assert job.reason == f"its job is over and left no record: FAILED{said}"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "NEW_IN_26"])
