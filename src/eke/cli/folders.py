@@ -1,6 +1,7 @@
 """`eke status|logs|cancel|retry DIR`: what becomes of runs that somebody has started."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
-from eke.launch.standing import RUNNING, UNREADABLE, Standing, find_standings
+from eke.launch.standing import NO_FOLDER, RUNNING, UNREADABLE, Standing, find_standings
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
 from eke.units import format_number
@@ -106,8 +107,9 @@ def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
 
 
 def _run(each: Standing) -> str:
-    """Its folder's name; empty for a cell that has none, since no run can be."""
-    return "" if each.state == Outcome.refused.name else each.paths.folder.name
+    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ def retry(options: argparse.Namespace) -> int:
         )
         raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
     wanted = options.only or [*_BAD, UNREADABLE]
-    found = {s.paths.folder: s.paths for s in find_standings(folder) if s.state in wanted}
+    found = {_run(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
     content = read_json(sweep.sweep)
     command = content.get("command")
@@ -264,11 +266,15 @@ def search_again(arguments: Sequence[str]) -> int:
 
 
 def set_aside(paths: RunPaths) -> None:
-    """Keep a final record under another name, so that the run counts as unfinished."""
+    """Keep a final record under another name, so that the run counts as unfinished.
+
+    One that could not be started has none.
+    """
     number = 1
     while (kept := paths.record.with_suffix(f".{number}.json")).exists():
         number += 1
-    paths.record.rename(kept)
+    with contextlib.suppress(FileNotFoundError):
+        paths.record.rename(kept)
 
 
 DESCRIPTIONS = {

@@ -22,6 +22,9 @@ TAIL_BYTES = 4096
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
 """What a run without a final outcome may be doing, beside the outcomes that are not final."""
 
+NO_FOLDER = "refused"
+"""Name in place of that of a run's folder, for a cell that has none."""
+
 UNREADABLE = "unreadable"
 """There is a record that nobody can read: a sweep leaves such a run alone."""
 
@@ -126,6 +129,11 @@ def stand(
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     if not record and (why := _damage(paths)):
         return Standing(paths, label, UNREADABLE, total=total, note=why)
+    if not record and cell.get("outcome") == Outcome.crashed.name:
+        # Its sweep could not start it, or not write down how it ended, and knows why.
+        return Standing(
+            paths, label, Outcome.crashed.name, total=total, note=cell.get("reason", "")
+        )
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     if not record:  # killed before it could say how far it was
         done, _, _ = _progress(paths)
@@ -148,7 +156,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         for cell in cells:
-            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or "refused"))
+            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or NO_FOLDER))
             yield RunPaths(_beside(Path(name), folder)), cell, " ".join(cell["overrides"])
         return
     single = RunPaths(folder)

@@ -181,6 +181,21 @@ def test_a_record_that_cannot_be_read_is_set_aside(make_run, make_sweep, typed) 
     assert len(typed) == 1
 
 
+def test_what_could_not_be_started_has_no_record_to_set_aside(
+    make_run, make_sweep, typed, capsys
+) -> None:
+    make_run("1")
+    cell = {"overrides": ["seed=1"], "folder": "", "outcome": "crashed", "reason": "no room"}
+    unplanned = {**cell, "overrides": ["seed=2"], "run_id": ""}
+    cells = [{**cell, "run_id": "1"}, unplanned, {**unplanned, "overrides": ["seed=3"]}]
+    folder = make_sweep(cells=cells)
+    assert cli.main(["status", str(folder)]) == 0
+    assert "refused" not in capsys.readouterr().out
+    assert cli.main(["retry", str(folder)]) == 0
+    assert capsys.readouterr().out == "to try again: 3 runs\n"
+    assert len(typed) == 1
+
+
 def test_only_some(make_run, make_sweep, typed) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
     assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0

@@ -202,6 +202,19 @@ def test_the_cells_of_a_sweep(run, tmp_path) -> None:
     assert [s.label for s in found][:2] == ["a=1 b=0", "a=1 b=1"]
 
 
+def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path, queue) -> None:
+    run("x", element=1)
+    leave(run("y"), "preempted", 3)
+    why = {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
+    full = {"run_id": "", "outcome": "crashed", "reason": "the disk has 3 MiB left"}
+    sweep = write_cells(tmp_path, {"run_id": "x", **why}, {"run_id": "y", **why}, full)
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["crashed", "preempted", "crashed"], "a record knows better"
+    assert [s.note for s in found] == [why["reason"], "", full["reason"]]
+    queue["5_1"] = Element("PENDING", "", "", "Priority")
+    assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
+
+
 def test_all_runs_of_a_folder(run, tmp_path) -> None:
     run("b")
     run("a")

@@ -35,6 +35,17 @@ def test_a_sweep_has_every_cell_in_its_order(tmp_path):
     assert found.notes == ()
 
 
+def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
+    sweep = make_sweep(tmp_path, [RUNS[0], Run({"precision": "bf16"}, outcome="not run")])
+    file = SweepPaths(sweep).sweep
+    content = json.loads(file.read_text())
+    for cell in content["cells"]:
+        cell |= {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
+    file.write_text(json.dumps(content))
+    told = ("crashed", "sbatch: Invalid partition")
+    assert outcomes(gather([sweep])) == [("ok", ""), told], "a record is the truth"
+
+
 @pytest.mark.parametrize("given", ["runs", "both", "run and sweep"])
 def test_a_run_counts_once_however_it_is_named(tmp_path, given):
     sweep = make_sweep(tmp_path, RUNS)

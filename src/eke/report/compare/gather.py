@@ -157,7 +157,10 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
     outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is the truth; the sweep's file may be older.
+        told, why = outcome, reason
         outcome, reason, record = _read(run)
+        if outcome == NOT_RUN and told == Outcome.crashed.name:  # before it could have one
+            outcome, reason = told, why
     else:
         record = None
     return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
