@@ -323,6 +323,8 @@ def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> 
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
     parts = [format_number(len(cells), "cell")]
     parts += [f"{refused} refused"] if refused else []
+    stuck = sum(cell.outcome == Outcome.crashed.name for cell in cells)
+    parts += [f"{stuck} that cannot start now"] if stuck else []
     parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
     parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
     return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])

@@ -41,24 +41,21 @@ class Cell:
     round: int = 0
     """Which repetition of its configuration it is: the key `repeat`."""
     rule: str = ""
-    """The rule that refused it; empty when none did, or something without an identifier."""
+    """The rule that kept it from running; empty when none did, or one without an identifier."""
 
     def refuse(self, error: ConfigError) -> None:
-        """Mark it as a run that cannot be, with the first rule that says so."""
+        """Mark it as a run that cannot be, or not now, with the first rule that says so."""
         self.run_id = ""
-        self.outcome, self.reason = Outcome.refused.name, error.short()
+        outcome = Outcome.crashed if error.is_passing else Outcome.refused
+        self.outcome, self.reason = outcome.name, error.short()
         self.rule = next((problem.rule for problem in error.problems if problem.rule), "")
 
     def take(self, job: Job) -> None:
         """What has become of its run."""
         self.folder, self.reused = job.folder, job.reused
         self.outcome = job.outcome.name if job.outcome else ""
-        self.reason = job.reason
-        if (
-            job.reason
-            and job.record is not None
-            and (log := RunPaths(Path(job.folder)).log).exists()
-        ):
+        self.reason, log = job.reason, RunPaths(Path(job.folder)).log
+        if job.reason and job.record is not None and log.exists():
             self.reason = f"{job.reason} ({log})"
 
 
