@@ -41,6 +41,10 @@ class EkeError(Exception):
 
     exit_code: int = 1
 
+    def short(self) -> str:
+        """It on one line: for a table of many runs."""
+        return str(self)
+
 
 class ConfigError(EkeError):
     """The configuration cannot be run; holds every problem found, not only the first."""
@@ -58,7 +62,7 @@ class ConfigError(EkeError):
         super().__init__(self.render())
 
     def short(self) -> str:
-        """All problems on one line: for a table of many runs."""
+        """All problems on one line."""
         return "; ".join(
             f"{p.path} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems

@@ -53,7 +53,7 @@ class Books:
                 place = self.place_of(job.plan)
                 self.answer(job, place)
             except EkeError as error:
-                self.end(job, Outcome.crashed, str(error))
+                self.end(job, Outcome.crashed, error.short())
             else:
                 outdated.update(["; ".join(place.outdated)] if place.outdated else [])
         for what, count in outdated.items():

@@ -129,7 +129,7 @@ class Pool:
             job.not_before = time.monotonic() + BUSY_S
             job.waiting_for = str(error)
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, str(error))
+            self.books.end(job, Outcome.crashed, error.short())
         else:
             job.grant, job.where = grant, grant.name
             self.books.started(job)
@@ -142,7 +142,7 @@ class Pool:
         try:
             self.books.settle(job, live.finish(), stopping=bool(self.heard))
         except EkeError as error:
-            job.end(Outcome.crashed, str(error))
+            job.end(Outcome.crashed, error.short())
         except Exception as error:  # whatever it has left behind: the others go on
             why = f"what it left cannot be read: {type(error).__name__}: {error}"
             job.end(Outcome.crashed, why)

@@ -152,7 +152,7 @@ class Cluster:
             job.waiting_for = str(error)
             return False
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, str(error))
+            self.books.end(job, Outcome.crashed, error.short())
             return False
         self.stamps[job.number] = stamp_of(paths_of(job))
         return True
@@ -249,7 +249,7 @@ class Cluster:
             job.waiting_for = str(error)
             return
         except EkeError as error:
-            job.end(Outcome.crashed, str(error))
+            job.end(Outcome.crashed, error.short())
         else:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import RunError
+from eke.errors import ConfigError, Problem, RunError
 from eke.launch.pool.order import MAX_OVERTAKEN
 from eke.record import Outcome
 
@@ -171,6 +171,21 @@ def test_a_folder_that_cannot_be_written_is_that_runs_own_trouble(
     pool.run()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok]
     assert "No space left" in jobs[0].reason
+
+
+def test_what_keeps_a_run_from_starting_is_told_on_one_line(make_jobs, make_pool, gpus) -> None:
+    jobs = make_jobs(1)
+    pool = make_pool(jobs, gpus(1))
+
+    def start(plan, place, grant):
+        raise ConfigError(Problem("paths.runs", "r", "is full", "paths.runs=X", passing=True))
+
+    pool.start = start
+    pool.run()
+    assert (jobs[0].outcome, jobs[0].reason) == (
+        Outcome.crashed,
+        "paths.runs = r is full -> paths.runs=X",
+    )
 
 
 def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:
