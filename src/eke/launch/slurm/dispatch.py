@@ -178,8 +178,8 @@ class Cluster:
                 job.waiting_for = str(error)
             return
         lost = [job for job in self.unfinished() if self.follow(job, queue)]
-        mute = [self.elements[job.number] for job in lost if not self.run_of(job).has_record()]
-        states = scheduler.last_states(mute)
+        unclear = [self.elements[job.number] for job in lost if not self.run_of(job).tells_all()]
+        states = scheduler.last_states(unclear)
         for job in lost:
             state = states.get(self.elements[job.number], "")
             if not state or phase_of(state) is Phase.over:

@@ -165,6 +165,21 @@ def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster
     assert job.reason == f"its job is over and left no record: FAILED{said}"
 
 
+@pytest.mark.parametrize("outcome", ["preempted", "timeout"])
+def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thought(
+    outcome, submitted, cluster
+) -> None:
+    """scancel reaches the worker, too, and may kill the watcher before it has said why."""
+    made = submitted()
+    (job,) = made.books.jobs
+    leave(job, outcome, 5)
+    cluster.end("100_0", "CANCELLED by 1000")
+    look(made, MISSED)
+    assert (job.outcome, cluster.submitted) == (Outcome.cancelled, [1])
+    record = read_record(paths_of(job))
+    assert (record.outcome, record.exit_code, record.steps_done) == ("cancelled", 75, 5)
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "NEW_IN_26"])
 def test_what_the_controller_still_has_is_not_over(state, submitted, cluster) -> None:
     made = submitted()
