@@ -9,8 +9,9 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eke import app
 from eke.errors import ConfigError, EkeError, Problem
@@ -249,6 +250,7 @@ def retry(options: argparse.Namespace) -> int:
     command = content.get("command")
     if not command or command[0] not in ("-m", "fit"):
         raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
+    refuse_a_copy(folder, content)
     os.chdir(content["directory"])
     for paths in chosen:
         set_aside(paths)
@@ -256,6 +258,26 @@ def retry(options: argparse.Namespace) -> int:
     if not chosen:
         return EXIT_OK
     return search_again(command[1:]) if command[0] == "fit" else app.main(command)
+
+
+def refuse_a_copy(folder: Path, content: Mapping[str, Any]) -> None:
+    """What was typed runs where it was typed for: there, nothing would have been set aside.
+
+    Args:
+        folder: of the sweep, as it is named now.
+        content: its file.
+
+    Raises:
+        EkeError: it was moved or copied here.
+    """
+    cells = [cell["folder"] for cell in content["cells"] if cell.get("folder")]
+    runs = {Path(content["directory"], run).parent for run in cells}
+    if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
+        return
+    raise EkeError(
+        f"{folder} has been moved or copied: what was typed for it runs in {runs.pop()}. Type it "
+        f"again with paths.runs={folder.parent}; what has finished there answers"
+    )
 
 
 def search_again(arguments: Sequence[str]) -> int:

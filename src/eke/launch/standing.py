@@ -14,7 +14,14 @@ from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import jobs_of
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, UnreadableRecord, metrics, read_attempts, read_record
+from eke.record import (
+    Outcome,
+    UnreadableRecord,
+    metrics,
+    missing_run,
+    read_attempts,
+    read_record,
+)
 
 TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
@@ -137,6 +144,7 @@ def stand(
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     if not record:  # killed before it could say how far it was
         done, _, _ = _progress(paths)
+        note = note or missing_run(cell.get("outcome", ""), paths.folder)
     return Standing(paths, label, outcome or started, done, total, note=note)
 
 

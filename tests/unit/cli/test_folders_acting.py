@@ -196,6 +196,19 @@ def test_what_could_not_be_started_has_no_record_to_set_aside(
     assert len(typed) == 1
 
 
+@pytest.mark.parametrize("runs_at", ["runs", "{here}", "/elsewhere/runs"])
+def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, capsys) -> None:
+    """Its command would run in the place that it was typed for, where nothing is set aside."""
+    paths = make_run("1", "crashed")
+    cell = {"overrides": ["seed=1"], "run_id": "1", "folder": runs_at.format(here=runs) + "/1"}
+    code = cli.main(["retry", str(make_sweep(cells=[cell]))])
+    is_copy = runs_at.startswith("/elsewhere")
+    assert (code, paths.record.exists(), len(typed)) == ((1, True, 0) if is_copy else (0, False, 1))
+    told = capsys.readouterr().err
+    said = f"what was typed for it runs in /elsewhere/runs. Type it again with paths.runs={runs};"
+    assert (said in told) is is_copy
+
+
 def test_only_some(make_run, make_sweep, typed) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
     assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0

@@ -215,6 +215,17 @@ def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path
     assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
 
 
+def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None:
+    run("y")
+    ok = {"outcome": "ok"}
+    sweep = write_cells(tmp_path, {"run_id": "x", **ok}, {"run_id": "y", **ok}, {"run_id": "z"})
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["not started"] * 3
+    gone = tmp_path / "runs" / "x"
+    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    assert [s.note for s in found] == [said, "", ""]
+
+
 def test_all_runs_of_a_folder(run, tmp_path) -> None:
     run("b")
     run("a")
