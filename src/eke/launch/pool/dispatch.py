@@ -107,7 +107,13 @@ class Pool:
             reason = f"needs {count} devices, and there are {devices.count}"
             self.books.end(job, Outcome.refused, reason)
             return True
-        grant = devices.take(count, gather=gather)
+        try:
+            grant = devices.take(count, gather=gather)
+        except EkeError as error:
+            if not self.books.running():
+                raise
+            job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
+            return False
         if grant is None:
             job.waiting_for = devices.why
             return False

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import ConfigError, Problem, RunError
+from eke.errors import ConfigError, EkeError, Problem, RunError
 from eke.launch.pool.order import MAX_OVERTAKEN
 from eke.record import Outcome
 
@@ -186,6 +186,32 @@ def test_what_keeps_a_run_from_starting_is_told_on_one_line(make_jobs, make_pool
         Outcome.crashed,
         "paths.runs = r is full -> paths.runs=X",
     )
+
+
+def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1)
+    machine.ends["a"] = deque([("ok", 20, 9)])
+    pool = make_pool(jobs, gpus(2))
+    take = pool.devices["cuda"].take
+
+    def full_when_one_runs(count, *, gather=False):
+        if pool.books.running():
+            raise EkeError("no device can be leased")
+        return take(count, gather=gather)
+
+    pool.devices["cuda"].take = full_when_one_runs
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok]
+
+    def full(count, *, gather=False):
+        raise EkeError("no device can be leased")
+
+    pool = make_pool(make_jobs(1), gpus(2))
+    pool.devices["cuda"].take = full
+    with pytest.raises(EkeError, match="no device can be leased"):
+        pool.run()
 
 
 def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:
