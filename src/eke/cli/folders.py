@@ -18,7 +18,16 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
-from eke.launch.standing import NO_FOLDER, RUNNING, UNREADABLE, Standing, find_standings
+from eke.launch.standing import (
+    NO_FOLDER,
+    RUNNING,
+    UNREADABLE,
+    WAITING,
+    Standing,
+    find_standings,
+    goes_on,
+)
+from eke.launch.watched import watched_sweeps, watcher_of
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
 from eke.units import format_number
@@ -134,12 +143,12 @@ def logs(options: argparse.Namespace) -> int:
     for each in told:
         _heading(each, len(told))
         _print(_last_lines(each.paths, options.lines))
-    going_on = options.follow and any(s.is_active for s in standings)
+    going_on = options.follow and goes_on(folder, standings)
     asked = time.monotonic()
     while going_on:
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
-            going_on = any(s.is_active for s in find_standings(folder))
+            going_on = goes_on(folder, find_standings(folder))
             asked = time.monotonic()
         for each, tail in tails:
             if lines := tail.lines(last=not going_on):
@@ -174,23 +183,28 @@ def _cancel_options(_: argparse.ArgumentParser) -> None:
 
 
 def cancel(options: argparse.Namespace) -> int:
-    """Ask every run that is queued or running to save and end."""
-    standings = find_standings(user_path(options.folder))
+    """Ask every run that is queued or running to save and end, and none that waits to start."""
+    folder = user_path(options.folder)
     # Cells that are the same run are one.
-    active = list({s.paths.folder: s for s in standings if s.is_active}.values())
-    scheduler.cancel([s.job for s in active if s.job])
+    active = {s.paths.folder: s for s in find_standings(folder) if s.is_active}.values()
+    begun = [s for s in active if s.state != WAITING]
+    waiting = len(active) - len(begun)
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
-    watchers = {s.paths.folder: _watcher(s.paths) for s in active if not s.job}
-    locks = {watchers[s.paths.folder]: s.paths.lock for s in active if not s.job}
+    watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
+    locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
+    if waiting or not active:
+        locks |= {watcher_of(sweep): sweep.lock for sweep in watched_sweeps(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
+    # Only now: whoever watches over jobs would submit others in the place of these.
+    scheduler.cancel([s.job for s in begun if s.job])
     refused = [text for text in answers.values() if text]
-    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in active)
-    said = (
-        f"asked {format_number(count, 'run')} to save and end"
-        if active
-        else "nothing is queued or running"
-    )
-    _print([said, *refused])
+    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in begun)
+    said = [f"asked {format_number(count, 'run')} to save and end"] if begun else []
+    said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
+    said += ["asked the sweep to end"] if locks and not active and not refused else []
+    if not active and not locks:
+        said = ["nothing is queued or running"]
+    _print([line for line in ("; ".join(said), *refused) if line])
     return EXIT_FAILED if refused else EXIT_OK
 
 

@@ -1,7 +1,7 @@
 """How far runs are, read from their folders: by whoever asks, while others work on them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import jobs_of
+from eke.launch.watched import is_watched, watched_sweeps
 from eke.paths import RunPaths, SweepPaths
 from eke.record import (
     Outcome,
@@ -28,6 +29,12 @@ TAIL_BYTES = 4096
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
 """What a run without a final outcome may be doing, beside the outcomes that are not final."""
+
+WAITING = "waiting"
+"""Whoever watches over its sweep will start it."""
+
+ACTIVE = (RUNNING, QUEUED, WAITING)
+"""Something works on such a run, or will without being asked."""
 
 NO_FOLDER = "refused"
 """Name in place of that of a run's folder, for a cell that has none."""
@@ -66,7 +73,7 @@ class Standing:
     @property
     def is_active(self) -> bool:
         """Whether something works on it, or will without being asked."""
-        return self.state in (RUNNING, QUEUED)
+        return self.state in ACTIVE
 
 
 def find_standings(folder: Path) -> list[Standing]:
@@ -88,8 +95,9 @@ def find_standings(folder: Path) -> list[Standing]:
             queue = scheduler.queue()
         except EkeError as error:
             problem = str(error)
+    goes_on = is_watched(SweepPaths(folder))
     return [
-        stand(paths, cell, label, queue, jobs[paths.folder], problem)
+        stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
         for paths, cell, label in found
     ]
 
@@ -101,6 +109,7 @@ def stand(
     queue: dict[str, Element],
     job: str,
     problem: str,
+    goes_on: bool = False,
 ) -> Standing:
     """One run.
 
@@ -111,6 +120,7 @@ def stand(
         queue: the user's jobs.
         job: SLURM's name of its newest job; empty for none.
         problem: why nobody knows the queue; empty when it is known.
+        goes_on: whether somebody watches over its sweep.
     """
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
@@ -132,6 +142,8 @@ def stand(
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
+    if goes_on and not cell.get("outcome"):
+        return Standing(paths, label, WAITING, done, total)
     if job and problem and not outcome:
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     if not record and (why := _damage(paths)):
@@ -146,6 +158,11 @@ def stand(
         done, _, _ = _progress(paths)
         note = note or missing_run(cell.get("outcome", ""), paths.folder)
     return Standing(paths, label, outcome or started, done, total, note=note)
+
+
+def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
+    """Whether something runs or waits, or whoever watches over a sweep has still to see to it."""
+    return any(s.is_active for s in standings) or bool(watched_sweeps(folder))
 
 
 def holder(paths: RunPaths) -> str:

@@ -14,7 +14,8 @@ from eke.cli import folders
 from eke.errors import EkeError
 from eke.launch.slurm import scheduler
 from eke.launch.standing import Standing
-from eke.paths import RunPaths
+from eke.launch.watched import watching
+from eke.paths import RunPaths, SweepPaths
 from eke.record import read_record, write_record
 
 
@@ -125,6 +126,60 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     world.run("b", "queued", job="5_1")
     assert cli.main(["cancel", "runs"]) == 1
     assert "scancel gave no answer" in capsys.readouterr().err
+
+
+def test_a_sweep_that_has_started_nothing_yet_is_ended(world, runs, make_sweep, capsys) -> None:
+    """It waits for a device, or is between two runs: without a run there is nobody to ask."""
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", "waiting")
+    world.run("2", "waiting")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "2 runs will not start\n"
+
+
+def test_a_sweep_between_two_trials_is_ended(world, runs, make_sweep, capsys) -> None:
+    sweep = SweepPaths(make_sweep("1"))
+    world.run("1", "ok")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(runs)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked the sweep to end\n"
+
+
+def test_who_watches_over_all_is_asked_once(world, runs, make_sweep, capsys) -> None:
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", pid="4711")
+    world.run("2", "waiting")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked 1 run to save and end; 1 run will not start\n"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
+    elsewhere, world, make_sweep, monkeypatch, capsys
+) -> None:
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", "queued", job="5_0")
+    world.run("2", "waiting")
+    order = world.cancelled
+    monkeypatch.setattr(os, "kill", lambda pid, _: order.append(pid))
+    with watching(sweep):
+        sweep.lock.write_text(f"process 4711 on {'there' if elsewhere else 'here'}\n")
+        code = cli.main(["cancel", str(sweep.folder)])
+    out = capsys.readouterr().out
+    if elsewhere:
+        assert (code, order) == (1, ["5_0"])
+        assert out.splitlines()[1] == "process 4711 runs on there: cancel it there"
+    else:
+        assert (code, order) == (0, [4711, "5_0"])
+        assert out == "asked 1 run to save and end; 1 run will not start\n"
 
 
 def test_nothing_to_cancel(world, capsys) -> None:

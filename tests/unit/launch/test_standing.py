@@ -14,7 +14,8 @@ from eke.launch.folder import claim
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.launch.standing import find_standings
+from eke.launch.standing import find_standings, goes_on
+from eke.launch.watched import watching
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import write_plan
 from eke.record import Failure, Outcome, start_attempt, write_record
@@ -213,6 +214,24 @@ def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path
     assert [s.note for s in found] == [why["reason"], "", full["reason"]]
     queue["5_1"] = Element("PENDING", "", "", "Priority")
     assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
+
+
+def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
+    leave(run("x"), "ok", 20)
+    leave(run("y"), "crashed", 3)
+    run("z", element=1)
+    done = {"run_id": "x", "outcome": "ok"}
+    sweep = write_cells(tmp_path, done, {"run_id": "y"}, {"run_id": "z"}, {"run_id": "w"})
+    with watching(sweep):
+        found = find_standings(sweep.folder)
+        assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
+        assert [s.is_active for s in found] == [False, True, True, True]
+        assert goes_on(sweep.folder, found[:1])
+        queue["5_1"] = Element("PENDING", "", "", "Priority")
+        assert find_standings(sweep.folder)[2].state == "queued"
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]
+    assert not goes_on(sweep.folder, found[:1])
 
 
 def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None:
