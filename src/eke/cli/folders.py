@@ -18,6 +18,7 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
+from eke.launch.slurm.submission import job_log, job_of, read_ticket
 from eke.launch.standing import (
     NO_FOLDER,
     RUNNING,
@@ -139,32 +140,61 @@ def logs(options: argparse.Namespace) -> int:
     )
     if not told:
         sys.stdout.write("no run is running, and none has failed\n")
-    tails = [(each, Tail(each.paths.log)) for each in told]
+    # What is printed from now on is news, also of a run that is to start yet.
+    tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in told:
         _heading(each, len(told))
-        _print(_last_lines(each.paths, options.lines))
-    going_on = options.follow and goes_on(folder, standings)
-    asked = time.monotonic()
+        _print(_last_lines(log_of(each.paths), options.lines))
+    if options.follow:
+        follow_logs(folder, standings, told, tails)
+    return EXIT_OK
+
+
+def follow_logs(
+    folder: Path, standings: list[Standing], told: Sequence[Standing], tails: dict[Path, Tail]
+) -> None:
+    """Print what logs grow by, until nothing runs or waits any more.
+
+    Args:
+        folder: a run, a sweep, or the folder of all runs.
+        standings: of all.
+        told: those whose logs have been shown.
+        tails: what is new of each log, by the folder of its run.
+    """
+    followed = {each.paths.folder: each for each in told}
+    known = {each.paths.folder: each.state for each in standings}
+    going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on:
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
-            going_on = goes_on(folder, find_standings(folder))
-            asked = time.monotonic()
-        for each, tail in tails:
-            if lines := tail.lines(last=not going_on):
-                _heading(each, len(told))
+            standings = find_standings(folder)
+            going_on, asked = goes_on(folder, standings), time.monotonic()
+            begun = [s for s in standings if s.state != known.get(s.paths.folder)]
+            followed |= {each.paths.folder: each for each in begun}
+        for run, each in followed.items():
+            if run not in tails:
+                tails[run] = Tail(each.paths.log)
+                tails[run].position = 0
+            if lines := tails[run].lines(last=not going_on):
+                _heading(each, len(followed))
                 _print(lines)
-    return EXIT_OK
+
+
+def log_of(paths: RunPaths) -> Path:
+    """What a run printed; what its job printed, where that has not come to the run."""
+    ticket = None if paths.log.exists() else read_ticket(paths)
+    own = job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
+    return own if own.exists() else paths.log
 
 
 def _heading(each: Standing, count: int) -> None:
     if count > 1:
-        _print([f"==> {each.paths.log} ({each.state})"])
+        _print([f"==> {log_of(each.paths)} ({each.state})"])
 
 
-def _last_lines(paths: RunPaths, count: int) -> list[str]:
+def _last_lines(log: Path, count: int) -> list[str]:
     try:
-        lines = paths.log.read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ["(no log yet)"]
     return lines[-count:] if count else lines
