@@ -280,7 +280,7 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
 
 def retry(options: argparse.Namespace) -> int:
     """Set the records of failed runs aside and type the sweep again."""
-    folder = user_path(options.folder).absolute()  # the sweep may have been typed elsewhere
+    folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         why = (

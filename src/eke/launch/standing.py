@@ -82,6 +82,7 @@ def find_standings(folder: Path) -> list[Standing]:
     Raises:
         ConfigError: there is no run.
     """
+    folder = _by_its_name(folder)
     found = list(_runs_of(folder))
     if not found:
         why = "holds no run and no sweep"
@@ -189,6 +190,11 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     for run in runs:
         paths = RunPaths(run)
         yield paths, {}, _typed(paths)
+
+
+def _by_its_name(folder: Path) -> Path:
+    """A folder by its name among the runs it lies beside: not `.`, and no link from elsewhere."""
+    return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
 
 
 def _beside(run: Path, sweep: Path) -> Path:

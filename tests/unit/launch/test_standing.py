@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from unit.launch.scripted import record_for
@@ -243,6 +244,22 @@ def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None
     gone = tmp_path / "runs" / "x"
     said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
     assert [s.note for s in found] == [said, "", ""]
+
+
+@pytest.mark.parametrize("named", [".", "../sweep-1", "link", "../x/../sweep-1/."])
+def test_a_sweep_is_found_by_whatever_name(named, run, tmp_path, monkeypatch) -> None:
+    leave(run("x"), "ok", 20)
+    sweep = write_cells(tmp_path, {"run_id": "x"})
+    monkeypatch.chdir(sweep.folder)
+    if named == "link":
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        Path(named).symlink_to(sweep.folder)
+    found = only(Path(named))
+    assert (found.state, found.paths.folder.name) == ("ok", "x")
+    monkeypatch.chdir(tmp_path / "runs" / "x")
+    found = only(Path())
+    assert (found.state, found.paths.folder.name) == ("ok", "x")
 
 
 def test_all_runs_of_a_folder(run, tmp_path) -> None:
