@@ -138,7 +138,7 @@ class ClusterRun:
             rows, _ = metrics.read_rows(paths.metrics)
             attempt = max(0, len(read_attempts(paths)) - 1)
             told = state or "and SLURM remembers no reason"
-            told += where_it_printed(paths, self.element)
+            told += where_it_printed(paths, self.element, outcome_of(state))
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
             note_predictions(record, self.plan)
@@ -158,12 +158,13 @@ class ClusterRun:
             raise RunError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def where_it_printed(paths: RunPaths, element: str) -> str:
+def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
     """The file with a job's own output, to be told behind what has become of it.
 
     Args:
         paths: its run's files.
         element: SLURM's name of the job.
+        outcome: how it ended; one that was cancelled need not have started.
     """
     ticket = read_ticket(paths)
     if ticket is None:
@@ -172,8 +173,11 @@ def where_it_printed(paths: RunPaths, element: str) -> str:
     log = job_log(submission.parent, element)
     if log.exists():
         return f"; what it printed: {log}"
+    if submission.exists():
+        unseen = f"; nothing in {log}: do the nodes see that folder?"
+        return unseen if outcome is Outcome.crashed else ""
     gone = submission if submission.parent.exists() else submission.parent
-    return "" if submission.exists() else f"; {gone}, without which no job can start, is gone"
+    return f"; {gone}, without which no job can start, is gone"
 
 
 def stamp_of(paths: RunPaths) -> int:

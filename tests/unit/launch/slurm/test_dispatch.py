@@ -143,17 +143,20 @@ def test_a_job_that_ended_without_a_word(state, outcome, submitted, cluster) -> 
     assert read_record(paths_of(job)).outcome == outcome
 
 
-@pytest.mark.parametrize("left", ["a log", "no log", "no submission", "no folder"])
+@pytest.mark.parametrize("left", ["a log", "no log", "no submission", "no folder", "cancelled"])
 def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs
-    cluster.end("100_0", "FAILED")
+    state = "CANCELLED" if left == "cancelled" else "FAILED"
+    cluster.end("100_0", state)
     file, folder = Path(read_ticket(paths_of(job)).submission), made.paths.slurm.absolute()
     said = "; {}, without which no job can start, is gone"
     if left == "a log":
         (folder / "100_0.log").write_text("module: command not found")
         said = f"; what it printed: {folder}/100_0.log"
-    elif left == "no log":
+    elif left == "no log":  # a folder of the login node's own, most likely
+        said = f"; nothing in {folder}/100_0.log: do the nodes see that folder?"
+    elif left == "cancelled":
         said = ""
     elif left == "no submission":
         file.unlink()
@@ -162,7 +165,7 @@ def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster
         shutil.rmtree(folder)
         said = said.format(folder)
     look(made, MISSED)
-    assert job.reason == f"its job is over and left no record: FAILED{said}"
+    assert job.reason == f"its job is over and left no record: {state}{said}"
 
 
 @pytest.mark.parametrize("outcome", ["preempted", "timeout"])
