@@ -1,13 +1,13 @@
 """The exception tree.
 
 EkeError                    anything eke says to a user; carries its exit code
-|-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2)
+|-- ConfigError             the user's input is wrong: a list of problems, all at once (exit 2; 1
+|                           where only the machine stands in the way, as a full disk does)
 |-- BusyError               another process is working on the same run (exit 2)
 `-- RunError                a run could not be finished (exit 1)
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Problem:
     """The literal override to type; empty only when no single override can mend it."""
     rule: str = ""
     """Identifier of the rule that found it; empty for spelling and type errors."""
+    passing: bool = False
+    """Of the machine as it is now, not of what was typed: the same command may work later."""
 
     def render(self) -> str:
         """The problem as two indented lines: what and why, then the fix."""
@@ -37,7 +39,11 @@ class Problem:
 class EkeError(Exception):
     """Base of every error that is meant for the user: shown without a traceback."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
+
+    def short(self) -> str:
+        """It on one line: for a table of many runs."""
+        return str(self)
 
 
 class ConfigError(EkeError):
@@ -49,10 +55,14 @@ class ConfigError(EkeError):
         if isinstance(problems, str):
             problems = Problem(path=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
+        """Whether nothing is wrong with what was typed."""
+        if self.is_passing:
+            self.exit_code = EkeError.exit_code
         super().__init__(self.render())
 
     def short(self) -> str:
-        """All problems on one line: for a table of many runs."""
+        """All problems on one line."""
         return "; ".join(
             f"{p.path} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems
@@ -64,9 +74,8 @@ class ConfigError(EkeError):
         if count == 1 and not self.problems[0].why:
             return self.problems[0].path
         heading = "1 problem" if count == 1 else f"{count} problems"
-        return "\n".join(
-            [f"{heading} in this configuration:", *(p.render() for p in self.problems)]
-        )
+        where = "on this machine at the moment" if self.is_passing else "in this configuration"
+        return "\n".join([f"{heading} {where}:", *(p.render() for p in self.problems)])
 
 
 class BusyError(EkeError):

@@ -133,6 +133,11 @@ class SweepPaths:
         return self.folder / "sweep.json"
 
     @property
+    def lock(self) -> Path:
+        """Held (flock) by the process that watches over the sweep."""
+        return self.folder / ".lock"
+
+    @property
     def fork_server(self) -> Path:
         """What the process printed that workers are forked from."""
         return self.folder / "fork_server.log"

@@ -29,6 +29,13 @@ def test_one_problem_is_counted_as_one() -> None:
     assert str(ConfigError(Problem("a", "1", "why"))).startswith("1 problem in this configuration:")
 
 
+def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
+    short, wrong = Problem("a", "1", "why", passing=True), Problem("b", "2", "why")
+    error = ConfigError(short)
+    assert str(error).startswith("1 problem on this machine at the moment:")
+    assert (error.exit_code, ConfigError([short, wrong]).exit_code) == (1, 2)
+
+
 def test_plain_words_are_an_error_too() -> None:
     assert str(ConfigError("no such file")) == "no such file"
 

@@ -34,6 +34,7 @@ from eke.launch import (
     sweep_exit_code,
     sweep_id,
     sweep_paths,
+    watching,
 )
 from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cluster
 from eke.pace import forecast_time, sum_line
@@ -178,7 +179,7 @@ def run_here(planned: Planned, launcher: Launcher) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
     jobs, log = planned.jobs, planned.paths.fork_server
     devices = devices_of({job.kind for job in jobs}, launcher)
-    with open_board(len(planned.cells)) as board:
+    with open_board(len(planned.cells)) as board, watching(planned.paths):
         file = planned.file()
         books = Books(jobs, board, file)
         if not launcher.fork_server:
@@ -197,7 +198,7 @@ def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
 
 def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
-    with open_board(len(planned.cells)) as board:
+    with open_board(len(planned.cells)) as board, watching(planned.paths):
         file = planned.file()
         books = Books(planned.jobs, board, file, place_in_cluster)
         cluster = Cluster(books, planned.paths, planned.identity)
@@ -323,6 +324,8 @@ def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> 
     refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
     parts = [format_number(len(cells), "cell")]
     parts += [f"{refused} refused"] if refused else []
+    stuck = sum(cell.outcome == Outcome.crashed.name for cell in cells)
+    parts += [f"{stuck} that cannot start now"] if stuck else []
     parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
     parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
     return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])

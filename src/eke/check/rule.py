@@ -56,10 +56,12 @@ class Rule:
     """Library versions it holds for; empty when it does not depend on any."""
     sized: bool = False
     """Needs the size of the model: looked at only when nothing else is impossible."""
+    passing: bool = False
+    """Says what the machine is short of at the moment, and nothing about what was typed."""
 
     def problem(self, facts: Facts) -> Problem:
         """The rule's finding, for a person."""
         from eke.units import format_value
 
         value = format_value(self.value(facts))
-        return Problem(self.path, value, self.why(facts), self.fix(facts), self.id)
+        return Problem(self.path, value, self.why(facts), self.fix(facts), self.id, self.passing)

@@ -309,5 +309,6 @@ RULES = (
         ),
         fix=lambda f: "paths.runs=FOLDER_ON_ANOTHER_DISK",
         source="the file system",
+        passing=True,
     ),
 )

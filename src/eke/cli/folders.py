@@ -1,6 +1,7 @@
 """`eke status|logs|cancel|retry DIR`: what becomes of runs that somebody has started."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -8,15 +9,26 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eke import app
 from eke.errors import ConfigError, EkeError, Problem
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
-from eke.launch.standing import RUNNING, UNREADABLE, Standing, find_standings
+from eke.launch.slurm.submission import job_log, job_of, read_ticket
+from eke.launch.standing import (
+    NO_FOLDER,
+    RUNNING,
+    UNREADABLE,
+    WAITING,
+    Standing,
+    find_standings,
+    goes_on,
+)
+from eke.launch.watched import watched_sweeps, watcher_of
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
 from eke.units import format_number
@@ -106,8 +118,9 @@ def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
 
 
 def _run(each: Standing) -> str:
-    """Its folder's name; empty for a cell that has none, since no run can be."""
-    return "" if each.state == Outcome.refused.name else each.paths.folder.name
+    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -127,32 +140,61 @@ def logs(options: argparse.Namespace) -> int:
     )
     if not told:
         sys.stdout.write("no run is running, and none has failed\n")
-    tails = [(each, Tail(each.paths.log)) for each in told]
+    # What is printed from now on is news, also of a run that is to start yet.
+    tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
     for each in told:
         _heading(each, len(told))
-        _print(_last_lines(each.paths, options.lines))
-    going_on = options.follow and any(s.is_active for s in standings)
-    asked = time.monotonic()
+        _print(_last_lines(log_of(each.paths), options.lines))
+    if options.follow:
+        follow_logs(folder, standings, told, tails)
+    return EXIT_OK
+
+
+def follow_logs(
+    folder: Path, standings: list[Standing], told: Sequence[Standing], tails: dict[Path, Tail]
+) -> None:
+    """Print what logs grow by, until nothing runs or waits any more.
+
+    Args:
+        folder: a run, a sweep, or the folder of all runs.
+        standings: of all.
+        told: those whose logs have been shown.
+        tails: what is new of each log, by the folder of its run.
+    """
+    followed = {each.paths.folder: each for each in told}
+    known = {each.paths.folder: each.state for each in standings}
+    going_on, asked = goes_on(folder, standings), time.monotonic()
     while going_on:
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
-            going_on = any(s.is_active for s in find_standings(folder))
-            asked = time.monotonic()
-        for each, tail in tails:
-            if lines := tail.lines(last=not going_on):
-                _heading(each, len(told))
+            standings = find_standings(folder)
+            going_on, asked = goes_on(folder, standings), time.monotonic()
+            begun = [s for s in standings if s.state != known.get(s.paths.folder)]
+            followed |= {each.paths.folder: each for each in begun}
+        for run, each in followed.items():
+            if run not in tails:
+                tails[run] = Tail(each.paths.log)
+                tails[run].position = 0
+            if lines := tails[run].lines(last=not going_on):
+                _heading(each, len(followed))
                 _print(lines)
-    return EXIT_OK
+
+
+def log_of(paths: RunPaths) -> Path:
+    """What a run printed; what its job printed, where that has not come to the run."""
+    ticket = None if paths.log.exists() else read_ticket(paths)
+    own = job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
+    return own if own.exists() else paths.log
 
 
 def _heading(each: Standing, count: int) -> None:
     if count > 1:
-        _print([f"==> {each.paths.log} ({each.state})"])
+        _print([f"==> {log_of(each.paths)} ({each.state})"])
 
 
-def _last_lines(paths: RunPaths, count: int) -> list[str]:
+def _last_lines(log: Path, count: int) -> list[str]:
     try:
-        lines = paths.log.read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ["(no log yet)"]
     return lines[-count:] if count else lines
@@ -171,23 +213,28 @@ def _cancel_options(_: argparse.ArgumentParser) -> None:
 
 
 def cancel(options: argparse.Namespace) -> int:
-    """Ask every run that is queued or running to save and end."""
-    standings = find_standings(user_path(options.folder))
+    """Ask every run that is queued or running to save and end, and none that waits to start."""
+    folder = user_path(options.folder)
     # Cells that are the same run are one.
-    active = list({s.paths.folder: s for s in standings if s.is_active}.values())
-    scheduler.cancel([s.job for s in active if s.job])
+    active = {s.paths.folder: s for s in find_standings(folder) if s.is_active}.values()
+    begun = [s for s in active if s.state != WAITING]
+    waiting = len(active) - len(begun)
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
-    watchers = {s.paths.folder: _watcher(s.paths) for s in active if not s.job}
-    locks = {watchers[s.paths.folder]: s.paths.lock for s in active if not s.job}
+    watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
+    locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
+    if waiting or not active:
+        locks |= {watcher_of(sweep): sweep.lock for sweep in watched_sweeps(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
+    # Only now: whoever watches over jobs would submit others in the place of these.
+    scheduler.cancel([s.job for s in begun if s.job])
     refused = [text for text in answers.values() if text]
-    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in active)
-    said = (
-        f"asked {format_number(count, 'run')} to save and end"
-        if active
-        else "nothing is queued or running"
-    )
-    _print([said, *refused])
+    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in begun)
+    said = [f"asked {format_number(count, 'run')} to save and end"] if begun else []
+    said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
+    said += ["asked the sweep to end"] if locks and not active and not refused else []
+    if not active and not locks:
+        said = ["nothing is queued or running"]
+    _print([line for line in ("; ".join(said), *refused) if line])
     return EXIT_FAILED if refused else EXIT_OK
 
 
@@ -233,7 +280,7 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
 
 def retry(options: argparse.Namespace) -> int:
     """Set the records of failed runs aside and type the sweep again."""
-    folder = user_path(options.folder).absolute()  # the sweep may have been typed elsewhere
+    folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         why = (
@@ -241,12 +288,13 @@ def retry(options: argparse.Namespace) -> int:
         )
         raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
     wanted = options.only or [*_BAD, UNREADABLE]
-    found = {s.paths.folder: s.paths for s in find_standings(folder) if s.state in wanted}
+    found = {_run(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
     content = read_json(sweep.sweep)
     command = content.get("command")
     if not command or command[0] not in ("-m", "fit"):
         raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
+    refuse_a_copy(folder, content)
     os.chdir(content["directory"])
     for paths in chosen:
         set_aside(paths)
@@ -254,6 +302,26 @@ def retry(options: argparse.Namespace) -> int:
     if not chosen:
         return EXIT_OK
     return search_again(command[1:]) if command[0] == "fit" else app.main(command)
+
+
+def refuse_a_copy(folder: Path, content: Mapping[str, Any]) -> None:
+    """What was typed runs where it was typed for: there, nothing would have been set aside.
+
+    Args:
+        folder: of the sweep, as it is named now.
+        content: its file.
+
+    Raises:
+        EkeError: it was moved or copied here.
+    """
+    cells = [cell["folder"] for cell in content["cells"] if cell.get("folder")]
+    runs = {Path(content["directory"], run).parent for run in cells}
+    if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
+        return
+    raise EkeError(
+        f"{folder} has been moved or copied: what was typed for it runs in {runs.pop()}. Type it "
+        f"again with paths.runs={folder.parent}; what has finished there answers"
+    )
 
 
 def search_again(arguments: Sequence[str]) -> int:
@@ -264,11 +332,15 @@ def search_again(arguments: Sequence[str]) -> int:
 
 
 def set_aside(paths: RunPaths) -> None:
-    """Keep a final record under another name, so that the run counts as unfinished."""
+    """Keep a final record under another name, so that the run counts as unfinished.
+
+    One that could not be started has none.
+    """
     number = 1
     while (kept := paths.record.with_suffix(f".{number}.json")).exists():
         number += 1
-    paths.record.rename(kept)
+    with contextlib.suppress(FileNotFoundError):
+        paths.record.rename(kept)
 
 
 DESCRIPTIONS = {

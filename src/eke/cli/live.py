@@ -13,7 +13,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eke.launch.standing import NOT_STARTED, QUEUED, RUNNING, Standing, find_standings
+from eke.launch.standing import (
+    ACTIVE,
+    NOT_STARTED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Standing,
+    find_standings,
+    goes_on,
+)
 from eke.record import EXIT_OK, Outcome
 from eke.units import format_number, format_seconds
 
@@ -31,7 +40,7 @@ SLOW_FACTOR = 10.0
 
 STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
-    Outcome.skipped.name: "dim", NOT_STARTED: "dim",
+    Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
 }  # fmt: skip
 """All others went wrong."""
 
@@ -41,7 +50,7 @@ def watch(
     look: Callable[[Path], list[Standing]] = find_standings,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show how far every run is until none is queued or running; Ctrl-C ends the looking alone.
+    """Show how far every run is until none runs or waits; Ctrl-C ends the looking alone.
 
     Args:
         folder: a run, a sweep, or the folder of all runs.
@@ -68,7 +77,7 @@ def _on_terminal(
             standings = look(folder)
             height = shutil.get_terminal_size().lines
             live.update(render(standings, height), refresh=True)
-            if not any(each.is_active for each in standings):
+            if not goes_on(folder, standings):
                 return EXIT_OK
             pause = ASK_S if any(each.job for each in standings) else LOOK_S
             sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
@@ -83,12 +92,12 @@ def _plain(
         standings = look(folder)
         for each in standings:
             before = known.get(each.paths.folder)
-            if before in (RUNNING, QUEUED) and each.state not in (RUNNING, QUEUED):
+            if before in ACTIVE and not each.is_active:
                 sys.stdout.write(f"{each.state}: {each.label}\n")
             known[each.paths.folder] = each.state
         sys.stdout.write(f"{summary(standings)}\n")
         sys.stdout.flush()
-        if not any(each.is_active for each in standings):
+        if not goes_on(folder, standings):
             return EXIT_OK
         sleep(PLAIN_S)
 
@@ -133,7 +142,7 @@ def _importance(each: Standing) -> tuple[int, bool]:
         return 0, False
     if each.state not in STYLES:
         return 1, False
-    return (2, False) if each.state == Outcome.ok.name else (3, each.state != QUEUED)
+    return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
 
 
 def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:

@@ -20,6 +20,7 @@ from eke.launch.sweep import (
     sweep_id,
     sweep_paths,
 )
+from eke.launch.watched import watching
 
 __all__ = [
     "FOR_WRITING",
@@ -50,4 +51,5 @@ __all__ = [
     "sweep_exit_code",
     "sweep_id",
     "sweep_paths",
+    "watching",
 ]

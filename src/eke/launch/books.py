@@ -1,6 +1,7 @@
 """The books of a sweep: what has become of each run, for whoever shows it or writes it down."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from eke.launch.job import Job
 from eke.launch.live import place_of
 from eke.plan import Plan
 from eke.record import Outcome, Record
+from eke.units import format_number
 
 
 class Ledger(Protocol):
@@ -41,12 +43,22 @@ class Books:
         return [job for job in self.jobs if job.live is not None]
 
     def answer_from_records(self) -> None:
-        """Settle, before anything starts, what earlier runs have answered."""
+        """Settle, before anything starts, what earlier runs have answered.
+
+        Why finished runs no longer answer is said once for all of them.
+        """
+        outdated: Counter[str] = Counter()
         for job in self.jobs:
             try:
-                self.answer(job, self.place_of(job.plan))
+                place = self.place_of(job.plan)
+                self.answer(job, place)
             except EkeError as error:
-                self.end(job, Outcome.crashed, str(error))
+                self.end(job, Outcome.crashed, error.short())
+            else:
+                outdated.update(["; ".join(place.outdated)] if place.outdated else [])
+        for what, count in outdated.items():
+            runs = format_number(count, "finished run")
+            self.board.note(f"done again, beside the record: {runs} ({what}); eke report has both")
 
     def answer(self, job: Job, place: Place) -> bool:
         """Settle a job from a final record, if there is one."""

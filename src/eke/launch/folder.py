@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
-from eke.files import try_lock
+from eke.files import is_locked, try_lock
 from eke.identity import changed_fingerprint
 from eke.paths import RunPaths
 from eke.plan import Plan
@@ -33,6 +33,8 @@ class Place:
     """A final record that answers the request; None when there is work to do."""
     note: str
     """Why this folder, for the user; empty for a new run."""
+    outdated: tuple[str, ...] = ()
+    """What differs since the finished run that it goes beside; empty where nobody has done it."""
 
 
 def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
@@ -57,11 +59,11 @@ def find_place(
     Raises:
         EkeError: there is a record that cannot be read.
     """
-    passed = ""
+    passed, outdated = "", tuple[str, ...]()
     for number in range(1, MAX_BESIDE):
         paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
         if not paths.folder.exists():
-            return Place(paths, None, passed)
+            return Place(paths, None, passed, outdated)
         record = _readable(paths)
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
@@ -70,6 +72,7 @@ def find_place(
         if not changes and not rerun:
             note = f"answered from {paths.record}; rerun=true runs it again"
             return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+        outdated = () if rerun else tuple(changes)
         why = "rerun=true" if rerun else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
     raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
@@ -94,9 +97,12 @@ def _readable(paths: RunPaths) -> Record | None:
     try:
         return read_record(paths)
     except UnreadableRecord as error:
-        raise EkeError(
-            f"{error}\nNothing was changed. Move the folder away, or delete the file, to run again."
-        ) from error
+        mend = "Move the folder away, or delete the file, to run again."
+        if isinstance(error.__cause__, PermissionError):
+            mend = (
+                "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
+            )
+        raise EkeError(f"{error}\nNothing was changed. {mend}") from error
 
 
 def _lock(descriptor: int) -> bool:
@@ -118,28 +124,45 @@ def claim(paths: RunPaths) -> Iterator[int]:
 
     Raises:
         BusyError: somebody works on this run.
-        ConfigError: the folder cannot be made, or its file system has no locks.
+        ConfigError: the folder cannot be made or written, or its file system has no locks.
     """
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        problem = Problem("paths.runs", str(paths.folder.parent), str(error), "paths.runs=FOLDER")
-        raise ConfigError(problem) from error
+        if is_locked(paths.lock):  # by another user, whose file we may only read
+            raise BusyError(
+                f"run {paths.folder.name} is being worked on by {_owner(paths)}"
+            ) from error
+        raise _unusable(paths, error) from error
     try:
         try:
             is_ours = _lock(descriptor)
         except OSError as error:
             raise without_locks(paths.folder.parent, error) from error
         if not is_ours:
-            written = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
-            owner = written or "another process"
-            raise BusyError(f"run {paths.folder.name} is being worked on by {owner}")
+            raise BusyError(f"run {paths.folder.name} is being worked on by {_owner(paths)}")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _owner(paths: RunPaths) -> str:
+    """Who holds a run folder's lock, in words."""
+    try:
+        return paths.lock.read_text(errors="replace").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
+    """What is told of a folder that could be used when the run was planned: a rule has looked."""
+    runs, where = str(paths.folder.parent), error.filename or paths.folder
+    why = f"{where} cannot be written: {error.strerror or error}"
+    fix = "paths.runs=FOLDER_ON_ANOTHER_DISK"
+    return ConfigError(Problem("paths.runs", runs, why, fix, passing=True))
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:

@@ -1,7 +1,7 @@
 """How far runs are, read from their folders: by whoever asks, while others work on them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,31 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import jobs_of
+from eke.launch.watched import is_watched, watched_sweeps
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, UnreadableRecord, metrics, read_attempts, read_record
+from eke.record import (
+    Outcome,
+    UnreadableRecord,
+    metrics,
+    missing_run,
+    read_attempts,
+    read_record,
+)
 
 TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
 """What a run without a final outcome may be doing, beside the outcomes that are not final."""
+
+WAITING = "waiting"
+"""Whoever watches over its sweep will start it."""
+
+ACTIVE = (RUNNING, QUEUED, WAITING)
+"""Something works on such a run, or will without being asked."""
+
+NO_FOLDER = "refused"
+"""Name in place of that of a run's folder, for a cell that has none."""
 
 UNREADABLE = "unreadable"
 """There is a record that nobody can read: a sweep leaves such a run alone."""
@@ -56,7 +73,7 @@ class Standing:
     @property
     def is_active(self) -> bool:
         """Whether something works on it, or will without being asked."""
-        return self.state in (RUNNING, QUEUED)
+        return self.state in ACTIVE
 
 
 def find_standings(folder: Path) -> list[Standing]:
@@ -65,6 +82,7 @@ def find_standings(folder: Path) -> list[Standing]:
     Raises:
         ConfigError: there is no run.
     """
+    folder = _by_its_name(folder)
     found = list(_runs_of(folder))
     if not found:
         why = "holds no run and no sweep"
@@ -78,8 +96,9 @@ def find_standings(folder: Path) -> list[Standing]:
             queue = scheduler.queue()
         except EkeError as error:
             problem = str(error)
+    goes_on = is_watched(SweepPaths(folder))
     return [
-        stand(paths, cell, label, queue, jobs[paths.folder], problem)
+        stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
         for paths, cell, label in found
     ]
 
@@ -91,6 +110,7 @@ def stand(
     queue: dict[str, Element],
     job: str,
     problem: str,
+    goes_on: bool = False,
 ) -> Standing:
     """One run.
 
@@ -101,6 +121,7 @@ def stand(
         queue: the user's jobs.
         job: SLURM's name of its newest job; empty for none.
         problem: why nobody knows the queue; empty when it is known.
+        goes_on: whether somebody watches over its sweep.
     """
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
@@ -122,14 +143,27 @@ def stand(
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
+    if goes_on and not cell.get("outcome"):
+        return Standing(paths, label, WAITING, done, total)
     if job and problem and not outcome:
         return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
     if not record and (why := _damage(paths)):
         return Standing(paths, label, UNREADABLE, total=total, note=why)
+    if not record and cell.get("outcome") == Outcome.crashed.name:
+        # Its sweep could not start it, or not write down how it ended, and knows why.
+        return Standing(
+            paths, label, Outcome.crashed.name, total=total, note=cell.get("reason", "")
+        )
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     if not record:  # killed before it could say how far it was
         done, _, _ = _progress(paths)
+        note = note or missing_run(cell.get("outcome", ""), paths.folder)
     return Standing(paths, label, outcome or started, done, total, note=note)
+
+
+def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
+    """Whether something runs or waits, or whoever watches over a sweep has still to see to it."""
+    return any(s.is_active for s in standings) or bool(watched_sweeps(folder))
 
 
 def holder(paths: RunPaths) -> str:
@@ -148,7 +182,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
         for cell in cells:
-            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or "refused"))
+            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or NO_FOLDER))
             yield RunPaths(_beside(Path(name), folder)), cell, " ".join(cell["overrides"])
         return
     single = RunPaths(folder)
@@ -156,6 +190,11 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     for run in runs:
         paths = RunPaths(run)
         yield paths, {}, _typed(paths)
+
+
+def _by_its_name(folder: Path) -> Path:
+    """A folder by its name among the runs it lies beside: not `.`, and no link from elsewhere."""
+    return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
 
 
 def _beside(run: Path, sweep: Path) -> Path:

@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from eke.errors import ConfigError
 from eke.files import write_json
 from eke.launch.job import Job
-from eke.paths import SweepPaths, user_path
+from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 
@@ -40,21 +41,22 @@ class Cell:
     round: int = 0
     """Which repetition of its configuration it is: the key `repeat`."""
     rule: str = ""
-    """The rule that refused it; empty when none did, or something without an identifier."""
+    """The rule that kept it from running; empty when none did, or one without an identifier."""
 
     def refuse(self, error: ConfigError) -> None:
-        """Mark it as a run that cannot be, with the first rule that says so."""
+        """Mark it as a run that cannot be, or not now, with the first rule that says so."""
         self.run_id = ""
-        self.outcome, self.reason = Outcome.refused.name, error.short()
+        outcome = Outcome.crashed if error.is_passing else Outcome.refused
+        self.outcome, self.reason = outcome.name, error.short()
         self.rule = next((problem.rule for problem in error.problems if problem.rule), "")
 
     def take(self, job: Job) -> None:
         """What has become of its run."""
         self.folder, self.reused = job.folder, job.reused
         self.outcome = job.outcome.name if job.outcome else ""
-        self.reason = job.reason
-        if job.reason and job.record is not None:
-            self.reason = f"{job.reason} ({job.folder}/train.log)"
+        self.reason, log = job.reason, RunPaths(Path(job.folder)).log
+        if job.reason and job.record is not None and log.exists():
+            self.reason = f"{job.reason} ({log})"
 
 
 _HOW = ("launcher.", "resources.", "slurm.", "slurm=", "plan_only=")

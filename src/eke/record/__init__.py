@@ -27,6 +27,7 @@ from eke.record.record import (
 )
 from eke.record.store import (
     UnreadableRecord,
+    missing_run,
     read_attempts,
     read_record,
     start_attempt,
@@ -57,6 +58,7 @@ __all__ = [
     "UnreadableRecord",
     "derive",
     "metrics",
+    "missing_run",
     "read_attempts",
     "read_dead_rank",
     "read_rank_failures",

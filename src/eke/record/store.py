@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import cattrs
@@ -53,6 +54,21 @@ def read_record(paths: RunPaths) -> Record | None:
         return None
     except (OSError, ValueError, AttributeError, cattrs.BaseValidationError) as error:
         raise UnreadableRecord(f"{paths.record}: not a readable record ({error})") from error
+
+
+def missing_run(told: str, folder: Path) -> str:
+    """What is said of a run that a sweep has seen end, and whose folder is not there.
+
+    Args:
+        told: the outcome by the sweep's file; empty where it knows none.
+        folder: of the run.
+
+    Returns:
+        Empty where nothing is missing.
+    """
+    if not told or folder.exists():
+        return ""
+    return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
 def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -> int:

@@ -33,24 +33,32 @@ def test_a_finished_run_answers_where_there_is_no_room(typed, capsys) -> None:
 
 
 @pytest.mark.parametrize("more", ["seed=5", "rerun=true"])
-def test_what_has_still_to_write_is_refused(more, typed, capsys) -> None:
-    assert app.main([*typed, more]) == 2
-    assert "a run's own files need up to" in capsys.readouterr().err
+def test_what_has_still_to_write_does_not_start(more, typed, capsys) -> None:
+    assert app.main([*typed, more]) == 1, "nothing is wrong with the command"
+    told = capsys.readouterr().err
+    assert told.startswith("1 problem on this machine at the moment:")
+    assert "a run's own files need up to" in told
 
 
 def test_other_problems_are_told_together_with_it(typed, capsys) -> None:
-    assert app.main([*typed, "precision=tf32"]) == 2
+    assert app.main([*typed, "precision=tf32"]) == 2, "that one is"
     told = capsys.readouterr().err
     assert "tf32" in told
     assert "a run's own files need up to" in told
 
 
-def test_a_sweep_has_what_is_finished_and_refuses_the_rest(typed, tmp_path, capsys) -> None:
+def test_a_sweep_has_what_is_finished_and_starts_no_more(typed, tmp_path, capsys) -> None:
     assert app.main(["-m", *typed, "seed=0,5"]) == 1, "what is missing still has to run"
     (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
     cells = json.loads(file.read_text())["cells"]
     assert [(cell["outcome"], cell["reused"]) for cell in cells] == [
         ("ok", True),
-        ("refused", False),
+        ("crashed", False),
     ]
     assert "need up to" in cells[1]["reason"]
+    assert "2 cells, 1 that cannot start now" in capsys.readouterr().out
+
+
+def test_a_sweep_of_which_nothing_can_start_has_not_been_typed_wrongly(typed, capsys) -> None:
+    assert app.main(["-m", *typed, "seed=4,5"]) == 1
+    assert capsys.readouterr().out.count("crashed: seed=") == 2

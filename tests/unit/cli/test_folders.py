@@ -9,6 +9,7 @@ from support import environment
 
 from eke import cli
 from eke.cli import folders
+from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
 from eke.launch.standing import Standing
 
 # --- status ---------------------------------------------------------------------------------------
@@ -107,6 +108,48 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
     assert cli.main(["logs", "-f", str(paths.folder)]) == 0
     assert capsys.readouterr().out.splitlines() == ["first", "at 1", "the end"]
     assert asked == [0, 10, 20, 30]
+
+
+def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatch, capsys) -> None:
+    """A sweep of short runs: one that has begun and ended between two looks, one that is new."""
+    made = [make_run("1", log="first\n"), make_run("2", log="of an earlier attempt\n")]
+    states = [("running", "waiting"), ("ok", "ok", "running"), ("ok", "ok", "ok")]
+    now = [0.0]
+
+    def find(folder):
+        found = states[min(int(now[0] // 10), 2)]
+        return [Standing(p, "", state) for p, state in zip(made, found, strict=False)]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] == 5:
+            made[1].log.write_text(made[1].log.read_text() + "second\n")
+            made.append(make_run("3", log="third\n"))
+
+    monkeypatch.setattr(folders, "find_standings", find)
+    monkeypatch.setattr(folders.time, "sleep", sleep)
+    monkeypatch.setattr(folders.time, "monotonic", lambda: now[0])
+    assert cli.main(["logs", "-f", "runs"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "first",
+        f"==> {made[1].log} (ok)",
+        "second",
+        f"==> {made[2].log} (running)",
+        "third",
+    ]
+
+
+def test_where_no_worker_was_started_its_job_has_the_log(make_run, tmp_path, capsys) -> None:
+    paths = make_run("1", "crashed")
+    file = tmp_path / "eke-s-1.json"
+    write_submission(file, Submission("eke-s-1", (), 5, 0.0, "5"))
+    write_ticket(paths, Ticket(str(file), 3))
+    (tmp_path / "5_3.log").write_text("module: command not found\n")
+    assert cli.main(["logs", str(paths.folder)]) == 0
+    assert capsys.readouterr().out == "module: command not found\n"
+    paths.log.write_text("step 1\n")
+    assert cli.main(["logs", str(paths.folder)]) == 0
+    assert capsys.readouterr().out == "step 1\n"
 
 
 def test_a_reader_that_leaves_is_no_error(make_run, tmp_path) -> None:

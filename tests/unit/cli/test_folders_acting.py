@@ -14,7 +14,8 @@ from eke.cli import folders
 from eke.errors import EkeError
 from eke.launch.slurm import scheduler
 from eke.launch.standing import Standing
-from eke.paths import RunPaths
+from eke.launch.watched import watching
+from eke.paths import RunPaths, SweepPaths
 from eke.record import read_record, write_record
 
 
@@ -127,6 +128,60 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     assert "scancel gave no answer" in capsys.readouterr().err
 
 
+def test_a_sweep_that_has_started_nothing_yet_is_ended(world, runs, make_sweep, capsys) -> None:
+    """It waits for a device, or is between two runs: without a run there is nobody to ask."""
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", "waiting")
+    world.run("2", "waiting")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "2 runs will not start\n"
+
+
+def test_a_sweep_between_two_trials_is_ended(world, runs, make_sweep, capsys) -> None:
+    sweep = SweepPaths(make_sweep("1"))
+    world.run("1", "ok")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(runs)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked the sweep to end\n"
+
+
+def test_who_watches_over_all_is_asked_once(world, runs, make_sweep, capsys) -> None:
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", pid="4711")
+    world.run("2", "waiting")
+    with watching(sweep):
+        sweep.lock.write_text("process 4711 on here\n")
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == "asked 1 run to save and end; 1 run will not start\n"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
+    elsewhere, world, make_sweep, monkeypatch, capsys
+) -> None:
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", "queued", job="5_0")
+    world.run("2", "waiting")
+    order = world.cancelled
+    monkeypatch.setattr(os, "kill", lambda pid, _: order.append(pid))
+    with watching(sweep):
+        sweep.lock.write_text(f"process 4711 on {'there' if elsewhere else 'here'}\n")
+        code = cli.main(["cancel", str(sweep.folder)])
+    out = capsys.readouterr().out
+    if elsewhere:
+        assert (code, order) == (1, ["5_0"])
+        assert out.splitlines()[1] == "process 4711 runs on there: cancel it there"
+    else:
+        assert (code, order) == (0, [4711, "5_0"])
+        assert out == "asked 1 run to save and end; 1 run will not start\n"
+
+
 def test_nothing_to_cancel(world, capsys) -> None:
     world.run("a", "ok")
     assert cli.main(["cancel", "runs"]) == 0
@@ -179,6 +234,34 @@ def test_a_record_that_cannot_be_read_is_set_aside(make_run, make_sweep, typed) 
     assert (paths.folder / "record.1.json").read_text() == '{"outcome": "o'
     assert not paths.record.exists()
     assert len(typed) == 1
+
+
+def test_what_could_not_be_started_has_no_record_to_set_aside(
+    make_run, make_sweep, typed, capsys
+) -> None:
+    make_run("1")
+    cell = {"overrides": ["seed=1"], "folder": "", "outcome": "crashed", "reason": "no room"}
+    unplanned = {**cell, "overrides": ["seed=2"], "run_id": ""}
+    cells = [{**cell, "run_id": "1"}, unplanned, {**unplanned, "overrides": ["seed=3"]}]
+    folder = make_sweep(cells=cells)
+    assert cli.main(["status", str(folder)]) == 0
+    assert "refused" not in capsys.readouterr().out
+    assert cli.main(["retry", str(folder)]) == 0
+    assert capsys.readouterr().out == "to try again: 3 runs\n"
+    assert len(typed) == 1
+
+
+@pytest.mark.parametrize("runs_at", ["runs", "{here}", "/elsewhere/runs"])
+def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, capsys) -> None:
+    """Its command would run in the place that it was typed for, where nothing is set aside."""
+    paths = make_run("1", "crashed")
+    cell = {"overrides": ["seed=1"], "run_id": "1", "folder": runs_at.format(here=runs) + "/1"}
+    code = cli.main(["retry", str(make_sweep(cells=[cell]))])
+    is_copy = runs_at.startswith("/elsewhere")
+    assert (code, paths.record.exists(), len(typed)) == ((1, True, 0) if is_copy else (0, False, 1))
+    told = capsys.readouterr().err
+    said = f"what was typed for it runs in /elsewhere/runs. Type it again with paths.runs={runs};"
+    assert (said in told) is is_copy
 
 
 def test_only_some(make_run, make_sweep, typed) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support import environment
 from unit.record.samples import bare_record
 
+import eke.record.store
 from eke.errors import BusyError, ConfigError, EkeError
 from eke.launch import claim, find_place
 from eke.paths import RunPaths
@@ -117,6 +118,8 @@ def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) ->
     place = find_place(runs, plan, rerun=False)
     assert place.paths.folder.name == f"{plan.run_id}-2"
     assert "device: other -> test cpu" in place.note
+    assert place.outdated[0] == "device: other -> test cpu"
+    assert find_place(runs, plan, rerun=True).outdated == (), "it was asked for"
     assert "torch: 2.11.0 -> " in place.note
 
 
@@ -154,6 +157,17 @@ def test_an_unreadable_record_stops_everything(content, runs, plan, leave) -> No
         find_place(runs, plan, rerun=False)
     assert str(paths.record) in str(caught.value)
     assert paths.record.read_text() == content
+
+
+def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monkeypatch) -> None:
+    def refuse(path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    leave("ok")
+    monkeypatch.setattr(eke.record.store, "read_json", refuse)
+    with pytest.raises(EkeError, match="once its owner lets you read it") as caught:
+        find_place(runs, plan, rerun=False)
+    assert "delete" not in str(caught.value)
 
 
 # --- the lock -----------------------------------------------------------------------------------
@@ -218,12 +232,38 @@ def test_a_claim_makes_the_folder(tmp_path) -> None:
         assert paths.folder.is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path) -> None:
-    (tmp_path / "file").touch()
-    paths = RunPaths(tmp_path / "file" / "run")
-    with pytest.raises(ConfigError, match=r"paths\.runs = .*file") as caught, claim(paths):
-        pytest.fail("a folder below a file")
-    assert caught.value.problems[0].fix == "paths.runs=FOLDER"
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
+    code, paths, monkeypatch
+) -> None:
+    def refuse(path, *_) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError) as caught, claim(paths):
+        pytest.fail("held")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.value) == ("paths.runs", str(paths.folder.parent))
+    assert problem.why == f"{paths.lock} cannot be written: {os.strerror(code)}"
+    assert caught.value.exit_code == 1, "nothing is wrong with what was typed"
+
+
+def test_a_run_of_another_users_is_waited_for(holder, paths, monkeypatch) -> None:
+    """Whose files are everybody's to read, and theirs alone to write."""
+    open_any = os.open
+
+    def read_only(path, flags, *mode) -> int:
+        if path == paths.lock and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_any(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(BusyError, match=f"by process {holder.pid}$"), claim(paths):
+        pytest.fail("two processes hold one run")
+    holder.kill()
+    holder.wait()
+    with pytest.raises(ConfigError, match="Permission denied"), claim(paths):
+        pytest.fail("it is not ours")
 
 
 def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(

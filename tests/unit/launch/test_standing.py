@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from unit.launch.scripted import record_for
@@ -14,7 +15,8 @@ from eke.launch.folder import claim
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.launch.standing import find_standings
+from eke.launch.standing import find_standings, goes_on
+from eke.launch.watched import watching
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import write_plan
 from eke.record import Failure, Outcome, start_attempt, write_record
@@ -200,6 +202,64 @@ def test_the_cells_of_a_sweep(run, tmp_path) -> None:
     assert [s.state for s in found] == ["ok", "not started", "refused", "skipped", "not started"]
     assert [s.note for s in found][2:4] == ["needs a GPU", "x ran out of memory"]
     assert [s.label for s in found][:2] == ["a=1 b=0", "a=1 b=1"]
+
+
+def test_what_could_not_be_started_is_called_as_its_sweep_calls_it(run, tmp_path, queue) -> None:
+    run("x", element=1)
+    leave(run("y"), "preempted", 3)
+    why = {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
+    full = {"run_id": "", "outcome": "crashed", "reason": "the disk has 3 MiB left"}
+    sweep = write_cells(tmp_path, {"run_id": "x", **why}, {"run_id": "y", **why}, full)
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["crashed", "preempted", "crashed"], "a record knows better"
+    assert [s.note for s in found] == [why["reason"], "", full["reason"]]
+    queue["5_1"] = Element("PENDING", "", "", "Priority")
+    assert find_standings(sweep.folder)[0].state == "queued", "somebody has submitted it since"
+
+
+def test_what_a_sweep_has_not_come_to_yet_waits(run, tmp_path, queue) -> None:
+    leave(run("x"), "ok", 20)
+    leave(run("y"), "crashed", 3)
+    run("z", element=1)
+    done = {"run_id": "x", "outcome": "ok"}
+    sweep = write_cells(tmp_path, done, {"run_id": "y"}, {"run_id": "z"}, {"run_id": "w"})
+    with watching(sweep):
+        found = find_standings(sweep.folder)
+        assert [s.state for s in found] == ["ok", "waiting", "waiting", "waiting"]
+        assert [s.is_active for s in found] == [False, True, True, True]
+        assert goes_on(sweep.folder, found[:1])
+        queue["5_1"] = Element("PENDING", "", "", "Priority")
+        assert find_standings(sweep.folder)[2].state == "queued"
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["ok", "crashed", "queued", "not started"]
+    assert not goes_on(sweep.folder, found[:1])
+
+
+def test_a_sweep_that_was_copied_without_its_runs_says_so(run, tmp_path) -> None:
+    run("y")
+    ok = {"outcome": "ok"}
+    sweep = write_cells(tmp_path, {"run_id": "x", **ok}, {"run_id": "y", **ok}, {"run_id": "z"})
+    found = find_standings(sweep.folder)
+    assert [s.state for s in found] == ["not started"] * 3
+    gone = tmp_path / "runs" / "x"
+    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    assert [s.note for s in found] == [said, "", ""]
+
+
+@pytest.mark.parametrize("named", [".", "../sweep-1", "link", "../x/../sweep-1/."])
+def test_a_sweep_is_found_by_whatever_name(named, run, tmp_path, monkeypatch) -> None:
+    leave(run("x"), "ok", 20)
+    sweep = write_cells(tmp_path, {"run_id": "x"})
+    monkeypatch.chdir(sweep.folder)
+    if named == "link":
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        Path(named).symlink_to(sweep.folder)
+    found = only(Path(named))
+    assert (found.state, found.paths.folder.name) == ("ok", "x")
+    monkeypatch.chdir(tmp_path / "runs" / "x")
+    found = only(Path())
+    assert (found.state, found.paths.folder.name) == ("ok", "x")
 
 
 def test_all_runs_of_a_folder(run, tmp_path) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from unit.launch.scripted import record_for
 
 import eke.launch.sweep
 from eke.errors import ConfigError, Problem
@@ -19,6 +20,7 @@ from eke.launch.sweep import (
     sweep_paths,
     write_sweep,
 )
+from eke.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]
 
@@ -116,3 +118,26 @@ def test_a_sweep_that_a_full_disk_keeps_from_its_end_has_not_ended_well(rule) ->
     assert sweep_exit_code([Cell((), outcome="ok"), missing]) == 1
     assert sweep_exit_code([missing]) == 2
     assert sweep_exit_code([Cell((), outcome="cancelled"), missing]) == 75
+
+
+@pytest.mark.parametrize(
+    ("passing", "outcome"), [([True], "crashed"), ([False], "refused"), ([True, False], "refused")]
+)
+def test_what_only_the_machine_is_short_of_is_not_refused(passing, outcome) -> None:
+    cell = Cell(())
+    problems = [Problem("a", "1", "no", rule=f"r{n}", passing=p) for n, p in enumerate(passing)]
+    cell.refuse(ConfigError(problems))
+    assert (cell.outcome, cell.rule) == (outcome, "r0")
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_no_log_is_named_that_is_not_there(has_log, make_jobs, tmp_path) -> None:
+    (job,) = make_jobs(1)
+    job.folder = str(tmp_path)
+    if has_log:
+        (tmp_path / "train.log").touch()
+    job.settle(record_for("a", "crashed"))
+    job.end(Outcome.crashed, "it broke")
+    cell = Cell(())
+    cell.take(job)
+    assert cell.reason == "it broke" + (f" ({tmp_path}/train.log)" if has_log else "")

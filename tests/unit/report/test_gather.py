@@ -35,6 +35,27 @@ def test_a_sweep_has_every_cell_in_its_order(tmp_path):
     assert found.notes == ()
 
 
+def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
+    sweep = make_sweep(tmp_path, [RUNS[0], Run({"precision": "bf16"}, outcome="not run")])
+    file = SweepPaths(sweep).sweep
+    content = json.loads(file.read_text())
+    for cell in content["cells"]:
+        cell |= {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
+    file.write_text(json.dumps(content))
+    told = ("crashed", "sbatch: Invalid partition")
+    assert outcomes(gather([sweep])) == [("ok", ""), told], "a record is the truth"
+
+
+def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):
+    sweep = make_sweep(tmp_path / "there", RUNS)
+    copy = shutil.copytree(sweep, tmp_path / "here" / sweep.name)
+    found = outcomes(gather([copy]))
+    gone = tmp_path / "here" / f"{0:016x}"
+    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    assert [outcome for outcome, _ in found] == [NOT_RUN, NOT_RUN, "refused", NOT_RUN]
+    assert (found[0][1], found[3][1]) == (said, "")
+
+
 @pytest.mark.parametrize("given", ["runs", "both", "run and sweep"])
 def test_a_run_counts_once_however_it_is_named(tmp_path, given):
     sweep = make_sweep(tmp_path, RUNS)

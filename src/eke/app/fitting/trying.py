@@ -27,7 +27,17 @@ from eke.fit import (
     trial_overrides,
 )
 from eke.forecast import is_open, traced_forecast
-from eke.launch import Books, Cell, Job, Pool, SweepFile, forking, open_board, start_run
+from eke.launch import (
+    Books,
+    Cell,
+    Job,
+    Pool,
+    SweepFile,
+    forking,
+    open_board,
+    start_run,
+    watching,
+)
 from eke.launch.fork import ForkServer
 from eke.launch.slurm import Cluster, place_in_cluster
 from eke.paths import SweepPaths
@@ -78,7 +88,7 @@ class Fitting:
             KeyboardInterrupt: a signal asked to stop; the same command goes on.
         """
         at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
-        with self._warm():
+        with watching(self.paths), self._warm():
             while chosen := self.worth_trying(at_once):
                 self.try_out(chosen)
             if again := self.search.to_confirm():

@@ -107,7 +107,13 @@ class Pool:
             reason = f"needs {count} devices, and there are {devices.count}"
             self.books.end(job, Outcome.refused, reason)
             return True
-        grant = devices.take(count, gather=gather)
+        try:
+            grant = devices.take(count, gather=gather)
+        except EkeError as error:
+            if not self.books.running():
+                raise
+            job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
+            return False
         if grant is None:
             job.waiting_for = devices.why
             return False
@@ -129,7 +135,7 @@ class Pool:
             job.not_before = time.monotonic() + BUSY_S
             job.waiting_for = str(error)
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, str(error))
+            self.books.end(job, Outcome.crashed, error.short())
         else:
             job.grant, job.where = grant, grant.name
             self.books.started(job)
@@ -142,7 +148,7 @@ class Pool:
         try:
             self.books.settle(job, live.finish(), stopping=bool(self.heard))
         except EkeError as error:
-            job.end(Outcome.crashed, str(error))
+            job.end(Outcome.crashed, error.short())
         except Exception as error:  # whatever it has left behind: the others go on
             why = f"what it left cannot be read: {type(error).__name__}: {error}"
             job.end(Outcome.crashed, why)

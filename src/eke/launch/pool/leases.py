@@ -7,7 +7,6 @@ killed pool nor a killed worker leaves a device taken; a worker that outlives it
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 from eke.errors import EkeError
@@ -17,13 +16,19 @@ LEASES = "EKE_LEASES"
 """Environment variable with another folder for the locks: pools that use different ones do not see
 each other."""
 
+ELSEWHERE = f"export {LEASES}=FOLDER names another one"
+"""What helps where the folder is of no use."""
+
+ALL_USERS = Path("/tmp/eke-leases")
+"""Where they are else. Not in `TMPDIR`, which may be each user's, shell's or job's own."""
+
 SHARED_FOLDER = 0o1777
 """Everybody may make files, nobody may delete another's: as /tmp itself."""
 
 
 def lease_folder() -> Path:
     """Where this machine's locks are; made if need be, for all its users."""
-    folder = Path(os.environ.get(LEASES) or Path(tempfile.gettempdir()) / "eke-leases")
+    folder = Path(os.environ.get(LEASES) or ALL_USERS)
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # another user has just made it
@@ -38,17 +43,19 @@ def try_lease(name: str) -> int | None:
         Its file descriptor, held until it is closed; None when somebody else holds it.
 
     Raises:
-        OSError: the folder cannot be written.
-        EkeError: its file system has no locks.
+        EkeError: the folder cannot be written, or its file system has no locks.
     """
-    folder = lease_folder()
-    descriptor = _open(folder / f"{name}.lock")
+    try:
+        descriptor = _open(lease_folder() / f"{name}.lock")
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror or error}"
+        raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
     try:
         is_ours = try_lock(descriptor)
     except OSError as error:
         os.close(descriptor)
         why = f"its file system has no locks ({error.strerror})"
-        raise EkeError(f"{folder}: {why}; export {LEASES}=FOLDER names another one") from error
+        raise EkeError(f"{lease_folder()}: {why}; {ELSEWHERE}") from error
     if not is_ours:
         os.close(descriptor)
         return None

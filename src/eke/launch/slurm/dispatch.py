@@ -152,7 +152,7 @@ class Cluster:
             job.waiting_for = str(error)
             return False
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, str(error))
+            self.books.end(job, Outcome.crashed, error.short())
             return False
         self.stamps[job.number] = stamp_of(paths_of(job))
         return True
@@ -178,8 +178,8 @@ class Cluster:
                 job.waiting_for = str(error)
             return
         lost = [job for job in self.unfinished() if self.follow(job, queue)]
-        mute = [self.elements[job.number] for job in lost if not self.run_of(job).has_record()]
-        states = scheduler.last_states(mute)
+        unclear = [self.elements[job.number] for job in lost if not self.run_of(job).tells_all()]
+        states = scheduler.last_states(unclear)
         for job in lost:
             state = states.get(self.elements[job.number], "")
             if not state or phase_of(state) is Phase.over:
@@ -249,7 +249,7 @@ class Cluster:
             job.waiting_for = str(error)
             return
         except EkeError as error:
-            job.end(Outcome.crashed, str(error))
+            job.end(Outcome.crashed, error.short())
         else:
             # What crashed or was cancelled has been tried again, or was meant to end.
             final = Outcome[record.outcome] in (Outcome.crashed, Outcome.cancelled)

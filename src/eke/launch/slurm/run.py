@@ -1,17 +1,22 @@
 """A run in a cluster, as whoever waits for it sees it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from eke.errors import EkeError, RunError
+from eke.errors import BusyError, EkeError, RunError
 from eke.files import read_json
 from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import outcome_of
+from eke.launch.slurm.submission import job_log, read_ticket
 from eke.pace import note_predictions
 from eke.paths import RunPaths, user_path
 from eke.plan import Plan, outline_record
 from eke.record import Failure, Outcome, Record, metrics, read_attempts, read_record, write_record
+
+STOPPED = (Outcome.preempted, Outcome.timeout)
+"""How a run ends that is continued by itself."""
 
 
 def place_in_cluster(plan: Plan) -> Place:
@@ -70,14 +75,25 @@ class ClusterRun:
             BusyError: somebody works on this run, so that it has not ended.
             EkeError: the folder cannot be read or written.
         """
-        return self.newest() or self.record_lost()
+        record = self.newest()
+        if record is None:
+            return self.record_lost()
+        stopped = Outcome[record.outcome] in STOPPED
+        if stopped and outcome_of(self.last_state) is Outcome.cancelled:
+            return self.record_cancelled()
+        return record
 
-    def has_record(self) -> bool:
-        """Whether the job has said itself how it ended; False when that cannot be read."""
+    def tells_all(self) -> bool:
+        """Whether its record says all; False where there is none, or none that can be read.
+
+        A worker that is stopped does not know by whom: scancel may have killed the watcher before
+        it could say so.
+        """
         try:
-            return self.newest() is not None
+            record = self.newest()
         except EkeError:
             return False
+        return record is not None and Outcome[record.outcome] not in STOPPED
 
     def newest(self) -> Record | None:
         """The record of the newest attempt; unless final, not one that was there before the job.
@@ -93,6 +109,21 @@ class ClusterRun:
             return None
         return record if record.attempt >= len(read_attempts(paths)) - 1 else None
 
+    def record_cancelled(self) -> Record:
+        """Write down that somebody wanted the job to end: it is not to be submitted again.
+
+        Raises:
+            BusyError: somebody works on this run.
+            EkeError: the folder cannot be read or written.
+        """
+        with claim(self.place.paths):
+            record = self.newest()
+            if record is None or Outcome[record.outcome] not in STOPPED:
+                raise BusyError(f"run {self.place.paths.folder.name} has just been worked on")
+            record.outcome, record.exit_code = Outcome.cancelled.name, Outcome.cancelled.exit_code
+            self.write(record)
+            return record
+
     def record_lost(self) -> Record:
         """Write the record of a job that has left none.
 
@@ -107,14 +138,46 @@ class ClusterRun:
             rows, _ = metrics.read_rows(paths.metrics)
             attempt = max(0, len(read_attempts(paths)) - 1)
             told = state or "and SLURM remembers no reason"
+            told += where_it_printed(paths, self.element, outcome_of(state))
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
             note_predictions(record, self.plan)
-            try:
-                write_record(paths, record)
-            except OSError as error:
-                raise RunError(f"{paths.folder} cannot be written: {error.strerror}") from error
+            self.write(record)
             return record
+
+    def write(self, record: Record) -> None:
+        """Write the record of a folder that is claimed.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        folder = self.place.paths.folder
+        try:
+            write_record(self.place.paths, record)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
+    """The file with a job's own output, to be told behind what has become of it.
+
+    Args:
+        paths: its run's files.
+        element: SLURM's name of the job.
+        outcome: how it ended; one that was cancelled need not have started.
+    """
+    ticket = read_ticket(paths)
+    if ticket is None:
+        return ""
+    submission = Path(ticket.submission)
+    log = job_log(submission.parent, element)
+    if log.exists():
+        return f"; what it printed: {log}"
+    if submission.exists():
+        unseen = f"; nothing in {log}: do the nodes see that folder?"
+        return unseen if outcome is Outcome.crashed else ""
+    gone = submission if submission.parent.exists() else submission.parent
+    return f"; {gone}, without which no job can start, is gone"
 
 
 def stamp_of(paths: RunPaths) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.launch.slurm.request import Request
+from eke.launch.slurm.submission import job_log
 from eke.launch.supervise import source_folder
 from eke.record import EXIT_RESUMABLE
 from eke.schema import GpuRequest, Slurm
@@ -59,7 +60,7 @@ def watcher_command(profile: Slurm, submission: Path) -> str:
 def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
     # SLURM replaces %a and the like wherever they are in a path; two are one.
-    log = f"{str(folder).replace('%', '%%')}/%A_%a.log"
+    log = str(job_log(Path(str(folder).replace("%", "%%")), "%A_%a"))
     chosen: dict[str, Any] = {
         "partition": request.partition,
         "account": request.account,

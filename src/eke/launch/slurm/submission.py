@@ -67,6 +67,16 @@ def submission_file(folder: Path, submission: Submission) -> Path:
     return folder / f"{submission.name}.json"
 
 
+def job_log(folder: Path, element: str) -> Path:
+    """What a job printed itself: whatever came before its worker, and what became of that.
+
+    Args:
+        folder: of its submission.
+        element: SLURM's name of it, `123_4`; `%A_%a` in a batch script.
+    """
+    return folder / f"{element}.log"
+
+
 def write_submission(path: Path, submission: Submission) -> None:
     """Write it atomically."""
     write_json(path, {"schema_version": SUBMISSION_VERSION, **asdict(submission)})

@@ -8,7 +8,7 @@ from typing import Any
 from eke.errors import ConfigError, Problem
 from eke.files import read_json
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, Record, UnreadableRecord, read_record
+from eke.record import Outcome, Record, UnreadableRecord, missing_run, read_record
 
 NOT_RUN = "not run"
 """What stands for the outcome of a cell that has none yet."""
@@ -157,7 +157,12 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
     outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
         # The record is the truth; the sweep's file may be older.
+        told, why = outcome, reason
         outcome, reason, record = _read(run)
+        if outcome == NOT_RUN and told == Outcome.crashed.name:  # before it could have one
+            outcome, reason = told, why
+        elif outcome == NOT_RUN:
+            reason = missing_run("" if told == NOT_RUN else told, run)
     else:
         record = None
     return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)

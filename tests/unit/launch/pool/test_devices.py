@@ -125,9 +125,32 @@ def test_a_lease_is_for_all_users_and_never_follows_a_link(leases) -> None:
     assert holder_of("GPU-0") == f"process {os.getpid()}"
     os.close(descriptor)
     (lease_folder() / "GPU-1.lock").symlink_to(leases / "elsewhere")
-    with pytest.raises(OSError, match=r"symbolic links|Too many levels"):
+    with pytest.raises(EkeError, match=r"(symbolic links|Too many levels).*export EKE_LEASES="):
         try_lease("GPU-1")
     assert not (leases / "elsewhere").exists()
+
+
+def test_leases_are_in_one_place_whatever_a_shell_has_for_temporary_files(
+    tmp_path, monkeypatch
+) -> None:
+    """Two sweeps on a CPU would make each other slow, and neither would know."""
+    everybodys = tmp_path / "everybodys"
+    monkeypatch.setattr("eke.launch.pool.leases.ALL_USERS", everybodys)
+    monkeypatch.delenv("EKE_LEASES")
+    for own in ("a", "b"):
+        (tmp_path / own).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / own))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        assert lease_folder() == everybodys
+
+
+def test_leases_need_room(leases, monkeypatch) -> None:
+    def no_room(path, *_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(os, "open", no_room)
+    with pytest.raises(EkeError, match=r"GPU-0.lock: No space left.*export EKE_LEASES=FOLDER"):
+        try_lease("GPU-0")
 
 
 def test_leases_need_locks(leases, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """A pool: every run once, one run's end never another's, signals, crashes, memory."""
 
+import dataclasses
 import os
 import signal
 from collections import deque
@@ -7,7 +8,7 @@ from collections import deque
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import RunError
+from eke.errors import ConfigError, EkeError, Problem, RunError
 from eke.launch.pool.order import MAX_OVERTAKEN
 from eke.record import Outcome
 
@@ -119,6 +120,25 @@ def test_finished_runs_are_answered_from_their_records(make_jobs, make_pool, mac
     assert machine.started == [("b", "GPU 0")]
 
 
+def test_finished_runs_that_answer_no_more_are_told_once_with_the_reason(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1, 1, 1)
+    whatever = machine.place_of
+    differs = {"a": ("torch: 1 -> 2", "eke_source: x -> y"), "b": ("eke_source: x -> y",)}
+    differs["d"] = differs["a"]
+    pool = make_pool(jobs, gpus(1))
+    pool.books.place_of = lambda plan: dataclasses.replace(
+        whatever(plan), outdated=differs.get(plan.run_id, ())
+    )
+    pool.run()
+    assert pool.books.board.notes == [
+        "done again, beside the record: 2 finished runs (torch: 1 -> 2; eke_source: x -> y); "
+        "eke report has both",
+        "done again, beside the record: 1 finished run (eke_source: x -> y); eke report has both",
+    ]
+
+
 def test_a_run_that_another_pool_finishes_is_not_run_again(
     make_jobs, make_pool, machine, gpus
 ) -> None:
@@ -151,6 +171,47 @@ def test_a_folder_that_cannot_be_written_is_that_runs_own_trouble(
     pool.run()
     assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok]
     assert "No space left" in jobs[0].reason
+
+
+def test_what_keeps_a_run_from_starting_is_told_on_one_line(make_jobs, make_pool, gpus) -> None:
+    jobs = make_jobs(1)
+    pool = make_pool(jobs, gpus(1))
+
+    def start(plan, place, grant):
+        raise ConfigError(Problem("paths.runs", "r", "is full", "paths.runs=X", passing=True))
+
+    pool.start = start
+    pool.run()
+    assert (jobs[0].outcome, jobs[0].reason) == (
+        Outcome.crashed,
+        "paths.runs = r is full -> paths.runs=X",
+    )
+
+
+def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
+    make_jobs, make_pool, machine, gpus
+) -> None:
+    jobs = make_jobs(1, 1)
+    machine.ends["a"] = deque([("ok", 20, 9)])
+    pool = make_pool(jobs, gpus(2))
+    take = pool.devices["cuda"].take
+
+    def full_when_one_runs(count, *, gather=False):
+        if pool.books.running():
+            raise EkeError("no device can be leased")
+        return take(count, gather=gather)
+
+    pool.devices["cuda"].take = full_when_one_runs
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok]
+
+    def full(count, *, gather=False):
+        raise EkeError("no device can be leased")
+
+    pool = make_pool(make_jobs(1), gpus(2))
+    pool.devices["cuda"].take = full
+    with pytest.raises(EkeError, match="no device can be leased"):
+        pool.run()
 
 
 def test_more_devices_than_there_are_is_refused(make_jobs, make_pool, machine, gpus) -> None:

@@ -1,6 +1,8 @@
 """Following a sweep through a cluster: what the queue says, what jobs leave, what is done then."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
@@ -139,6 +141,46 @@ def test_a_job_that_ended_without_a_word(state, outcome, submitted, cluster) -> 
     assert cluster.submitted == [1]
     assert (state or "remembers no reason") in job.reason
     assert read_record(paths_of(job)).outcome == outcome
+
+
+@pytest.mark.parametrize("left", ["a log", "no log", "no submission", "no folder", "cancelled"])
+def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster) -> None:
+    made = submitted()
+    (job,) = made.books.jobs
+    state = "CANCELLED" if left == "cancelled" else "FAILED"
+    cluster.end("100_0", state)
+    file, folder = Path(read_ticket(paths_of(job)).submission), made.paths.slurm.absolute()
+    said = "; {}, without which no job can start, is gone"
+    if left == "a log":
+        (folder / "100_0.log").write_text("module: command not found")
+        said = f"; what it printed: {folder}/100_0.log"
+    elif left == "no log":  # a folder of the login node's own, most likely
+        said = f"; nothing in {folder}/100_0.log: do the nodes see that folder?"
+    elif left == "cancelled":
+        said = ""
+    elif left == "no submission":
+        file.unlink()
+        said = said.format(file)
+    else:
+        shutil.rmtree(folder)
+        said = said.format(folder)
+    look(made, MISSED)
+    assert job.reason == f"its job is over and left no record: {state}{said}"
+
+
+@pytest.mark.parametrize("outcome", ["preempted", "timeout"])
+def test_what_somebody_cancelled_is_not_submitted_again_whatever_its_worker_thought(
+    outcome, submitted, cluster
+) -> None:
+    """scancel reaches the worker, too, and may kill the watcher before it has said why."""
+    made = submitted()
+    (job,) = made.books.jobs
+    leave(job, outcome, 5)
+    cluster.end("100_0", "CANCELLED by 1000")
+    look(made, MISSED)
+    assert (job.outcome, cluster.submitted) == (Outcome.cancelled, [1])
+    record = read_record(paths_of(job))
+    assert (record.outcome, record.exit_code, record.steps_done) == ("cancelled", 75, 5)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "NEW_IN_26"])
