@@ -15,7 +15,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            it takes; nothing is run (--json: for machines)
                            (--why: what dominates, and what would make it fit)
                            (--quick: memory by formulas, if no trace is kept)
-                           (hardware=all: on every known GPU)
+                           (hardware=all: on every known GPU; eke plan --help)
   eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
                            a few short trials; written as an experiment (eke fit --help)
   eke schema FOLDER        JSON schemas of the option files, for editors
@@ -36,7 +36,7 @@ Overrides and options: eke train --help
 """
 
 
-_OWN_MODULE = ("report", "fit", "schema", "doctor", "sync")
+_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
 """Commands whose module has their name, and is imported for them alone: each needs other things."""
 
 
@@ -62,8 +62,6 @@ def _do(arguments: list[str]) -> int:
 
     if command == "train":
         return app.main(rest)
-    if command == "plan":
-        return _plan(rest)
     if command in ("status", "logs", "cancel", "retry"):
         from eke.cli import folders  # only here: `eke --help` does without it
 
@@ -74,16 +72,6 @@ def _do(arguments: list[str]) -> int:
         return app.main(["--version"]) if command == "--version" else _usage(0)
     sys.stderr.write(f"eke: no command {command!r}\n\n")
     return _usage(2)
-
-
-def _plan(rest: list[str]) -> int:
-    from eke import app  # only here, as above
-
-    flags = ("--json", "--why", "--quick")
-    overrides = [each for each in rest if each not in flags]
-    as_json, why, quick = (flag in rest for flag in flags)
-    typed = [*overrides, "plan_only=true"]
-    return app.main(typed, as_json=as_json, why=why, trace=not quick, also=dict.fromkeys(flags, 0))
 
 
 def _usage(code: int) -> int:

@@ -1,8 +1,11 @@
 """Flags of a command of `eke` that were misspelt."""
 
+from contextlib import suppress
+
 import pytest
 
 from eke.cli import main
+from eke.cli.plan import FLAGS
 
 
 @pytest.mark.parametrize(
@@ -15,3 +18,27 @@ from eke.cli import main
 def test_the_commands_own_flag_is_proposed(argv: list[str], fix: str, capsys) -> None:
     assert main(argv) == 2
     assert fix in capsys.readouterr().err
+
+
+def shown(command: str, flag: str, capsys) -> str:
+    with suppress(SystemExit):  # argparse's way out; anything it complains of is in stderr
+        assert main([command, flag]) == 0
+    told = capsys.readouterr()
+    assert not told.err
+    return told.out
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize(
+    "command",
+    ["plan", "fit", "schema", "doctor", "status", "logs", "cancel", "retry", "report", "sync"],
+)
+def test_every_command_has_a_help_of_its_own(command: str, flag: str, capsys) -> None:
+    assert shown(command, flag, capsys).startswith(f"usage: eke {command} ")
+
+
+def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) -> None:
+    told = shown("plan", "--help", capsys)
+    for word in (*FLAGS, "-m", "hardware=all", "--config-dir", "eke train --help"):
+        assert word in told
+    assert len(told.splitlines()) <= 30
