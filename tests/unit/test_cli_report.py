@@ -62,7 +62,7 @@ def test_options_reach_the_comparison(sweep, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nowhere"], "holds no run and no sweep"),
+        (["nowhere"], "there is no such folder"),
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "what differs is precision"),
     ],

@@ -272,7 +272,7 @@ def test_a_folder_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        pytest.param("nowhere", "No such file or directory", id="missing"),
+        pytest.param("nowhere", "there is no such folder", id="missing"),
         pytest.param("empty", "holds no run", id="empty"),
         pytest.param("sweep", "is not a sweep's", id="broken sweep"),
         pytest.param("file.txt", "holds no run", id="file"),
@@ -289,8 +289,9 @@ def test_arguments_that_lead_to_no_run(
     (place / "file.txt").write_text("text")
     assert main(["sync", str(good.folder), str(place / argument)]) == 2
     error = capsys.readouterr().err
-    assert f"{place / argument}: " in error
+    assert f"DIR = {place / argument}\n" in error
     assert why in error
+    assert "-> eke sync runs" in error
     assert online.requests == []
 
 
