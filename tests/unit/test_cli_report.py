@@ -65,6 +65,7 @@ def test_options_reach_the_comparison(sweep, capsys):
         (["nowhere"], "there is no such folder"),
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "what differs is precision"),
+        (["{sweep}", "--by", "precison"], "-> --by precision"),
     ],
 )
 def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):

@@ -21,6 +21,13 @@ def no_runs(
     why, meant = "holds no run and no sweep that can be read", None
     if not any(folder.exists() for folder in folders):
         why = "there is no such folder"
-        meant = closest_path(folders[0]) if len(folders) == 1 else None
+        near = closest_path(folders[0]) if len(folders) == 1 else None
+        meant = near if near is not None and _leads_to_runs(near) else None
     text = ", ".join(map(str, folders))
     return Problem("DIR", text, "; ".join([why, *notes]), f"eke {command} {meant or usual}")
+
+
+def _leads_to_runs(folder: Path) -> bool:
+    """Whether it is a sweep or a run, or holds one: a name that is near may be anything's."""
+    marks = ("sweep.json", "plan.json", "record.json")
+    return any(any(folder.glob(f"{depth}{mark}")) for depth in ("", "*/") for mark in marks)

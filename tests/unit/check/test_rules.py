@@ -189,3 +189,10 @@ def test_an_id_names_one_rule() -> None:
     assert {rule for rule, number in counts.items() if number > 1} == {"package_missing"}
     per_topic = Counter(rule for topic in TOPICS for rule in topic.CASES)
     assert not [rule for rule, number in per_topic.items() if number > 1]
+
+
+def test_heads_that_do_not_divide_are_one_problem(tmp_path) -> None:
+    """Of the width of such heads nothing is said: what mends it would contradict the other."""
+    odd = ("model.hidden_size=63", "model.num_attention_heads=4")
+    refused, _ = check(facts_of((odd, CPU), tmp_path))
+    assert [problem.path for problem in refused] == ["model.num_attention_heads"]

@@ -42,3 +42,22 @@ def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) 
     for word in (*FLAGS, "-m", "hardware=all", "--config-dir", "eke train --help"):
         assert word in told
     assert len(told.splitlines()) <= 30
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        pytest.param(["stauts", "runs"], "eke status runs", id="misspelt"),
+        pytest.param(["Plan", "model=a b"], "eke plan 'model=a b'", id="case and quotes"),
+        pytest.param(["model=tiny", "seed=1"], "eke train model=tiny seed=1", id="no command"),
+    ],
+)
+def test_the_command_that_was_meant_is_proposed(typed: list[str], meant: str, capsys) -> None:
+    assert main(typed) == 2
+    assert capsys.readouterr().err == f"eke: no command {typed[0]!r}\n  -> {meant}\n"
+
+
+def test_seconds_that_are_none(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["sync", "runs", "--timeout", "x"])
+    assert "x is no number of seconds above 0" in capsys.readouterr().err

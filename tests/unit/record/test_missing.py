@@ -14,7 +14,11 @@ from eke.record import no_runs
     ],
 )
 def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
+    (tmp_path / "nowhat").mkdir()  # near, and nobody's runs
     (tmp_path / "runs").mkdir()
+    if typed != "runs":
+        (tmp_path / "runs" / "1").mkdir()
+        (tmp_path / "runs" / "1" / "plan.json").touch()
     problem = no_runs([tmp_path / typed], "sync")
     assert problem.why.startswith(why)
     assert (problem.path, problem.fix) == ("DIR", fix.format(tmp_path))

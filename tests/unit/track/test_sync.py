@@ -13,11 +13,13 @@ import pytest
 from support import PATIENCE_S
 
 from eke.cli import main
+from eke.cli.sync import render
 from eke.files import read_json
 from eke.launch.folder import claim
 from eke.paths import RunPaths
 from eke.plan import write_plan
 from eke.record import metrics
+from eke.track.sync import Report, Verdict
 from eke.track.sync.receipt import sole_sender
 
 from .conftest import (
@@ -440,3 +442,10 @@ def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     )
     assert (answer.returncode, answer.stderr) == (1, "\n")
     assert "would be sent" in answer.stdout
+
+
+def test_a_reason_of_many_runs_is_told_once(tmp_path: Path) -> None:
+    reports = [Report(tmp_path / str(n), Verdict.left_out, note="tracker=none") for n in range(3)]
+    text = render(reports)
+    assert text.count("tracker=none") == 1
+    assert f"left out: {tmp_path / '0'} and 2 others" in text
