@@ -305,6 +305,8 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         fix = f"data=text {mend(f'data.path={raw}', catalogue)}"
         return Problem(group, shown(raw), f"{why}; a path goes to data.path", fix)
     near = closest(text.rpartition("/")[2], options) or closest(text, options)
+    if near is None and len(catalogue.folders) == 1:
+        why += "; an option of your own is found by --config-dir FOLDER"
     fix = f"{group}={near or catalogue.defaults.get(group) or next(iter(options))}"
     return Problem(group, shown(raw), why, fix)
 

@@ -61,3 +61,29 @@ def test_seconds_that_are_none(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["sync", "runs", "--timeout", "x"])
     assert "x is no number of seconds above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        pytest.param(
+            ["train", "seed=1", "plan_only=true", "--quick", "lr=2"],
+            "--quick\n      is a flag of eke plan\n      -> eke plan --quick seed=1 lr=2\n",
+            id="of another command",
+        ),
+        pytest.param(
+            ["plan", "--why", "-m", "seed=1,2"],
+            "-> eke plan -m seed=1,2   (or --why with one of them)\n",
+            id="of one plan",
+        ),
+        pytest.param(["plan", "hardware=a100"], "-> hardware=a100_80\n", id="begun"),
+        pytest.param(
+            ["plan", "experiment=zzz"],
+            "smoke; an option of your own is found by --config-dir FOLDER\n",
+            id="perhaps one's own",
+        ),
+    ],
+)
+def test_what_is_proposed_leads_on(typed: list[str], fix: str, capsys) -> None:
+    assert main(typed) == 2
+    assert fix in capsys.readouterr().err
