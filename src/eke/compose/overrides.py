@@ -17,6 +17,7 @@ from eke.compose.suggest import completed, nearest_key, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
 from eke.compose.wording import MULTIRUN, as_typed, closest, first_line, quoted, shown
 from eke.errors import Problem
+from eke.paths import user_path
 
 # A sweep over more values than this is checked at its first ones only.
 _MAX_SWEEP_VALUES = 100
@@ -305,6 +306,9 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         fix = f"data=text {mend(f'data.path={raw}', catalogue)}"
         return Problem(group, shown(raw), f"{why}; a path goes to data.path", fix)
     near = closest(text.rpartition("/")[2], options) or closest(text, options)
+    if group == "model" and "/" in text and (near is None or user_path(text).is_dir()):
+        fix = f"model=pretrained {mend(f'model.name_or_path={raw}', catalogue)}"
+        return Problem(group, shown(raw), f"{why}; a checkpoint goes to model.name_or_path", fix)
     if near is None and len(catalogue.folders) == 1:
         why += "; an option of your own is found by --config-dir FOLDER"
     fix = f"{group}={near or catalogue.defaults.get(group) or next(iter(options))}"

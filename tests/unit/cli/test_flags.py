@@ -76,6 +76,11 @@ def test_seconds_that_are_none(capsys) -> None:
             "-> eke plan -m seed=1,2   (or --why with one of them)\n",
             id="of one plan",
         ),
+        pytest.param(
+            ["plan", "model=runs/1/model"],
+            "-> model=pretrained model.name_or_path=runs/1/model\n",
+            id="a checkpoint",
+        ),
         pytest.param(["plan", "hardware=a100"], "-> hardware=a100_80\n", id="begun"),
         pytest.param(
             ["plan", "experiment=zzz"],
