@@ -99,6 +99,9 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
 
 
 def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
+    if several := _settings_in(text, catalogue):
+        why = "several settings in one word, as a shell makes one of what stands in quotes"
+        return Problem(shown(text), "", why, " ".join(map(as_typed, several)))
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -113,6 +116,14 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
     why = f"brackets or quotes do not pair up, or it is no value: {shown(first_line(error))}"
     fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
     return Problem(key, shown(value), why, fix or _default(plain, catalogue))
+
+
+def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
+    """Overrides that were quoted together, each of a known key; empty for anything else."""
+    words = text.split()
+    keys = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
+    known = [key for key in keys if key in catalogue.keys or key in catalogue.options]
+    return words if len(words) > 1 and len(known) == len(words) else []
 
 
 def _default(key: str, catalogue: Catalogue) -> str:
