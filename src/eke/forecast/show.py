@@ -82,7 +82,10 @@ def _of_what(plan: Plan, found: Forecast) -> str:
     if found.capacity is None:
         return "host memory" if on_cpu else plan.device.name
     capacity = format_bytes(found.capacity)
-    return f"this machine has {capacity} for it" if on_cpu else f"{plan.device.name}, {capacity}"
+    if not on_cpu:
+        return f"{plan.device.name}, {capacity}"
+    many = plan.processes_per_node
+    return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
 
 
 def _range_line(found: Forecast) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from unit.plan.cases import CPU, GPU, plan_of
 
-from eke.forecast import Traced, Verdict, forecast, highest_phase, verdict
+from eke.forecast import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
 from eke.forecast.predict import PYTHON_BYTES, room, with_room
 from eke.forecast.values import PHASES, Method, Range
 from eke.paths import conf_folder
@@ -241,3 +241,19 @@ def test_a_large_model_on_a_small_gpu() -> None:
     found = forecast(plan_of(*SYNTHETIC, "model=llama2_7b", "data.seq_len=512", device=small))
     assert found.verdict is Verdict.does_not_fit
     assert found.peak.low > 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "(this machine has 7.50 GiB for it)"),
+        (
+            ("distributed=ddp", "distributed.num_processes=2"),
+            "(this machine has 3.50 GiB for each of 2 processes)",
+        ),
+    ],
+    ids=["one", "two"],
+)
+def test_the_verdict_says_what_there_is(overrides, words) -> None:
+    plan = plan_of(*SYNTHETIC, *overrides)
+    assert words in render_forecast(plan, forecast(plan)).splitlines()[0]
