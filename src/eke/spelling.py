@@ -16,14 +16,19 @@ def normal(name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: equal but for case and dashes, else near in spelling."""
+    """The name that was probably meant: equal but for case and dashes, else near in spelling.
+
+    One that begins with what was typed is nearer than any other: `a100` is `a100_40`, not `h100`.
+    """
     known = list(names)
     for candidate in known:
         if normal(candidate) == normal(name):
             return candidate
-    by_spelling = {normal(candidate): candidate for candidate in known}
+    begun = normal(name)
+    longer = [each for each in known if len(begun) > 1 and normal(each).startswith(begun)]
+    by_spelling = {normal(candidate): candidate for candidate in longer or known}
     # 0.6 is difflib's own default: about two of three letters in common.
-    near = difflib.get_close_matches(normal(name), by_spelling, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(begun, by_spelling, n=1, cutoff=0.1 if longer else 0.6)
     return by_spelling[near[0]] if near else None
 
 

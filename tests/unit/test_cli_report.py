@@ -62,9 +62,10 @@ def test_options_reach_the_comparison(sweep, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nowhere"], "holds no run and no sweep"),
+        (["nowhere"], "there is no such folder"),
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
         (["{sweep}", "--by", "optimizer"], "what differs is precision"),
+        (["{sweep}", "--by", "precison"], "-> --by precision"),
     ],
 )
 def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):

@@ -7,7 +7,7 @@ import pytest
 from eke.corpus.files import find_files
 from eke.errors import ConfigError
 from eke.pretrained.locate import locate
-from eke.spelling import closest_path
+from eke.spelling import closest, closest_path
 
 
 @pytest.fixture
@@ -34,6 +34,20 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_what_lies_beside_a_missing_path(folder, typed, meant) -> None:
     assert closest_path(folder / typed) == (folder / meant if meant else None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("a100", ("a100_40", "a100_80")),
+        ("A100-8", ("a100_80",)),
+        ("v10", ("v100_16",)),
+        ("h10", ("h100",)),
+        ("x", (None,)),
+    ],
+)
+def test_a_name_that_is_begun_is_nearer_than_any_other(typed, meant) -> None:
+    assert closest(typed, ["a100_40", "a100_80", "h100", "h200", "v100_16"]) in meant
 
 
 def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:

@@ -1,10 +1,14 @@
-"""A finished run is answered from its record, also where nothing can be written any more."""
+"""A finished run is answered from its record, whatever keeps it from being started now."""
 
 from collections.abc import Callable
 
 from eke.errors import ConfigError
+from eke.forecast import DOES_NOT_FIT
 from eke.launch import FOR_WRITING, Place
 from eke.plan import Plan
+
+FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
+"""Rules about the machine as it is now: room on a disk, and in a memory that others use, too."""
 
 
 def plan_unless_answered(
@@ -17,12 +21,12 @@ def plan_unless_answered(
         place_of: where a plan's run is.
 
     Raises:
-        ConfigError: every rule it breaks, unless they are about writing and there is a record.
+        ConfigError: every rule it breaks, unless they are about now and there is a record.
     """
     try:
         return planned(False)
     except ConfigError as error:
-        if not {problem.rule for problem in error.problems} <= FOR_WRITING:
+        if not {problem.rule for problem in error.problems} <= FOR_STARTING:
             raise
         try:
             plan = planned(True)

@@ -88,6 +88,11 @@ def sharing(plan: Plan) -> int:
     return max(1, launcher.cpu_slots // plan.batch.world_size)
 
 
+def at_rest(plan: Plan) -> Plan:
+    """The same where nobody else holds anything of a CPU's memory."""
+    return replace(plan, device=replace(plan.device, available_bytes=None))
+
+
 def memory_asked_for(plan: Plan) -> int | None:
     """Bytes for tensors of the host memory that a cluster is asked for; None where that is open."""
     asked = plan.config.resources.memory
@@ -130,7 +135,8 @@ def choose_batch(
             fix = f"resources.memory=64G   (or {fix})"
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
-    search = Search(plans, capacity, means.trace, means.probe)
+    whole = room_for_a_batch(at_rest(plan), share)
+    search = Search(plans, capacity, means.trace, means.probe, whole)
     chosen = search.run()
     taken = allowed[chosen.number]
     reasons = _reasons(plan, chosen, plans, capacity, means)

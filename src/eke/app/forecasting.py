@@ -1,6 +1,7 @@
 """What planning shows of memory: the forecast, what would make it fit, and every known device."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -135,7 +136,10 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
     if why and (arguments.multirun or ALL in arguments.overrides):
         many = "-m" if arguments.multirun else ALL
         text = f"explains one configuration on one device, and {many} names several"
-        raise ConfigError(Problem("--why", "", text, "eke plan --why hardware=h100"))
+        typed = [each for each in arguments.overrides if each != "plan_only=true"]
+        several = ["-m"] if arguments.multirun else []
+        fix = shlex.join(["eke", "plan", *several, *typed])
+        raise ConfigError(Problem("--why", "", text, f"{fix}   (or --why with one of them)"))
 
 
 def compare_on_all_devices(

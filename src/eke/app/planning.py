@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eke.app.batching import Means, Permitted, choose_batch, permitted
+from eke.app.batching import Means, Permitted, at_rest, choose_batch, permitted
 from eke.app.recipes import adapted
 from eke.check import BY_SIZE, Facts, check
 from eke.compose import Composed
@@ -101,6 +101,8 @@ def plan_on(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = recipe.shown_in(plan)
+    if means.in_pool:  # its turn comes when others have ended
+        plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan
 
 
@@ -209,4 +211,7 @@ def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
     note = f"{found.name}: what hardware={option} says the nodes have"
     # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.
     memory = found.memory_bytes if found.kind == "cuda" else None
-    return replace(found, present=True, count=count, note=note, memory_bytes=memory), note
+    nodes = replace(
+        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
+    )
+    return nodes, note

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from eke.app.batching import Means
 from eke.app.talk import say
-from eke.forecast import Trial
+from eke.forecast import Trial, stop_tracing
 from eke.launch import Probed, find_devices, probe, probe_in_pool
 from eke.peers import is_first, ranks_are_started
 from eke.plan import Plan
@@ -48,6 +48,7 @@ def probe_cell(plan: Plan) -> Trial:
 def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
     """Try a plan out, and say so."""
     size = plan.batch.per_device
+    stop_tracing()
     say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
     found = probe(plan)
     if found.fits is None:

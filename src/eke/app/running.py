@@ -11,7 +11,7 @@ from eke.app.probing import means_of_a_run
 from eke.app.talk import say
 from eke.compose import Composed, compose
 from eke.errors import ConfigError, Problem, RunError
-from eke.forecast import forecast_line
+from eke.forecast import forecast_line, stop_tracing
 from eke.launch import STOP_SIGNALS, Head, become_worker, follow, place_of, run_single
 from eke.pace import forecast_time, time_line
 from eke.paths import user_path
@@ -75,6 +75,7 @@ def run_planned(plan: Plan, head: Head | None = None) -> int:
     if my_rank():
         become_worker(place.paths)
     say("")
+    stop_tracing()
     record = run_single(plan, place, head)
     say("\n" + render_summary(record, str(place.paths.folder)))
     return record.exit_code
@@ -98,6 +99,7 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
     plan = plan_unless_answered(partial(plan_for, composed, means=means), place_of)
     place = place_of(plan)
     say(f"\n{' '.join(overrides)}")
+    stop_tracing()
     record = place.record or run_single(plan, place)
     say(f"  {record.outcome}: {place.note or place.paths.folder}")
     if record.exit_code == EXIT_RESUMABLE:

@@ -15,7 +15,7 @@ from eke.compose import Arguments, launcher_of
 from eke.compose.sweep import Expanded, SweepCell, expand
 from eke.corpus import looking_once
 from eke.errors import ConfigError, Problem
-from eke.forecast import Verdict, is_open, known_forecast, traced_forecasts
+from eke.forecast import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
 from eke.hardware import usable_cores
 from eke.launch import (
     Books,
@@ -177,6 +177,7 @@ def named(choices: Mapping[str, str]) -> str:
 
 def run_here(planned: Planned, launcher: Launcher) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
+    stop_tracing()
     jobs, log = planned.jobs, planned.paths.fork_server
     devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board, watching(planned.paths):

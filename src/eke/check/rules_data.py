@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.corpus import BYTES, tokenizer_of
+from eke.pretrained import is_of_eke_without_tokenizer
 from eke.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
 from eke.sizes import DECODERS, is_ragged
 
@@ -81,7 +82,9 @@ RULES = (
         verdict=Verdict.unsafe,
         path="data.tokenizer",
         when=lambda f: (
-            isinstance(f.config.model, PretrainedModel) and tokenizer_of(f.config.data) == BYTES
+            isinstance(f.config.model, PretrainedModel)
+            and tokenizer_of(f.config.data) == BYTES
+            and not is_of_eke_without_tokenizer(f.config.model.name_or_path)
         ),
         value=lambda f: tokenizer_of(f.config.data),
         why=lambda f: (

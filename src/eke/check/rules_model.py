@@ -180,6 +180,7 @@ RULES = (
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and _head_dim_is_derived(f)
+            and f.config.model.hidden_size % max(1, _heads(f)) == 0  # else that is told first
             and _rotary_width(f) % 2 != 0
         ),
         value=lambda f: f.config.model.hidden_size,

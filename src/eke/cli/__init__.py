@@ -1,11 +1,13 @@
 """The `eke` command: argument parsing and printing only."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from importlib import import_module
 
 from eke.collecting import collect_seldom
-from eke.record import EXIT_RESUMABLE
+from eke.record import EXIT_RESUMABLE, EXIT_USER
+from eke.spelling import closest
 
 USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
@@ -15,7 +17,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            it takes; nothing is run (--json: for machines)
                            (--why: what dominates, and what would make it fit)
                            (--quick: memory by formulas, if no trace is kept)
-                           (hardware=all: on every known GPU)
+                           (hardware=all: on every known GPU; eke plan --help)
   eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
                            a few short trials; written as an experiment (eke fit --help)
   eke schema FOLDER        JSON schemas of the option files, for editors
@@ -36,8 +38,12 @@ Overrides and options: eke train --help
 """
 
 
-_OWN_MODULE = ("report", "fit", "schema", "doctor", "sync")
+_OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
 """Commands whose module has their name, and is imported for them alone: each needs other things."""
+
+_OF_FOLDERS = ("status", "logs", "cancel", "retry")
+
+_COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,9 +68,7 @@ def _do(arguments: list[str]) -> int:
 
     if command == "train":
         return app.main(rest)
-    if command == "plan":
-        return _plan(rest)
-    if command in ("status", "logs", "cancel", "retry"):
+    if command in _OF_FOLDERS:
         from eke.cli import folders  # only here: `eke --help` does without it
 
         return folders.main(command, rest)
@@ -72,18 +76,18 @@ def _do(arguments: list[str]) -> int:
         return completion.main(rest, USAGE)
     if command in ("--version", "--help", "-h"):
         return app.main(["--version"]) if command == "--version" else _usage(0)
-    sys.stderr.write(f"eke: no command {command!r}\n\n")
-    return _usage(2)
+    return _unknown(command, rest)
 
 
-def _plan(rest: list[str]) -> int:
-    from eke import app  # only here, as above
-
-    flags = ("--json", "--why", "--quick")
-    overrides = [each for each in rest if each not in flags]
-    as_json, why, quick = (flag in rest for flag in flags)
-    typed = [*overrides, "plan_only=true"]
-    return app.main(typed, as_json=as_json, why=why, trace=not quick, also=dict.fromkeys(flags, 0))
+def _unknown(command: str, rest: list[str]) -> int:
+    """Names the command that was meant; what is set without one is train.py's."""
+    typed = ["train", command] if "=" in command else [closest(command, _COMMANDS)]
+    if typed[0] is None:
+        sys.stderr.write(f"eke: no command {command!r}\n\n")
+        return _usage(EXIT_USER)
+    again = shlex.join(["eke", *filter(None, typed), *rest])
+    sys.stderr.write(f"eke: no command {command!r}\n  -> {again}\n")
+    return EXIT_USER
 
 
 def _usage(code: int) -> int:

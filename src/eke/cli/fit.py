@@ -16,7 +16,7 @@ Finds the fastest configuration that fits, and writes it as an option of `experi
 What is typed behind it is what train.py takes. Groups that are typed stay as they are; of the
 others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
 the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
-step and the length of samples are kept.
+step and the length of samples are kept. Groups, options and keys: eke train --help
 
   eke fit model=bert_large task=masked_lm batch.per_device=32 precision=bf16
   eke fit model=llama_1b --numerics mixed --name mine

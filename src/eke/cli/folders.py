@@ -30,7 +30,7 @@ from eke.launch.standing import (
 )
 from eke.launch.watched import watched_sweeps, watcher_of
 from eke.paths import RunPaths, SweepPaths, user_path
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, read_attempts
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, no_runs, read_attempts
 from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
@@ -283,6 +283,9 @@ def retry(options: argparse.Namespace) -> int:
     folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
+        if not folder.exists():
+            missing = [user_path(options.folder)]
+            raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
         why = (
             "is not the folder of a sweep; a single run is typed again, with rerun=true if need be"
         )

@@ -105,8 +105,9 @@ def _plain(
 def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
     """A bar of the whole, the runs that run, then others as far as there is room."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("state", "", "step", "loss", "a step", "left", "what was typed"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    for title in ("state", "", "step", "loss", "a step", "left"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("what was typed")  # alone gives way in a narrow terminal
     shared = set.intersection(*(set(s.label.split()) for s in standings))
     if len(standings) == 1:
         shared = set()
@@ -133,7 +134,9 @@ def _whole(standings: Sequence[Standing]) -> RenderableType:
     """Runs that are over, and the parts of those that run."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    return ProgressBar(total=len(standings), completed=over + parts, width=60)
+    line = Table.grid()  # a bar alone ends no line
+    line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
+    return line
 
 
 def _importance(each: Standing) -> tuple[int, bool]:
@@ -146,7 +149,7 @@ def _importance(each: Standing) -> tuple[int, bool]:
 
 
 def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:
-    bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=16)
+    bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
     label = " ".join(word for word in each.label.split() if word not in shared)
     return (
         Text(each.state),
@@ -155,5 +158,5 @@ def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:
         Text("" if each.loss is None else f"{each.loss:.4f}"),
         Text("" if each.step_s is None else format_seconds(each.step_s)),
         Text("" if each.left_s is None else format_seconds(each.left_s)),
-        Text(label),
+        Text(label, no_wrap=True, overflow="ellipsis"),
     )

@@ -11,9 +11,23 @@ from eke.paths import user_path
 _FLAGS = ("--config-dir", "-cd")
 _FORM = "eke schema FOLDER"
 
+HELP = """\
+usage: eke schema [-h] [--config-dir CONF] FOLDER
+
+Writes JSON schemas of the option files into FOLDER, and prints the settings with which an editor's
+YAML language server completes and checks option files by them (docs/editor.md).
+
+  FOLDER             is made where it is missing
+  --config-dir CONF  your own options: schemas know them, and their files are checked
+  -h, --help         this
+"""
+
 
 def main(arguments: list[str]) -> int:
     """Write the schemas and print the editor's settings; returns the exit code."""
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(HELP)
+        return 0
     try:
         folder, config_dir = _read(arguments)
         settings = write_schemas(folder, config_dir)

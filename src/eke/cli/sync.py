@@ -5,11 +5,13 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from eke.errors import EkeError
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
+from eke.units import format_number
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
@@ -72,20 +74,25 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError
-    return value
+    with suppress(ValueError):
+        value = float(text)
+        if 0 < value < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
 
 
 def render(reports: Sequence[Report]) -> str:
-    """One line a run; below, why each that did not arrive did not; last, how many."""
+    """One line a run; below, once, each reason why some did not arrive; last, how many."""
     rows = [HEADER, *(_row(report) for report in reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    reasons: dict[tuple[Verdict, str], list[str]] = {}
     for report in reports:
         if report.note:
-            lines += ["", f"{report.verdict.value}: {_short(report.folder)}", f"  {report.note}"]
+            reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
+    for (verdict, note), folders in reasons.items():
+        others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
+        lines += ["", f"{verdict.value}: {folders[0]}{others}", f"  {note}"]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(line.rstrip() for line in lines)

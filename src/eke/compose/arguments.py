@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ _EXAMPLES = {
     "--config-dir": "FOLDER",
     "-cd": "FOLDER",
 }
+# Known to `eke plan` alone, which takes them away before this.
+_OF_PLAN = ("--why", "--quick", "--json")
 # Every flag -> values that follow.
 _FLAGS = {
     **_HYDRA_FLAGS,
@@ -169,6 +172,10 @@ def _unknown_flag(
         follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
         why = "takes no value" if flag == long_flag else "there is no such flag"
         return Problem(flag, value or "", why, f"{long_flag}{follows}")
+    if flag in _OF_PLAN:
+        typed = [*reader.overrides, *reader.tokens]
+        fix = shlex.join(["eke", "plan", flag, *(t for t in typed if t != "plan_only=true")])
+        return Problem(flag, "", "is a flag of eke plan", fix)
     fix = mend(override, catalogue)
     why = "there is no such flag; settings are typed as key=value, without dashes"
     return Problem(flag, value or "", why, fix or "KEY=VALUE")

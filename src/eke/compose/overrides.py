@@ -17,6 +17,7 @@ from eke.compose.suggest import completed, nearest_key, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
 from eke.compose.wording import MULTIRUN, as_typed, closest, first_line, quoted, shown
 from eke.errors import Problem
+from eke.paths import user_path
 
 # A sweep over more values than this is checked at its first ones only.
 _MAX_SWEEP_VALUES = 100
@@ -98,6 +99,9 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
 
 
 def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
+    if several := _settings_in(text, catalogue):
+        why = "several settings in one word, as a shell makes one of what stands in quotes"
+        return Problem(shown(text), "", why, " ".join(map(as_typed, several)))
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -112,6 +116,14 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
     why = f"brackets or quotes do not pair up, or it is no value: {shown(first_line(error))}"
     fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
     return Problem(key, shown(value), why, fix or _default(plain, catalogue))
+
+
+def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
+    """Overrides that were quoted together, each of a known key; empty for anything else."""
+    words = text.split()
+    keys = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
+    known = [key for key in keys if key in catalogue.keys or key in catalogue.options]
+    return words if len(words) > 1 and len(known) == len(words) else []
 
 
 def _default(key: str, catalogue: Catalogue) -> str:
@@ -305,6 +317,11 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         fix = f"data=text {mend(f'data.path={raw}', catalogue)}"
         return Problem(group, shown(raw), f"{why}; a path goes to data.path", fix)
     near = closest(text.rpartition("/")[2], options) or closest(text, options)
+    if group == "model" and "/" in text and (near is None or user_path(text).is_dir()):
+        fix = f"model=pretrained {mend(f'model.name_or_path={raw}', catalogue)}"
+        return Problem(group, shown(raw), f"{why}; a checkpoint goes to model.name_or_path", fix)
+    if near is None and len(catalogue.folders) == 1:
+        why += "; an option of your own is found by --config-dir FOLDER"
     fix = f"{group}={near or catalogue.defaults.get(group) or next(iter(options))}"
     return Problem(group, shown(raw), why, fix)
 

@@ -64,13 +64,17 @@ def describe_candidates(candidates: Candidates, baseline: Plan, numerics: Numeri
     return "\n".join(lines)
 
 
-def describe_trial(trial: Measured, candidate: Candidate, baseline: Plan) -> str:
+BY_MEDIAN = "step is the median, and samples/s by it; eke report divides all samples by all seconds"
+"""A slow step in twenty moves one and not the other."""
+
+
+def describe_trial(trial: Measured, candidate: Candidate) -> str:
     """One line about a trial that has ended."""
     if trial.trial.step_s is None:
         return f"{trial.outcome}: {trial.reason}" if trial.reason else trial.outcome
     parts = [f"{format_seconds(trial.steady_s or 0)} a step"]
-    samples = baseline.batch.samples_per_step / (trial.steady_s or 1)
-    parts[0] += f" ({samples:.3g} samples/s)"
+    if trial.samples_per_s is not None:
+        parts[0] += f" ({trial.samples_per_s:.4g} samples/s)"
     if candidate.point.expected_s:
         parts.append(f"expected {format_seconds(candidate.point.expected_s)}")
     if trial.trial.peak_bytes:
@@ -93,6 +97,7 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
         return "nothing could be measured; the trials' logs say why"
     lines = [_verdict(fit, fit.gain, baseline), ""]
     lines += [f"  {line}" for line in table(fit, baseline)]
+    lines += [f"  {BY_MEDIAN}"]
     lines += [f"  {note}" for note in notes(fit, baseline)]
     return "\n".join(lines)
 

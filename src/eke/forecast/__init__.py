@@ -1,6 +1,7 @@
 """Will it fit? What a plan will take of its device's memory; no torch."""
 
 from eke.forecast.advice import ROOM, Advice, advise, first_advice, ranked
+from eke.forecast.ask import stop_tracing
 from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
@@ -56,6 +57,7 @@ __all__ = [
     "render_devices",
     "render_forecast",
     "room_for_a_batch",
+    "stop_tracing",
     "traced_forecast",
     "traced_forecasts",
     "verdict",

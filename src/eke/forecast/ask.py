@@ -140,6 +140,11 @@ _worker = Worker()
 atexit.register(_worker.close)
 
 
+def stop_tracing() -> None:
+    """End the tracing process, if there is one: a run that starts needs its memory."""
+    _worker.close()
+
+
 def traced(plan: Plan, limit_s: float = LIMIT_S) -> Answer:
     """The trace of a plan, from the cache or made now.
 

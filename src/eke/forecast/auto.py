@@ -10,14 +10,14 @@ from enum import Enum
 
 from eke.forecast import seen
 from eke.forecast.known import known_forecast, traced_forecast
-from eke.forecast.predict import room
+from eke.forecast.predict import PYTHON_BYTES, room
 from eke.forecast.values import Forecast
 from eke.plan import Plan
 from eke.units import GIB
 
-HOST_BYTES = GIB
-"""Of a CPU's memory, for each process, what tensors do not get: Python and the libraries are about
-0.5 GB (docs/forecast.md), and the system needs some, too. A choice, not a measurement."""
+HOST_BYTES = GIB // 2
+"""Of a CPU's memory, for each process, what a micro-batch leaves free beside Python: others go on
+working on this machine. A choice, not a measurement."""
 
 MAX_PROBES = 3
 """Trials of one search. Micro-batches that keep the samples per step are often twice the one
@@ -79,17 +79,25 @@ class Search:
     """Spend seconds on traces where formulas cannot tell."""
     probe: Probe | None = None
     """Tries a plan out; None where that is not possible."""
+    whole: int | None = None
+    """Bytes if nobody else used the device. Choices are kept by these, and are the same whatever
+    others hold of a CPU's memory; a probe is worth as much as there was when it was made."""
     key: str = field(init=False)
+    """Of what is kept of choices."""
     known: seen.Seen = field(init=False)
+    """What probes have shown."""
+    _probes: str = field(init=False)
+    """What they are kept by."""
     _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.key = seen.key_of(self.plans[0], self.capacity)
-        self.known = seen.find(self.key)
+        self.key = seen.key_of(self.plans[0], self.whole or self.capacity)
+        self._probes = seen.key_of(self.plans[0], self.capacity)
+        self.known = seen.find(self._probes)
 
     def run(self) -> Chosen:
         """The largest that fits; the smallest where none is known to."""
-        before = self.known.chosen.get(str(self.plans[0].batch.samples_per_step))
+        before = seen.find(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self._failed(number):
                 return self._chosen(number, "as before")
@@ -141,7 +149,7 @@ class Search:
             if trial is Trial.unknown:
                 break
             size = self.plans[middle].batch.per_device
-            self.known = seen.note_probe(self.key, size, trial is Trial.fits)
+            self.known = seen.note_probe(self._probes, size, trial is Trial.fits)
             best, top = (middle, top) if trial is Trial.fits else (best, middle - 1)
         return best
 
@@ -189,7 +197,7 @@ def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
         share: runs that use the device at the same time.
     """
     memory = room(plan)
-    if memory is None:
-        return None
-    host = HOST_BYTES if plan.device.kind == "cpu" else 0
-    return max(0, memory // share - host)
+    if memory is None or plan.device.kind != "cpu":
+        return None if memory is None else memory // share
+    each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # of a run that shares the machine
+    return max(0, each - HOST_BYTES)

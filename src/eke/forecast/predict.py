@@ -10,7 +10,7 @@ from eke.forecast.ranges import spread
 from eke.forecast.shape import WORKSPACE_BYTES
 from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
 from eke.plan import Plan
-from eke.units import MIB
+from eke.units import GIB, MIB
 
 CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
 """The driver's own share of a GPU, kernels included. 1343 MB were seen on a V100 of 2022 (the
@@ -23,6 +23,10 @@ RESERVE_SHARE = (0.03, 0.25)
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
+
+PYTHON_BYTES = GIB // 2
+"""Of a CPU's memory, for each process, before its first tensor: Python, torch and its kernels took
+0.4 GB (memory by stage, README.md), and more of them are loaded while a model is built."""
 
 TRAINED = ("forward", "backward", "optimizer")
 """Phases of a step, which a record's measured peak is of on a CPU."""
@@ -84,11 +88,24 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
 
 
 def room(plan: Plan) -> int | None:
-    """Bytes of the device for one process: a CPU's memory is shared by all of them."""
+    """Bytes of the device that are forecast for one process; None where nobody knows.
+
+    A CPU's memory is shared by all processes, with their Python and with what others hold of it.
+    """
     memory = plan.device.memory_bytes
     if memory is None or plan.device.kind != "cpu":
         return memory
-    return memory // max(1, plan.processes_per_node)
+    left = plan.device.available_bytes
+    free = memory if left is None else min(memory, left)
+    return max(0, free // max(1, plan.processes_per_node) - PYTHON_BYTES)
+
+
+def with_room(plan: Plan, size: int) -> Plan:
+    """The same on a device of which each process has so many bytes for what is forecast."""
+    memory = size
+    if plan.device.kind == "cpu":
+        memory = (size + PYTHON_BYTES) * max(1, plan.processes_per_node)
+    return replace(plan, device=replace(plan.device, memory_bytes=memory, available_bytes=None))
 
 
 def highest_phase(found: Forecast) -> str:

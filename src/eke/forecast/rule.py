@@ -82,8 +82,11 @@ def _has(plan: Plan, found: Forecast) -> str:
     capacity = format_bytes(found.capacity or 0)
     if plan.device.kind != "cpu":
         return f"{plan.device.name} has {capacity}"
-    many = plan.processes_per_node
-    return f"this machine has {capacity}" + (f" for each of {many} processes" if many > 1 else "")
+    many, left = plan.processes_per_node, plan.device.available_bytes
+    whole = format_bytes(plan.device.memory_bytes or 0)
+    taken = "" if left is None else f", {format_bytes(left)} of it free now"
+    each = f" of each of {many} processes" if many > 1 else ""
+    return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
 
 
 def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> Advice | None:

@@ -73,11 +73,19 @@ def _verdict_line(plan: Plan, found: Forecast) -> str:
         Verdict.does_not_fit: "does not fit",
         Verdict.unknown: "unknown",
     }
-    capacity = f", {format_bytes(found.capacity)}" if found.capacity else ""
-    name = plan.device.name
-    if plan.device.kind == "cpu":
-        name = "this machine's memory" if plan.device.present else "host memory"
-    return f"memory: {words[found.verdict]}   ({name}{capacity})"
+    return f"memory: {words[found.verdict]}   ({_of_what(plan, found)})"
+
+
+def _of_what(plan: Plan, found: Forecast) -> str:
+    """What there is for it."""
+    on_cpu = plan.device.kind == "cpu"
+    if found.capacity is None:
+        return "host memory" if on_cpu else plan.device.name
+    capacity = format_bytes(found.capacity)
+    if not on_cpu:
+        return f"{plan.device.name}, {capacity}"
+    many = plan.processes_per_node
+    return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
 
 
 def _range_line(found: Forecast) -> str:

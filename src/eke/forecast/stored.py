@@ -1,10 +1,11 @@
 """Forecasts in records, and as JSON: the same fields in both."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from eke.forecast.advice import Advice, Judge, advise
 from eke.forecast.known import known_forecast
+from eke.forecast.predict import with_room
 from eke.forecast.values import Forecast, Verdict
 from eke.plan import Plan
 from eke.record import CalibratedMemory, Outcome, PredictedMemory, Record
@@ -72,16 +73,10 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
         return []
     expected, capacity = found.best.expected, found.capacity or found.best.expected
     for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
-        advice = advise(_with_room(plan, int(SAVED * most)), PROPOSALS, judge)
+        advice = advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge)
         if advice:
             return [as_text(each) for each in advice]
     return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
-
-
-def _with_room(plan: Plan, size: int) -> Plan:
-    """The same on a device with so many bytes for it."""
-    sharing = plan.processes_per_node if plan.device.kind == "cpu" else 1
-    return replace(plan, device=replace(plan.device, memory_bytes=size * sharing))
 
 
 def note_forecast(record: Record, plan: Plan, judge: Judge | None = None) -> None:

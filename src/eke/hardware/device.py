@@ -15,6 +15,9 @@ class Device:
     """Devices of this kind that may be used."""
     memory_bytes: int | None = None
     """Memory of one device; for a CPU what this process may use (cgroup limit included)."""
+    available_bytes: int | None = None
+    """Of a CPU, what of it others have left when it was looked at; None where that does not count:
+    for a GPU, which a run has to itself, and for a run that starts later."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()

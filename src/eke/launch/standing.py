@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eke.errors import ConfigError, EkeError, Problem
+from eke.errors import ConfigError, EkeError
 from eke.files import is_locked, read_json
 from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
@@ -20,6 +20,7 @@ from eke.record import (
     UnreadableRecord,
     metrics,
     missing_run,
+    no_runs,
     read_attempts,
     read_record,
 )
@@ -56,6 +57,7 @@ class Standing:
     total: int = 0
     """Steps done and to do; 0 where nobody has planned yet."""
     loss: float | None = None
+    """Of the newest training step; of a run that has ended as its record has it."""
     where: str = ""
     """Its job or its process."""
     note: str = ""
@@ -85,8 +87,7 @@ def find_standings(folder: Path) -> list[Standing]:
     folder = _by_its_name(folder)
     found = list(_runs_of(folder))
     if not found:
-        why = "holds no run and no sweep"
-        raise ConfigError(Problem("folder", str(folder), why, "eke status runs"))
+        raise ConfigError(no_runs([folder], "status"))
     elements = jobs_of(paths for paths, _, _ in found)
     jobs = {paths.folder: job for (paths, _, _), job in zip(found, elements, strict=True)}
     queue: dict[str, Element] = {}
@@ -129,8 +130,9 @@ def stand(
     outcome, failure = record.get("outcome", ""), record.get("failure") or {}
     note, done = failure.get("message", ""), int(record.get("steps_done", 0))
     total = int(record.get("plan", {}).get("steps", {}).get("total", 0))
+    last = _number(record.get("loss", {}).get("train_final"))
     if outcome and Outcome[outcome].is_final:
-        return Standing(paths, label, outcome, done, total, note=note)
+        return Standing(paths, label, outcome, done, total, last, note=note)
     total = total or _planned_steps(paths)
     seen = queue.get(job)
     if is_locked(paths.lock):
@@ -142,11 +144,13 @@ def stand(
         )  # fmt: skip
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
-        return Standing(paths, label, QUEUED, done, total, where=f"job {job}: {why}", job=job)
+        return Standing(paths, label, QUEUED, done, total, last, where=f"job {job}: {why}", job=job)
     if goes_on and not cell.get("outcome"):
-        return Standing(paths, label, WAITING, done, total)
+        return Standing(paths, label, WAITING, done, total, last)
     if job and problem and not outcome:
-        return Standing(paths, label, "unknown", done, total, where=f"job {job}", note=problem)
+        return Standing(
+            paths, label, "unknown", done, total, last, where=f"job {job}", note=problem
+        )
     if not record and (why := _damage(paths)):
         return Standing(paths, label, UNREADABLE, total=total, note=why)
     if not record and cell.get("outcome") == Outcome.crashed.name:
@@ -156,9 +160,9 @@ def stand(
         )
     started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
     if not record:  # killed before it could say how far it was
-        done, _, _ = _progress(paths)
+        done, last, _ = _progress(paths)
         note = note or missing_run(cell.get("outcome", ""), paths.folder)
-    return Standing(paths, label, outcome or started, done, total, note=note)
+    return Standing(paths, label, outcome or started, done, total, last, note=note)
 
 
 def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
@@ -258,8 +262,10 @@ def _progress(paths: RunPaths) -> tuple[int, float | None, float | None]:
     row = newest_step(lines)
     if row is None:
         return 0, None, None
-    loss, seconds = (
-        value if isinstance(value, int | float) else None
-        for value in (row[metrics.LOSS], row.get(metrics.STEP_TIME))
-    )
+    loss, seconds = _number(row[metrics.LOSS]), _number(row.get(metrics.STEP_TIME))
     return int(row[metrics.STEP]), loss, seconds
+
+
+def _number(value: Any) -> float | None:
+    """None for what is absent or no number: a loss that is not finite is written as a word."""
+    return value if isinstance(value, int | float) else None

@@ -24,6 +24,14 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _of_device_memory(plan: Plan) -> str:
+    """What else is to be known of it."""
+    if not plan.device.present:
+        return "declared, not present: for planning only"
+    left = plan.device.available_bytes
+    return "" if left is None else f"{format_bytes(left)} of it free now"
+
+
 def _which_model(plan: Plan) -> str:
     """What was chosen, the checkpoint behind it, and how much of it a token sees."""
     words = f"model={plan.config.model.option}"
@@ -62,6 +70,6 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
         (
             "device memory",
             format_bytes(memory) if memory else "unknown",
-            "" if plan.device.present else "declared, not present: for planning only",
+            _of_device_memory(plan),
         ),
     ]

@@ -15,11 +15,15 @@ from types import FrameType
 from eke.corpus import request_from_json
 from eke.errors import ConfigError
 
+USAGE = """\
+usage: python -m eke.prepare REQUEST
+what eke asks when rows have to become tokens: a file in JSON, or - for the standard input"""
+
 
 def main(arguments: list[str]) -> int:
     """Prepare; returns the exit code: 0, or 2 when something is wrong with the input."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m eke.prepare REQUEST\n")
+    if len(arguments) != 1 or (arguments[0].startswith("-") and arguments[0] != "-"):
+        sys.stderr.write(f"{USAGE}\n")
         return 2
     signal.signal(signal.SIGTERM, _leave)
     _end_with_parent()

@@ -3,11 +3,12 @@
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import Located, locate
 from eke.pretrained.resolve import resolve_model
-from eke.pretrained.tokens import resolve_tokenizer
+from eke.pretrained.tokens import is_of_eke_without_tokenizer, resolve_tokenizer
 
 __all__ = [
     "Located",
     "content_of",
+    "is_of_eke_without_tokenizer",
     "locate",
     "resolve_model",
     "resolve_tokenizer",

@@ -1,13 +1,18 @@
 """Where a checkpoint is: a local folder, or the hub's cache on this machine."""
 
 import json
+import logging
 import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
+from eke.peers import speak
 from eke.pretrained.problem import KEY, refuse
 from eke.spelling import closest_path
 
@@ -120,12 +125,26 @@ def _on_hub(name: str, revision: str | None) -> Located:
 
     found = try_to_load_from_cache(name, CONFIG, revision=revision)
     if not isinstance(found, str):
+        speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
         try:
-            found = hf_hub_download(name, CONFIG, revision=revision)
+            with _retries_untold():
+                found = hf_hub_download(name, CONFIG, revision=revision)
         except Exception as error:  # huggingface_hub's, httpx's, the file system's
             raise _unreachable(name, revision, error) from error
     folder = Path(found).parent
     return Located(name, folder, commit=folder.name)
+
+
+@contextmanager
+def _retries_untold() -> Iterator[None]:
+    """Without two lines for each of five attempts; how it ended is told in the end."""
+    talker = logging.getLogger("huggingface_hub.utils._http")
+    before = talker.level
+    talker.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        talker.setLevel(before)
 
 
 def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:

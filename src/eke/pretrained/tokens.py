@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from eke.corpus import AUTO
+from eke.paths import user_path
 from eke.pretrained.locate import Located, locate
 from eke.schema import Config, PretrainedModel
 
@@ -11,6 +12,9 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "
          "tokenizer.model")  # fmt: skip
 """One of these lies in a folder that AutoTokenizer loads
 (https://huggingface.co/docs/transformers/main_classes/tokenizer)."""
+
+OF_EKE = ("manifest.json", "state.json")
+"""What eke's checkpoints hold beside the weights (eke.run.checkpoint)."""
 
 
 def resolve_tokenizer(config: Config) -> Config:
@@ -28,6 +32,16 @@ def resolve_tokenizer(config: Config) -> Config:
     tokenizer = _beside(locate(model.name_or_path, model.revision)) or AUTO
     data: Any = config.data  # some sources have no tokenizer; this one does
     return dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=tokenizer))
+
+
+def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
+    """Whether a folder is a checkpoint of eke's that was trained on bytes.
+
+    Whatever else turned its text into tokens would lie beside it (eke.run.checkpoint).
+    """
+    folder = user_path(name_or_path)
+    there = [(folder / name).is_file() for name in OF_EKE]
+    return all(there) and not any((folder / name).is_file() for name in FILES)
 
 
 def _beside(found: Located) -> str:

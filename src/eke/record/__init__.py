@@ -1,6 +1,7 @@
 """What a run leaves: outcome, record, metrics. Reading them needs neither torch nor Hydra."""
 
 from eke.record import derive, metrics
+from eke.record.missing import no_runs
 from eke.record.outcome import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
 from eke.record.ranks import (
     DeadRank,
@@ -59,6 +60,7 @@ __all__ = [
     "derive",
     "metrics",
     "missing_run",
+    "no_runs",
     "read_attempts",
     "read_dead_rank",
     "read_rank_failures",

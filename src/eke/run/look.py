@@ -42,7 +42,7 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
     elif nth == 1 and job.device.type == "cpu":
         others = job.update.held()
         alive = live_bytes(job.bare_model, job.optimizer, others)
-        with AllocationProfile(alive) as profile:
+        with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
             yield
         job.profiled_peak = profile.peak
     else:
@@ -51,6 +51,31 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)
+
+
+@contextmanager
+def _cut_by_micro_batch(job: Job, profile: AllocationProfile) -> Iterator[None]:
+    """Of a step that accumulates, each micro-batch is a piece of its own.
+
+    Not of several processes: their exchanges free memory in other threads, also between two pieces,
+    where nobody notes it (FSDP2 on two ranks came out 20 % too high).
+    """
+    if job.plan.batch.world_size > 1:
+        yield
+        return
+    count = 0
+
+    def watch(phase: str) -> None:
+        nonlocal count
+        count += phase == "forward"
+        if phase == "forward" and count > 1:
+            profile.cut()
+
+    job.meter.watcher = watch
+    try:
+        yield
+    finally:
+        job.meter.watcher = None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from eke.build.four_bits import quant_tensors
 from eke.build.optimizer import state_tensors
@@ -64,30 +64,44 @@ class AllocationProfile:
     PyTorch counts no peak on a CPU; the profiler reports each allocation and release. Peak = what
     was alive before + the highest running sum. Releases of blocks from before are not reported; a
     training step has none. What that costs the one step: docs/lab.md.
+
+    The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
+    (docs/lab.md). A long step is cut into pieces, so that it holds those of one piece alone.
     """
 
     def __init__(self, alive_before: int) -> None:
         self.alive_before = alive_before
         self.peak: int | None = None
-        # There is one cycle of it; torch 2.11 and 2.12 warn of all others without `acc_events`.
-        self._profile: Any = profile(
-            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-        )
+        self._running = self._highest = 0
+        self._profile: Any = None
 
     def __enter__(self) -> "AllocationProfile":
-        self._profile.__enter__()
+        self._start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._profile.__exit__(*error)
+        self._stop(counts=error[0] is None)
         if error[0] is None:
-            self.peak = self.alive_before + self._highest_sum()
+            self.peak = self.alive_before + self._highest
 
-    def _highest_sum(self) -> int:
-        events = self._profile.profiler.kineto_results.events()
+    def cut(self) -> None:
+        """A piece of the step is over: let go of what the profiler keeps of it."""
+        self._stop(counts=True)
+        self._start()
+
+    def _start(self) -> None:
+        # Not torch.profiler's: it refers to itself, and what it has kept would wait for the
+        # garbage collector.
+        self._profile = profile(use_cpu=True, use_kineto=True, profile_memory=True)
+        self._profile.__enter__()
+
+    def _stop(self, counts: bool) -> None:
+        ended, self._profile = self._profile, None
+        ended.__exit__(None, None, None)
+        if not counts:
+            return
+        events = ended.kineto_results.events()
         changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-        running = highest = 0
         for _, num_bytes in sorted(changes, key=lambda change: change[0]):
-            running += num_bytes
-            highest = max(highest, running)
-        return highest
+            self._running += num_bytes
+            self._highest = max(self._highest, self._running)

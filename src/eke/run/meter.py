@@ -1,6 +1,7 @@
 """Timing of training steps, and the rows they become; nothing waits for the device until then."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,10 +95,14 @@ class Meter:
     phase: str = "build"
     """What the run is doing now; an out-of-memory error is reported with it."""
     notes: list[StepNote] = field(default_factory=list)
+    watcher: Callable[[str], None] | None = None
+    """Told of each phase before it begins."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def enter(self, phase: str) -> None:
         """A phase of the step begins; the one before ends."""
+        if self.watcher is not None:
+            self.watcher(phase)
         self.phase = phase
         self._stamps.append((phase, self.clock.stamp()))
 

@@ -226,7 +226,10 @@ def test_the_smallest_that_ran_out_of_memory_is_refused(run, probed, own_machine
     assert out.endswith("per_device 1\n")
 
 
-def test_processes_that_somebody_else_started_are_not_tried_out(run, probed, tight, monkeypatch):
+def test_processes_that_somebody_else_started_are_not_tried_out(
+    run, probed, tight, own_machine, monkeypatch
+):
+    own_machine(2 * (GIB + 20 * MIB))
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     code, out = run(*TWO)

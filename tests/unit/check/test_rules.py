@@ -189,3 +189,28 @@ def test_an_id_names_one_rule() -> None:
     assert {rule for rule, number in counts.items() if number > 1} == {"package_missing"}
     per_topic = Counter(rule for topic in TOPICS for rule in topic.CASES)
     assert not [rule for rule, number in per_topic.items() if number > 1]
+
+
+def test_heads_that_do_not_divide_are_one_problem(tmp_path) -> None:
+    """Of the width of such heads nothing is said: what mends it would contradict the other."""
+    odd = ("model.hidden_size=63", "model.num_attention_heads=4")
+    refused, _ = check(facts_of((odd, CPU), tmp_path))
+    assert [problem.path for problem in refused] == ["model.num_attention_heads"]
+
+
+@pytest.mark.parametrize(
+    ("files", "warned"),
+    [
+        pytest.param((), True, id="of others"),
+        pytest.param(("manifest.json", "state.json"), False, id="of eke's, trained on bytes"),
+        pytest.param(
+            ("manifest.json", "state.json", "tokenizer.json"), True, id="of eke's, on other tokens"
+        ),
+    ],
+)
+def test_a_checkpoint_that_eke_trained_on_bytes_goes_on_with_them(files, warned, tmp_path) -> None:
+    prepare("bytes_on_checkpoint", tmp_path, None)
+    for name in files:
+        (tmp_path / "model" / name).write_text("{}")
+    _, warnings = check(facts_of(CASES["bytes_on_checkpoint"], tmp_path))
+    assert ("bytes_on_checkpoint" in {each.rule for each in warnings}) is warned

@@ -281,7 +281,10 @@ def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> Non
     paths = make_run("1", "crashed")
     folder = {"run": paths.folder, "runs": runs, "nowhere": runs / "nowhere"}[kind]
     assert cli.main(["retry", str(folder)]) == 2
-    assert "is not the folder of a sweep" in capsys.readouterr().err
+    why = "there is no such folder" if kind == "nowhere" else "is not the folder of a sweep"
+    told = capsys.readouterr().err
+    assert why in told
+    assert "-> eke retry runs/sweep-ID" in told
     assert paths.record.exists()
 
 

@@ -17,9 +17,9 @@ def standing(name, state, step=0, **more):
     return Standing(RunPaths(Path(name)), label, state, step, 100, **more)
 
 
-def shown(standings, height=24):
+def shown(standings, height=24, width=120):
     stream = io.StringIO()
-    Console(file=stream, width=120).print(render(standings, height))
+    Console(file=stream, width=width).print(render(standings, height))
     return stream.getvalue()
 
 
@@ -52,6 +52,16 @@ def test_a_small_window_shows_what_runs_and_counts_the_rest():
     text = shown(RUNS, height=9)
     assert "... and 2 more" in text
     assert text.count("running") == 3
+
+
+def test_a_narrow_terminal_shortens_what_was_typed_alone():
+    long = standing(" ".join("abcdefgh" * 2), "running", 40, loss=2.5, step_s=95.0)
+    whole, counted, *_, row = shown([long], width=80).splitlines()
+    assert set(whole.strip()) <= set("━╸╺ "), "a bar has its own line"
+    assert counted.startswith("1 run: 1 running; what runs has 1 h 35 m left")
+    assert "40/100  2.5000  1 m 35 s  1 h 35 m" in row
+    assert row.count("…") == 1
+    assert row.rstrip().endswith("…")
 
 
 def test_it_ends_when_nothing_is_active(capsys):

@@ -118,6 +118,12 @@ def test_a_wrong_clause(clause, said) -> None:
     assert said in problem.why
 
 
+def test_a_bracket_that_does_not_pair_up_is_taken_away() -> None:
+    (problem,) = problems("seed=1,2", "sweep.exclude=[seed=1")
+    assert problem.fix == "'sweep.exclude=[\"seed=1\"]'"
+    assert problems("seed=1,2", "sweep.exclude=[not")[0].fix == ""
+
+
 def test_zip_of_unequal_lengths() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
     assert "2 values" in problem.why

@@ -1,17 +1,19 @@
 """What is typed for a trial, and what its record says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from unit.report.made import Run, make_record
 
 from eke.compose import compose
-from eke.fit import is_higher, measured, trial_overrides
+from eke.fit import describe_trial, is_higher, measured, trial_overrides
 from eke.record import Failure, Outcome, Spread
 
 TYPED = ("model=tiny", "train.steps=5000", "train.epochs=null", "batch=auto", "batch.target=32",
          "schedule.warmup_steps=100", "train.checkpoint_every=10", "plan_only=true")  # fmt: skip
 CANDIDATE = ("compile=inductor", "batch.per_device=4", "batch.target=32", "batch.accumulation=null")
+CANDIDATE_POINT = SimpleNamespace(point=SimpleNamespace(expected_s=None))
 
 
 def test_a_trial_is_short_saves_nothing_and_composes():
@@ -50,6 +52,13 @@ def test_its_error_is_that_of_a_median(record):
     assert found.trial.spread == pytest.approx(
         math.sqrt(math.pi / 2) * sd / math.sqrt(15), rel=1e-3
     )
+
+
+def test_the_line_of_a_trial_has_the_samples_per_second_of_its_record(record):
+    """As its summary and eke report; a step of the median makes more of them."""
+    record.throughput.samples_per_s = 71.25
+    line = describe_trial(measured(3, 0, record, "runs/a", 1000, on_gpu=False), CANDIDATE_POINT)
+    assert line.startswith("100 ms a step (71.25 samples/s)")
 
 
 def test_the_peak_is_comparable_with_the_forecast(record):

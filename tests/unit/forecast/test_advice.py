@@ -20,6 +20,7 @@ from eke.forecast import (
 )
 from eke.forecast.calibration import NEEDED
 from eke.forecast.pairs import add_line, group_of, path_of
+from eke.forecast.predict import with_room
 from eke.forecast.savers import SAVERS
 from eke.forecast.stored import advice_for, memory_seen
 from eke.plan import Plan, outline_record
@@ -78,7 +79,7 @@ def cramped(*overrides: str, share: float = 0.9, device=CPU):
     """A plan on a device that has a share of what is expected."""
     plan = plan_of(*WORK, *overrides, device=device)
     memory = int(share * forecast(plan).peak.expected)
-    return replace(plan, device=replace(device, memory_bytes=memory))
+    return with_room(plan, memory)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
@@ -238,7 +239,7 @@ def sized(low: float):
     """A plan on a device with so many times its lowest forecast."""
     plan = plan_of(*WORK)
     memory = int(low * forecast(plan).peak.low)
-    return replace(plan, device=replace(CPU, memory_bytes=memory))
+    return with_room(plan, memory)
 
 
 def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:

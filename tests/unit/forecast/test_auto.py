@@ -8,6 +8,7 @@ from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 from eke.forecast import Range, Search, Trial, forecast, room_for_a_batch, seen
 from eke.forecast import auto as auto_module
 from eke.forecast.auto import HOST_BYTES, MAX_PROBES
+from eke.forecast.predict import PYTHON_BYTES
 from eke.plan import possible_batches, replan
 from eke.units import GIB
 
@@ -231,9 +232,22 @@ def test_of_a_cpu_each_process_leaves_something_to_python() -> None:
     two = ("distributed=ddp", "distributed.num_processes=2")
     whole = CPU.memory_bytes
     assert whole == 8 * GIB
-    assert room_for_a_batch(plan_of(*SYNTHETIC)) == whole - HOST_BYTES
-    assert room_for_a_batch(plan_of(*SYNTHETIC, *two)) == whole // 2 - HOST_BYTES
-    assert room_for_a_batch(plan_of(*SYNTHETIC), share=2) == whole // 2 - HOST_BYTES
+    taken = PYTHON_BYTES + HOST_BYTES
+    assert room_for_a_batch(plan_of(*SYNTHETIC)) == whole - taken
+    assert room_for_a_batch(plan_of(*SYNTHETIC, *two)) == whole // 2 - taken
+    assert room_for_a_batch(plan_of(*SYNTHETIC), share=2) == whole // 2 - taken
     assert room_for_a_batch(plan_of(*SYNTHETIC, device=GPU)) == GPU.memory_bytes
     unknown = replace(CPU, memory_bytes=None)
     assert room_for_a_batch(plan_of(*SYNTHETIC, device=unknown)) is None
+
+
+def test_a_choice_outlasts_what_others_hold_and_a_probe_does_not(told) -> None:
+    """The same command stays the same run; what ran out beside others may fit without them."""
+    plans, whole = plans_of(device=CPU), 9600
+    first = Search(plans, 3300, False, Prober(16), whole)
+    assert (size_of(first)[0], first.known.fails) == (16, 32)
+    seen.note_choice(first.key, 64, 16)
+    alone = Search(plans, whole, False, None, whole)
+    assert (alone.known.fits, alone.known.fails) == (0, None)
+    assert size_of(alone) == (16, "as before")
+    assert size_of(Search(plans, 100, False, None, whole)) == (16, "as before")

@@ -19,6 +19,7 @@ from eke.forecast import (
     known_forecast,
     traced_forecast,
 )
+from eke.forecast.predict import with_room
 from eke.launch import Cell
 from eke.sizes import state_bytes
 from eke.units import GIB, MIB
@@ -37,7 +38,7 @@ def plan():
     """A plan of which formulas cannot tell whether it has room."""
     closed = forecast(plan_of(*SYNTHETIC))
     middle = (closed.peak.low + closed.peak.expected) // 2
-    made = plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=middle))
+    made = with_room(plan_of(*SYNTHETIC), middle)
     assert is_open(forecast(made))
     return made
 
@@ -79,9 +80,10 @@ def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
 
 def test_what_fits_or_cannot_fit_by_any_bound_is_not_open() -> None:
     closed = forecast(plan_of(*SYNTHETIC))
-    for memory in (closed.peak.low - 1, closed.peak.high, None):
-        device = replace(CPU, memory_bytes=memory)
-        assert not is_open(forecast(plan_of(*SYNTHETIC, device=device)))
+    for room in (closed.peak.low - 1, closed.peak.high):
+        assert not is_open(forecast(with_room(plan_of(*SYNTHETIC), room)))
+    unknown = replace(CPU, memory_bytes=None)
+    assert not is_open(forecast(plan_of(*SYNTHETIC, device=unknown)))
 
 
 def test_why_there_is_no_trace_is_said(plan, asked) -> None:
@@ -109,7 +111,7 @@ def test_a_run_that_surely_fits_costs_no_trace(asked) -> None:
 
 def test_a_tight_trace_is_a_warning(plan, asked) -> None:
     capacity = int(100 * MIB * 1.005)
-    tight = replace(plan, device=replace(plan.device, memory_bytes=capacity))
+    tight = with_room(plan, capacity)
     asked.answer = ask.Answer(trace_of())
     found = traced_forecast(tight)
     assert found.verdict is Verdict.tight

@@ -12,6 +12,7 @@ from unit.plan.cases import GPU, SYNTHETIC, plan_of
 from eke.forecast import forecast, forecast_line, known_forecast, note_pair, render_forecast
 from eke.forecast import pairs as store
 from eke.forecast.pairs import FOLDER, group_of, pair_of, path_of, read_pairs
+from eke.forecast.predict import with_room
 from eke.forecast.stored import as_json, note_forecast
 from eke.plan import outline_record
 from eke.record import MeasuredMemory, Outcome
@@ -249,7 +250,7 @@ def test_runs_beside_each_other_lose_nothing() -> None:
 def test_a_correction_refuses_nothing_and_changes_the_verdict() -> None:
     found = known_forecast(plan(9))
     capacity = int(1.05 * found.peak.expected)
-    small = replace(plan(9).device, memory_bytes=capacity)
+    small = with_room(plan(9), capacity).device
     assert known_forecast(plan(9, device=small)).verdict.value == "tight"
     finish(*BATCHES, ratio=1.2)
     after = known_forecast(plan(9, device=small))

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from unit.plan.cases import CPU, GPU, plan_of
 
-from eke.forecast import Traced, Verdict, forecast, highest_phase, verdict
+from eke.forecast import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
+from eke.forecast.predict import PYTHON_BYTES, room, with_room
 from eke.forecast.values import PHASES, Method, Range
 from eke.paths import conf_folder
 from eke.sizes import state_bytes
@@ -39,9 +40,7 @@ def holds_together(plan) -> None:
     assert found.peak.low <= found.peak.expected <= found.peak.high
     assert sum(found.components.values()) == found.peak.expected
     assert set(found.phases) == set(PHASES)
-    assert found.capacity == plan.device.memory_bytes // (
-        plan.batch.world_size if plan.device.kind == "cpu" else 1
-    )
+    assert found.capacity == room(plan)
     assert found.method is Method.closed_form
 
 
@@ -143,7 +142,27 @@ def test_verdicts(capacity, expected) -> None:
 
 def test_ranks_on_a_cpu_share_its_memory() -> None:
     plan = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=4")
-    assert forecast(plan).capacity == CPU.memory_bytes // 4
+    assert forecast(plan).capacity == CPU.memory_bytes // 4 - PYTHON_BYTES
+
+
+@pytest.mark.parametrize(
+    ("left", "capacity"),
+    [
+        pytest.param(None, 8 * GIB, id="not-told"),
+        pytest.param(3 * GIB, 3 * GIB, id="others-hold-some"),
+        pytest.param(9 * GIB, 8 * GIB, id="the-limit-is-lower"),
+    ],
+)
+def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> None:
+    device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
+    plan = plan_of(*SYNTHETIC, device=device)
+    assert forecast(plan).capacity == capacity - PYTHON_BYTES
+    assert room(with_room(plan, 5 * GIB)) == 5 * GIB
+
+
+def test_a_cpu_that_is_full_has_no_room() -> None:
+    plan = plan_of(*SYNTHETIC, device=replace(CPU, available_bytes=0))
+    assert (room(plan), forecast(plan).verdict) == (0, Verdict.does_not_fit)
 
 
 def test_an_unknown_memory_has_no_verdict() -> None:
@@ -222,3 +241,19 @@ def test_a_large_model_on_a_small_gpu() -> None:
     found = forecast(plan_of(*SYNTHETIC, "model=llama2_7b", "data.seq_len=512", device=small))
     assert found.verdict is Verdict.does_not_fit
     assert found.peak.low > 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "(this machine has 7.50 GiB for it)"),
+        (
+            ("distributed=ddp", "distributed.num_processes=2"),
+            "(this machine has 3.50 GiB for each of 2 processes)",
+        ),
+    ],
+    ids=["one", "two"],
+)
+def test_the_verdict_says_what_there_is(overrides, words) -> None:
+    plan = plan_of(*SYNTHETIC, *overrides)
+    assert words in render_forecast(plan, forecast(plan)).splitlines()[0]

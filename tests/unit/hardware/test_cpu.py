@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from eke.hardware.cpu import bfloat16_units, cpu_device, cpu_name, memory_limit
+from eke.hardware.cpu import (
+    bfloat16_units,
+    cpu_device,
+    cpu_name,
+    memory_available,
+    memory_limit,
+)
 
 GIB = 2**30
 
@@ -84,6 +90,73 @@ def test_without_proc_it_is_the_machines_memory(tmp_path, monkeypatch):
 def test_unknown_stays_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr("eke.hardware.cpu._physical", lambda: None)
     assert memory_limit(tmp_path, tmp_path) is None
+
+
+@pytest.fixture
+def left(tmp_path):
+    """`left(cgroup_lines, {file: text})` on a machine of which 10 GiB are available."""
+
+    def measure(lines: str, files: dict[str, str]) -> int | None:
+        write(tmp_path / "proc/meminfo", f"MemFree: 5 kB\nMemAvailable: {10 * GIB // 1024} kB\n")
+        write(tmp_path / "proc/self/cgroup", lines)
+        for name, text in files.items():
+            write(tmp_path / "cgroup" / name, text)
+        return memory_available(tmp_path / "proc", tmp_path / "cgroup")
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "gib"),
+    [
+        pytest.param("0::/job\n", {"job/memory.max": "max\n"}, 10, id="the-machine"),
+        pytest.param(
+            "0::/job\n",
+            {
+                "job/memory.max": f"{8 * GIB}\n",
+                "job/memory.current": f"{6 * GIB}\n",
+                "job/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+            3,
+            id="v2-files-can-be-taken-back",
+        ),
+        pytest.param(
+            "4:memory:/x\n",
+            {
+                "memory/x/memory.limit_in_bytes": f"{7 * GIB}\n",
+                "memory/x/memory.usage_in_bytes": f"{5 * GIB}\n",
+                "memory/x/memory.stat": "inactive_file 9\ntotal_inactive_file 0\n",
+            },
+            2,
+            id="v1",
+        ),
+        pytest.param(
+            "0::/job/step\n",
+            {
+                "job/memory.max": f"{4 * GIB}\n",
+                "job/memory.current": f"{4 * GIB}\n",
+                "job/memory.stat": "inactive_file 0\n",
+                "job/step/memory.max": "max\n",
+            },
+            0,
+            id="v2-ancestor-is-full",
+        ),
+        pytest.param(
+            "0::/job\n", {"job/memory.max": f"{2 * GIB}\n"}, 10, id="a-limit-without-its-use"
+        ),
+    ],
+)
+def test_what_others_hold_is_not_available(left, lines, files, gib):
+    assert left(lines, files) == gib * GIB
+
+
+def test_available_memory_is_rounded_down(tmp_path):
+    write(tmp_path / "meminfo", f"MemAvailable: {(GIB + 200 * 2**20) // 1024} kB\n")
+    assert memory_available(tmp_path, tmp_path) == GIB
+
+
+def test_available_memory_may_be_unknown(tmp_path):
+    assert memory_available(tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize(

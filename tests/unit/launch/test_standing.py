@@ -66,6 +66,7 @@ def run(tmp_path, plan, queue):
 def leave(paths: RunPaths, outcome: str, steps: int = 0, message: str = "") -> None:
     record = record_for(paths.folder.name, outcome, steps)
     record.failure = Failure("forward", message) if message else None
+    record.loss.train_final = 2.5
     write_record(paths, record)
 
 
@@ -85,6 +86,7 @@ def test_what_has_ended(outcome, run) -> None:
     leave(paths, outcome, 7, "it broke")
     found = only(paths.folder)
     assert (found.state, found.step, found.total, found.note) == (outcome, 7, 300, "it broke")
+    assert found.loss == 2.5
     assert found.label == "seed=3 optimizer=sgd"
     assert not found.is_active
 
@@ -99,7 +101,7 @@ def test_what_was_killed(run) -> None:
     start_attempt(paths, {})
     paths.metrics.write_text("".join(json.dumps(step_row(n)) + "\n" for n in (1, 2)))
     found = only(paths.folder)
-    assert (found.state, found.step) == ("interrupted", 2)
+    assert (found.state, found.step, found.loss) == ("interrupted", 2, 2.0)
 
 
 @pytest.mark.parametrize("before", ["", "preempted", "crashed"])
@@ -271,8 +273,8 @@ def test_all_runs_of_a_folder(run, tmp_path) -> None:
 
 
 def test_nothing_there(tmp_path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigError, match="holds no run and no sweep"):
+    for folder, why in ((tmp_path, "holds no run"), (tmp_path / "none", "no such folder")):
+        with pytest.raises(ConfigError, match=why):
             find_standings(folder)
 
 

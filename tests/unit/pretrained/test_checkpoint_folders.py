@@ -1,6 +1,7 @@
 """`model=pretrained` before anything is loaded: sizes, identity, and every folder that is wrong."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -463,6 +464,22 @@ def test_what_the_hub_answers_is_told_in_words(hub, monkeypatch, error, path, wo
     problem = refused("org/model", "model.revision=v1")
     assert problem.path == path
     assert words in problem.why
+
+
+def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
+    """huggingface_hub tells each attempt in two lines of its own, for 23 seconds."""
+    talker = logging.getLogger("huggingface_hub.utils._http")
+
+    def fail(*args, **kwargs):
+        talker.warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    assert "cannot be reached" in refused("org/model").why
+    assert capsys.readouterr().err == "asking the Hugging Face hub for org/model ...\n"
+    assert not caplog.records
+    talker.warning("heard again")
+    assert len(caplog.records) == 1
 
 
 def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):

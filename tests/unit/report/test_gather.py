@@ -131,8 +131,11 @@ def test_two_sweeps_of_the_same_run_have_it_once(tmp_path):
     assert [e.outcome for e in found.entries].count("ok") == 1
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
-def test_where_there_is_nothing_that_is_said(tmp_path, make):
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(lambda path: None, "no such folder"), (lambda path: path.mkdir(), "holds no run")],
+)
+def test_where_there_is_nothing_that_is_said(tmp_path, make, why):
     make(tmp_path / "none")
-    with pytest.raises(ConfigError, match="holds no run and no sweep"):
+    with pytest.raises(ConfigError, match=why):
         gather([tmp_path / "none"])

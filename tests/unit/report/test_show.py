@@ -11,7 +11,7 @@ from unit.report.made import MIB, Run, make_run, make_sweep
 from eke.files import plain
 from eke.report.compare import compare
 from eke.report.show.bundle import vega_script
-from eke.report.show.charts import charts
+from eke.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.report.show.columns import CHARS_FOR_NAMES, shortened
 from eke.report.show.export import as_csv, as_plain
 from eke.report.show.markdown import escape, render_markdown
@@ -246,6 +246,15 @@ def test_cut_labels_tell_configurations_apart() -> None:
     assert found[4].startswith("other=1 model=pretrained")
     assert len(set(found)) == len(labels)
     assert max(map(len, found)) <= CHARS_FOR_NAMES + 2
+
+
+def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
+    """Vega cuts what is too long at its end, where names differ; tooltips have all of them."""
+    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n) for n in range(3)]
+    drawn = {title: spec for title, _, spec in charts(compare([make_sweep(tmp_path, runs)]))}
+    values = drawn["Against the baseline"]["data"]["values"]
+    assert {v["label"][-8:] for v in values} == {"/1.jsonl", "/2.jsonl"}
+    assert all(len(v["label"]) <= CHARS_FOR_LABELS < len(v["name"]) for v in values)
 
 
 def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:

@@ -52,6 +52,20 @@ def test_the_release_of_what_was_there_before_may_not_be_seen() -> None:
     assert after.numel() == 300 * KB
 
 
+def test_a_step_in_pieces_has_the_peak_of_the_whole() -> None:
+    with AllocationProfile(alive_before=7) as profile:
+        kept = tensor(300)
+        passing = tensor(200)  # 500
+        del passing
+        profile.cut()
+        passing = tensor(250)  # 550
+        del passing
+        profile.cut()
+        passing = tensor(100)
+    assert profile.peak == 7 + 550 * KB
+    assert kept.numel() + passing.numel() == 400 * KB
+
+
 def test_a_step_without_tensors_takes_what_was_there() -> None:
     with AllocationProfile(123) as profile:
         pass

@@ -13,11 +13,13 @@ import pytest
 from support import PATIENCE_S
 
 from eke.cli import main
+from eke.cli.sync import render
 from eke.files import read_json
 from eke.launch.folder import claim
 from eke.paths import RunPaths
 from eke.plan import write_plan
 from eke.record import metrics
+from eke.track.sync import Report, Verdict
 from eke.track.sync.receipt import sole_sender
 
 from .conftest import (
@@ -272,7 +274,7 @@ def test_a_folder_that_cannot_be_written(
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        pytest.param("nowhere", "No such file or directory", id="missing"),
+        pytest.param("nowhere", "there is no such folder", id="missing"),
         pytest.param("empty", "holds no run", id="empty"),
         pytest.param("sweep", "is not a sweep's", id="broken sweep"),
         pytest.param("file.txt", "holds no run", id="file"),
@@ -289,8 +291,9 @@ def test_arguments_that_lead_to_no_run(
     (place / "file.txt").write_text("text")
     assert main(["sync", str(good.folder), str(place / argument)]) == 2
     error = capsys.readouterr().err
-    assert f"{place / argument}: " in error
+    assert f"DIR = {place / argument}\n" in error
     assert why in error
+    assert "-> eke sync runs" in error
     assert online.requests == []
 
 
@@ -439,3 +442,10 @@ def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     )
     assert (answer.returncode, answer.stderr) == (1, "\n")
     assert "would be sent" in answer.stdout
+
+
+def test_a_reason_of_many_runs_is_told_once(tmp_path: Path) -> None:
+    reports = [Report(tmp_path / str(n), Verdict.left_out, note="tracker=none") for n in range(3)]
+    text = render(reports)
+    assert text.count("tracker=none") == 1
+    assert f"left out: {tmp_path / '0'} and 2 others" in text

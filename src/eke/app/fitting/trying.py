@@ -197,7 +197,7 @@ class Fitting:
     def _note(self, found: Measured) -> None:
         self.trials.append(found)
         self.search.tell(found.number, found.trial)
-        say(f"  {describe_trial(found, self.candidates.found[found.number], self.baseline)}")
+        say(f"  {describe_trial(found, self.candidates.found[found.number])}")
 
 
 def _silent(done: int, total: int) -> None:

@@ -47,7 +47,7 @@ def read_clauses(
             expression = read_expression(text)
         except ExpressionError as error:
             why = f"no expression: {error}; as in precision=fp16 and model=tiny_t5"
-            problems.append(Problem(KEY, text, why))
+            problems.append(Problem(KEY, text, why, _unbracketed(text)))
             continue
         wrong = [p for c in expression.comparisons() for p in _check(c, text, catalogue, rows)]
         problems += wrong
@@ -94,6 +94,16 @@ def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> 
     why = f"{key} is never {word}: {', '.join(names) or 'there are none'}"
     near = closest(str(word), names)
     return [Problem(KEY, text, why, _mended(text, str(word), near) if near else "")]
+
+
+def _unbracketed(text: str) -> str:
+    """Without brackets that do not pair up, if the rest is an expression; else nothing."""
+    bare = text.strip("[] ")
+    try:
+        read_expression(bare)
+    except ExpressionError:
+        return ""
+    return _mended(text, text, bare)
 
 
 def _mended(text: str, wrong: str, right: str) -> str:

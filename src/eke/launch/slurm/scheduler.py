@@ -32,6 +32,15 @@ _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
 knows whether the job was taken."""
 
 
+_OUT_OF_REACH = re.compile(
+    r"establish a configuration source|fetch_config|contact slurm controller", re.I
+)
+"""In what commands say of a machine that belongs to no cluster, or whose controller is down: SLURM
+22.05, several lines of it."""
+
+ELSEWHERE = "Submit from a login node, or leave hydra/launcher=slurm out to run here"
+
+
 @dataclass(frozen=True)
 class Element:
     """One job of an array, as the queue shows it."""
@@ -86,8 +95,7 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         )
     except FileNotFoundError as error:
         raise EkeError(
-            f"{command[0]} is not there: this machine knows no SLURM. Submit from a login node, or "
-            "leave hydra/launcher=slurm out to run here"
+            f"{command[0]} is not there: this machine knows no SLURM. {ELSEWHERE}"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EkeError(f"{command[0]} gave no answer in {PATIENCE_S:g} s") from error
@@ -95,8 +103,16 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
         raise EkeError(f"{command[0]} cannot be started: {error.strerror or error}") from error
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        if _OUT_OF_REACH.search(said):
+            raise SaidNo(_nobody_answers(command[0], said))
         raise SaidNo(f"{command[0]}: {said}")
     return done.stdout
+
+
+def _nobody_answers(program: str, said: str) -> str:
+    """What it says without a controller, in a line, and what to do."""
+    last = said.splitlines()[-1].removeprefix(f"{program}: ")
+    return f"{program} reaches no SLURM controller ({last}). {ELSEWHERE}"
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from eke.report.compare.measures import (
 from eke.report.compare.parity import Quality, quality
 from eke.report.compare.statistics import Estimate, Ratio, correct, estimate, ratio
 from eke.report.compare.variants import Machine, Variant, group
+from eke.spelling import closest
 from eke.units import format_number
 
 COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
@@ -219,7 +220,7 @@ def _factors_of(by: str, keys: Sequence[str]) -> Sequence[str]:
         return keys
     if by not in keys:
         why = f"does not tell these runs apart; what differs is {', '.join(keys) or 'nothing'}"
-        fix = f"--by {keys[0]}" if keys else "leave --by out"
+        fix = f"--by {closest(by, keys) or keys[0]}" if keys else "leave --by out"
         raise ConfigError(Problem("--by", by, why, fix))
     return [by]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eke.errors import ConfigError, Problem
+from eke.errors import ConfigError
 from eke.files import read_json
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, Record, UnreadableRecord, missing_run, read_record
+from eke.record import Outcome, Record, UnreadableRecord, missing_run, no_runs, read_record
 
 NOT_RUN = "not run"
 """What stands for the outcome of a cell that has none yet."""
@@ -87,9 +87,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
             seen.add(run)
             entries.append(_alone(run))
     if not entries:
-        text = ", ".join(map(str, folders))
-        why = "holds no run and no sweep that can be read"
-        raise ConfigError(Problem("DIR", text, "; ".join([why, *notes]), "eke report runs"))
+        raise ConfigError(no_runs(folders, "report", notes))
     notes += [f"{e.folder}: {e.reason}" for e in entries if e.outcome == UNREADABLE]
     return Gathered(tuple(entries), tuple(_unique(names)), tuple(_unique(commands)), tuple(notes))
 

@@ -18,6 +18,7 @@ from eke.report.compare.measures import (
 )
 from eke.report.compare.statistics import Ratio
 from eke.report.compare.wording import times
+from eke.report.show.columns import shortened
 from eke.units import GIB, MIB, format_bytes, format_seconds
 
 Spec = dict[str, Any]
@@ -26,6 +27,9 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 COLORS = ["#1f77b4", "#ff7f0e"]
 """Of speed and memory; seen on a light and on a dark page, and by the colour-blind."""
+
+CHARS_FOR_LABELS = 44
+"""Of a name beside a bar: half of a picture's width."""
 
 MAX_POINTS = 1000
 """Of a scatter plot: the front and the baseline come first."""
@@ -149,7 +153,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
     x = {"field": "seconds", "type": "quantitative", "title": "seconds of training"}
     y = {"field": "loss", "type": "quantitative", "title": "training loss",
          "scale": {"zero": False}}  # fmt: skip
-    color = {"field": "name", "type": "nominal", "title": None, "sort": None,
+    color = {"field": "label", "type": "nominal", "title": None, "sort": None,
              "legend": {"orient": "bottom", "columns": 1, "labelLimit": 500, "symbolOpacity": 1,
                         "symbolType": "stroke"}}  # fmt: skip
     mark = {"type": "line", "strokeWidth": 1.6, "point": {"size": 12, "opacity": 0.01}}
@@ -260,7 +264,16 @@ def _dot(name: str, what: str, ratio: Ratio) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Any]:
-    return {"field": "name", "type": "nominal", "title": None, "sort": None}
+    return {"field": "label", "type": "nominal", "title": None, "sort": None,
+            "axis": {"labelLimit": 300}}  # fmt: skip
+
+
+def _labelled(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With what stands beside a mark; tooltips have the whole name."""
+    names = list(dict.fromkeys(value["name"] for value in values))
+    short = shortened(names, CHARS_FOR_LABELS)
+    labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
+    return [{**value, "label": labels[value["name"]]} for value in values]
 
 
 def _tips(*fields: str) -> list[dict[str, str]]:
@@ -273,7 +286,7 @@ def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": list(values)},
+        "data": {"values": _labelled(values)},
         **rest,
     }
 

@@ -148,32 +148,33 @@ def _unsorted(_: Row) -> None:
     """Sorted by its text."""
 
 
-def shortened(labels: Sequence[str]) -> list[str]:
-    """Labels cut to `CHARS_FOR_NAMES`; those that begin alike, from the word in which they differ.
+def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
+    """Labels cut to a length; those that begin alike, from the word in which they differ.
 
     Args:
         labels: all different.
+        most: characters of each.
     """
     groups: dict[str, list[str]] = {}
     for label in labels:
-        groups.setdefault(label[: CHARS_FOR_NAMES - 1], []).append(label)
+        groups.setdefault(label[: most - 1], []).append(label)
     short: dict[str, str] = {}
     for alike in groups.values():
-        short.update(zip(alike, _cut(alike), strict=True))
+        short.update(zip(alike, _cut(alike, most), strict=True))
     return [short[label] for label in labels]
 
 
-def _cut(alike: Sequence[str]) -> list[str]:
+def _cut(alike: Sequence[str], most: int) -> list[str]:
     """Labels whose first characters are the same."""
     if len(alike) == 1:
         (label,) = alike
-        return [label if len(label) <= CHARS_FOR_NAMES else label[: CHARS_FOR_NAMES - 1] + "…"]
+        return [label if len(label) <= most else label[: most - 1] + "…"]
     common = next(n for n, seen in enumerate(zip_longest(*alike)) if len(set(seen)) > 1)
     start = alike[0][:common].rfind(" ") + 1
     if not start:  # one long word
-        return [label if len(label) <= CHARS_FOR_NAMES else "…" + label[1 - CHARS_FOR_NAMES :]
-                for label in alike]  # fmt: skip
-    return ["… " + rest.removeprefix("… ") for rest in shortened([a[start:] for a in alike])]
+        return [label if len(label) <= most else "…" + label[1 - most :] for label in alike]
+    rests = shortened([label[start:] for label in alike], most)
+    return ["… " + rest.removeprefix("… ") for rest in rests]
 
 
 def _factor(key: str) -> Callable[[Row], str]:

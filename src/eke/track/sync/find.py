@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eke.errors import ConfigError
+from eke.errors import ConfigError, Problem
 from eke.files import read_json
 from eke.paths import RunPaths, SweepPaths, user_path
+from eke.record import no_runs
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,20 @@ def find_runs(arguments: Sequence[str]) -> list[Found]:
         try:
             hits = list(_find(user_path(argument)))
             if not any(not hit.foreign for hit in hits):
-                problems.append(f"{argument}: holds no run (no record.json and no plan.json)")
+                problems.append(no_runs([user_path(argument)], "sync"))
+        except FileNotFoundError:
+            problems.append(no_runs([user_path(argument)], "sync"))
+            continue
         except (OSError, ValueError) as error:
-            problems.append(f"{argument}: {getattr(error, 'strerror', None) or error}")
+            why = str(getattr(error, "strerror", None) or error)
+            problems.append(Problem("DIR", argument, why, "eke sync runs"))
             continue
         for hit in hits:
             key = hit.paths.folder.resolve()
             if key not in found or hit.is_named:
                 found[key] = hit
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError(problems)
     return list(found.values())
 
 

@@ -71,6 +71,33 @@ def test_a_program_that_fails(said, match, stubs) -> None:
         scheduler.queue()
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        pytest.param(
+            "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+            "squeue: error: fetch_config: DNS SRV lookup failed\n"
+            "squeue: fatal: Could not establish a configuration source",
+            "fatal: Could not establish a configuration source",
+            id="no cluster",
+        ),
+        pytest.param(
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            id="no controller",
+        ),
+    ],
+)
+def test_a_machine_without_a_controller_is_told_what_to_do(said, reason, stubs) -> None:
+    stubs.say("squeue", err=said, code=1)
+    with pytest.raises(EkeError) as error:
+        scheduler.queue()
+    assert str(error.value) == (
+        f"squeue reaches no SLURM controller ({reason}). Submit from a login node, or leave "
+        "hydra/launcher=slurm out to run here"
+    )
+
+
 def test_a_program_that_does_not_answer(stubs, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.05)
     stubs.write("squeue", "#!/bin/sh\nexec sleep 30\n")

@@ -1,0 +1,30 @@
+"""Where the profiled step of a CPU run is cut into pieces."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from eke.run.look import _cut_by_micro_batch
+from eke.run.meter import HostClock, Meter
+
+
+@pytest.mark.parametrize(
+    ("processes", "cuts"),
+    [
+        pytest.param(1, ["forward", "forward"], id="before each micro-batch but the first"),
+        pytest.param(2, [], id="not where other threads free memory"),
+    ],
+)
+def test_each_micro_batch_is_a_piece(processes, cuts) -> None:
+    batch = SimpleNamespace(world_size=processes)
+    meter = Meter(HostClock(), attempt=0, timed_from=0)
+    job = SimpleNamespace(plan=SimpleNamespace(batch=batch), meter=meter)
+    found: list[str] = []
+    profile = SimpleNamespace(cut=lambda: found.append("forward"))
+    phases = ["data", *["forward", "backward"] * 3, "optimizer"]
+    with _cut_by_micro_batch(job, profile):
+        for phase in phases:
+            meter.enter(phase)
+    assert found == cuts
+    meter.enter("forward")
+    assert found == cuts, "and nobody watches the next step"
