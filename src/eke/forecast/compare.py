@@ -20,7 +20,6 @@ class OnDevice:
 
     option: str
     """Of `hardware`."""
-    name: str
     memory_bytes: int | None
     forecast: Forecast | None
     """None where a rule refuses the configuration there."""
@@ -56,7 +55,7 @@ def _fits(plan: Plan, size: int) -> bool:
 def compare_devices(
     plans: Mapping[str, Plan],
     forecasts: Mapping[str, Forecast],
-    refused: Mapping[str, tuple[str, int | None, str]],
+    refused: Mapping[str, tuple[int | None, str]],
     speeds: Mapping[str, tuple[str, int]] | None = None,
 ) -> list[OnDevice]:
     """Forecasts of one configuration, the smallest memory first.
@@ -64,7 +63,7 @@ def compare_devices(
     Args:
         plans: option of `hardware` -> the plan for it.
         forecasts: option -> what is known of that plan's memory.
-        refused: option -> name, memory and why a rule refuses the configuration there.
+        refused: option -> memory, and why a rule refuses the configuration there.
         speeds: option -> expected samples per second, in words, and the finished runs that they
             are corrected by.
     """
@@ -75,11 +74,10 @@ def compare_devices(
         # A trace may know that there is room where formulas, which the search is by, do not.
         known = size if found.verdict is Verdict.fits else 0
         largest = max(known, largest_batch(plan))
-        name, memory = plan.device.name, plan.device.memory_bytes
-        rows.append(OnDevice(option, name, memory, found, largest, "", speed, runs, size))
+        memory = plan.device.memory_bytes
+        rows.append(OnDevice(option, memory, found, largest, "", speed, runs, size))
     rows += [
-        OnDevice(option, name, memory, None, 0, why)
-        for option, (name, memory, why) in refused.items()
+        OnDevice(option, memory, None, 0, reason) for option, (memory, reason) in refused.items()
     ]
     return sorted(rows, key=lambda row: row.memory_bytes or 0)
 
