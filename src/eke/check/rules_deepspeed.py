@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import Checkpointing, Switch, Weights
-from eke.sizes import STAGE, model_size, state_bytes
+from eke.sizes import STAGE, state_bytes
 from eke.units import format_bytes
 
 PIECES = "ZeRO hands it flat pieces"
@@ -54,7 +54,7 @@ def offloads(facts: Facts) -> bool:
 
 def _whole(facts: Facts) -> int:
     """Bytes of the training state in one process without DeepSpeed."""
-    return state_bytes(facts.config, model_size(facts.config)).total
+    return state_bytes(facts.config).total
 
 
 def _plain(facts: Facts) -> str:

@@ -130,7 +130,7 @@ def test_an_architecture_without_closed_form_is_counted_from_its_tensors(tmp_pat
     matmul = size.num_parameters - 320 * 32
     # Biases and norms count, too: 6 N D is an estimate of a few per mille here.
     assert size.flops_per_sample == pytest.approx(6 * matmul * 16 + 12 * 2 * 32 * 16 * 8, rel=0.03)
-    assert state_bytes(found, size).total == 16 * size.num_parameters
+    assert state_bytes(found).total == 16 * size.num_parameters
     assert refused(tmp_path, "task=masked_lm").fix == "task=causal_lm"
 
 
