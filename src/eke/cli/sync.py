@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from eke.alignment import align
 from eke.errors import EkeError
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
@@ -80,15 +81,13 @@ def _seconds(text: str) -> float:
 
 def render(reports: Sequence[Report]) -> str:
     """One line a run; below, why each that did not arrive did not; last, how many."""
-    rows = [HEADER, *(_row(report) for report in reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    lines = align([HEADER, *(_row(report) for report in reports)])
     for report in reports:
         if report.note:
             lines += ["", f"{report.verdict.value}: {_short(report.folder)}", f"  {report.note}"]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def _row(report: Report) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eke.alignment import align
 from eke.forecast.known import calibrated
 from eke.forecast.predict import forecast
 from eke.forecast.values import Forecast, Method, Verdict
@@ -12,6 +13,9 @@ from eke.units import GIB, format_number
 
 LARGEST_BATCH = 65536
 """Where the search for a micro-batch ends."""
+
+NUMBERS = (1, 3, 4, 5, 6)
+"""Columns of the table that hold them; the others hold words."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,10 @@ def render_devices(
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    table = [head, *(_cells(row, per_device is None) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
     typed = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     lines = [f"{format_number(count, 'device')} each, {typed}", ""]
-    for line in table:
-        cells = [f"{line[0]:<{widths[0]}}", f"{line[1]:>{widths[1]}}", f"{line[2]:<{widths[2]}}"]
-        cells += [f"{line[n]:>{widths[n]}}" for n in (3, 4, 5, 6)]
-        lines.append("  ".join(["", *cells]).rstrip())
+    lines += [f"  {line}" for line in table]
     what = "the largest with which even the highest forecast has room"
     if per_device is None:
         what = "the largest with room that keeps the samples per step"
