@@ -13,7 +13,7 @@ from pathlib import Path
 from eke import app
 from eke.alignment import align
 from eke.cli.standings import counted, own_words
-from eke.errors import ConfigError, EkeError, Problem
+from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
@@ -46,7 +46,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:  # the disk is full, or a folder is gone
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE

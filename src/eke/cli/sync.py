@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eke.alignment import align
-from eke.errors import EkeError
+from eke.errors import EkeError, of_system
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("\ninterrupted; the same command sends the rest\n")
         code = EXIT_RESUMABLE
     except OSError as error:  # no room for the temporary files
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error)}\n")
         code = EXIT_FAILED
     if reports:
         sys.stdout.write(render(reports) + "\n")
