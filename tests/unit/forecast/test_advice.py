@@ -19,7 +19,8 @@ from eke.forecast import (
     render_advice,
 )
 from eke.forecast.calibration import NEEDED
-from eke.forecast.pairs import add_line, group_of, path_of
+from eke.forecast.groups import add_line, path_of
+from eke.forecast.pairs import group_of
 from eke.forecast.savers import SAVERS
 from eke.forecast.stored import advice_for, memory_seen
 from eke.plan import Plan, outline_record
