@@ -4,15 +4,13 @@ Tokenizers and the datasets library are heavy, so they are only ever imported th
 """
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-import eke
 from eke.corpus.request import Request
 from eke.corpus.store import Store, read_manifest, store_folder
 from eke.errors import ConfigError, Problem
+from eke.paths import importing_environment
 
 MOMENT_S = 1.0
 """After so many seconds the user is told what is being waited for."""
@@ -36,16 +34,13 @@ def open_store(request: Request) -> Store:
 
 
 def _prepare(request: Request) -> None:
-    source = str(Path(eke.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    path = source if not inherited else os.pathsep.join([source, inherited])
     child = subprocess.Popen(
         # -P: a user's folder or file called `datasets` must not stand in for the library.
         [sys.executable, "-P", "-m", "eke.prepare", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=importing_environment(),
         text=True,
         encoding="utf-8",
         errors="surrogateescape",
