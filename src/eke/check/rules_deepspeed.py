@@ -5,7 +5,8 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Checkpointing, Switch, Weights
+from eke.check.rules_precision import is_narrow
+from eke.schema import Checkpointing, Switch
 from eke.sizes import STAGE, state_bytes
 from eke.units import format_bytes
 
@@ -71,10 +72,6 @@ def _compiles_adam(facts: Facts) -> bool:
     return is_zero(facts) and offloads(facts) and facts.config.optimizer.option == "adamw"
 
 
-def _is_narrow(facts: Facts) -> bool:
-    return facts.config.precision.weights is Weights.bfloat16
-
-
 def _installed() -> str:
     """Version of the package; the tested one where there is none."""
     try:
@@ -111,7 +108,7 @@ RULES = (
         id="zero_keeps_masters",
         verdict=Verdict.impossible,
         path="precision.master",
-        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.precision.master is Switch.off,
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         value=lambda f: f.config.precision.master.value,
         why=lambda f: (
             f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
@@ -125,7 +122,7 @@ RULES = (
         id="zero_rounds_adapters",
         verdict=Verdict.impossible,
         path="precision.weights",
-        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.peft.option != "none",
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
             "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"
