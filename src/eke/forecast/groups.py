@@ -17,15 +17,17 @@ from typing import Any, TypeVar
 
 from eke.corpus import cache_folder
 from eke.files import append_line, write_atomic
-from eke.hardware.fingerprint import installed_versions, package_folder, source_hash
+from eke.hardware.fingerprint import (
+    LIBRARIES,
+    installed_versions,
+    package_folder,
+    source_hash,
+)
 from eke.identity import canonical
 from eke.record.metrics import seal
 
 FOLDER = "EKE_CALIBRATION"
 """Environment variable: where the files lie, if not in the cache folder."""
-
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes")
-"""Another version of one of them is another group."""
 
 SHOWN = ("torch", "transformers")
 """Those that are named beside a correction."""
