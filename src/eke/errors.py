@@ -88,3 +88,13 @@ class RunError(EkeError):
     """The run could not be finished, for a reason the user can act on."""
 
     exit_code = 1
+
+
+def of_system(error: OSError, file: object = "a file") -> str:
+    """What the operating system could not do, and with which file, in words.
+
+    Args:
+        error: the system's.
+        file: which one it was, where the error does not say.
+    """
+    return f"{error.filename or file}: {error.strerror or error}"

@@ -158,3 +158,11 @@ def conf_folder() -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def importing_environment() -> dict[str, str]:
+    """This process's environment, for one that imports the same eke wherever it is started."""
+    source = str(Path(__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([source, inherited]) if inherited else source
+    return {**os.environ, "PYTHONPATH": path}

@@ -45,8 +45,20 @@ def test_the_map_names_what_is_there() -> None:
         assert any(place.exists() for place in places), name
 
 
+PAGES = [README, REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]
+HISTORY = REPO / "docs" / "lab.md"
+"""Each entry names what was there on its day."""
+
+
+def test_files_that_are_named_are_there() -> None:
+    folders = "benchmarks|conf|containers|docs|results|slurm|src|sweeps|tests"
+    for page in set(PAGES) - {HISTORY}:
+        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/]+\.[a-z]+", page.read_text())
+        assert not [name for name in named if not (REPO / name).exists()], page.name
+
+
 def test_links_lead_somewhere() -> None:
-    for page in [README, REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"

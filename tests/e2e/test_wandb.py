@@ -7,8 +7,7 @@ import sys
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
 from support import REPO, environment, last_wins
-
-from eke.track.wandb_file import read_wandb_file
+from wandb_reader import read_wandb_file
 
 WITH_WANDB = last_wins(*SHORT, "tracker=wandb", "precision=bf16", "tracker.group=ladder")
 

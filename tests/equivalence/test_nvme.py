@@ -77,7 +77,7 @@ def test_one_process_is_the_plain_loop(technique, nvme, curve_of, job_of) -> Non
     if "offload.piece_numbers=262144" in technique:
         return  # sizes do not know in which order a model's weights are cut into pieces
     size = model_size(config)
-    held, files = shared_state_bytes(config, size, host=True), state_files(config, size)
+    held, files = shared_state_bytes(config, size, host=True), state_files(config)
     in_files = {"optimizer": files.optimizer_files, "weights": files.weight_files}
     assert found["file_bytes"] == in_files
     assert (found["optimizer_bytes"], found["weights_bytes"]) == (held.optimizer, held.weights)

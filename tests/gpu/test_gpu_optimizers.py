@@ -22,7 +22,7 @@ SAME = ("train.steps=10", "data.num_samples=4")
 def test_an_optimizer_learns_and_keeps_what_it_says(option, trained) -> None:
     done = trained(f"optimizer={option}", *SAME, *BESIDE.get(option, ()))
     assert done.losses[-1] < done.losses[0]
-    expected = state_bytes(done.plan.config, done.plan.size).optimizer
+    expected = state_bytes(done.plan.config).optimizer
     assert done.effective["optimizer_state_bytes"] == pytest.approx(expected, rel=0.01)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.errors import BusyError, ConfigError, EkeError, Problem, RunError
+from eke.errors import BusyError, ConfigError, EkeError, Problem, RunError, of_system
 
 
 def test_a_problem_is_what_why_and_fix() -> None:
@@ -48,3 +48,16 @@ def test_plain_words_are_an_error_too() -> None:
 def test_every_error_carries_its_exit_code(error, code) -> None:
     assert issubclass(error, EkeError)
     assert error("words").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device", "/runs/a"), "/runs/a: No space left on device"),
+        (OSError(28, "No space left on device"), "a file: No space left on device"),
+        (OSError("datasets' own words"), "a file: datasets' own words"),
+    ],
+    ids=["with its file", "without", "a library's"],
+)
+def test_what_the_system_could_not_do_names_the_file(error, text) -> None:
+    assert of_system(error) == text

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from fnmatch import fnmatch
 
 import pytest
@@ -49,6 +50,16 @@ def modules_after(code: str, tmp_path) -> set[str]:
 @pytest.mark.parametrize("module", LIGHT)
 def test_imports_without_torch(module, tmp_path) -> None:
     assert not modules_after(f"import eke.{module}", tmp_path) & set(HEAVY)
+
+
+def test_contributing_has_the_layers_that_are_checked() -> None:
+    block = (REPO / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n\n")[2]
+    told = [set(layer.split(" | ")) for layer in " ".join(block.split()).split(" > ")]
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    checked = [set(layer.replace("eke.", "").split(" | ")) for layer in contract["layers"]]
+    assert told[:-1] == checked[:-1]
+    assert told[-1] - {"..."} <= checked[-1]
 
 
 COMPOSING = ("hydra", "omegaconf", "antlr4")

@@ -1,10 +1,15 @@
 """Where things are."""
 
-from eke.paths import RunPaths, conf_folder
+import os
+import subprocess
+import sys
+
+import eke
+from eke.paths import RunPaths, conf_folder, importing_environment
 
 
 def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
-    """DESIGN section 6; tools outside eke rely on these names."""
+    """Tools outside eke rely on these names."""
     paths = RunPaths(tmp_path)
     names = {
         "config.yaml": paths.config,
@@ -21,3 +26,17 @@ def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
 
 def test_the_configuration_that_ships_is_found() -> None:
     assert (conf_folder() / "config.yaml").is_file()
+
+
+def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "inherited.py").write_text("import eke\nprint(eke.__file__)\n")
+    command = [sys.executable, "-P", "-m", "inherited"]
+    done = subprocess.run(
+        command, env=importing_environment(), cwd="/", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == eke.__file__
+    monkeypatch.delenv("PYTHONPATH")
+    assert os.pathsep not in importing_environment()["PYTHONPATH"]

@@ -27,7 +27,7 @@ from eke.compose import (
     split_arguments,
     sweep_by_hydra,
 )
-from eke.errors import ConfigError, EkeError, Problem
+from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.peers import check_started_ranks, check_started_tasks
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
@@ -78,7 +78,7 @@ def main(
     except EkeError as error:
         return complain(str(error), error.exit_code)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
-        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_FAILED)
+        return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
 

@@ -55,7 +55,7 @@ def plan_text(
         return json.dumps(content, indent=2)
     parts = [render_plan(plan), render_forecast(plan, found), render_time(time, plan.device.kind)]
     if why:
-        parts.append(render_advice(plan, found, advice))
+        parts.append(render_advice(found, advice))
     return "\n\n".join(parts)
 
 
@@ -158,7 +158,7 @@ def compare_on_all_devices(
     typed = [text for text in arguments.overrides if text != ALL]
     composed = compose(typed, arguments.config_dir)
     plans: dict[str, Plan] = {}
-    refused: dict[str, tuple[str, int | None, str]] = {}
+    refused: dict[str, tuple[int | None, str]] = {}
     for option, device in DEVICES.items():
         config = replace(composed.config, hardware=Hardware(option=option))
         choices = composed.choices | {"hardware": option}
@@ -166,9 +166,9 @@ def compare_on_all_devices(
         try:
             plans[option] = plan_on(one, device, f"declared by hardware={option}", planning=True)
         except ConfigError as error:
-            refused[option] = (device.name, device.memory_bytes, error.short())
+            refused[option] = (device.memory_bytes, error.short())
     if not plans:
-        raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[2]))
+        raise ConfigError(Problem("hardware", "all", next(iter(refused.values()))[1]))
     times = {option: forecast_time(plan) for option, plan in plans.items()}
     speeds = {option: (speed_cell(found), num_runs(found)) for option, found in times.items()}
     rows = compare_devices(plans, known_forecasts(plans, trace), refused, speeds)

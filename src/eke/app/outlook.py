@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eke.alignment import align
 from eke.forecast import Forecast, Method, as_json, known_forecast
 from eke.launch import Cell, Job
 from eke.pace import StepTime, Unknown, forecast_time, num_runs, speed_cell
@@ -38,17 +39,15 @@ def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
 def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
     """One line a cell, then the reason of each that is refused; what is not known is blank."""
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
-    rows = [HEADER]
-    rows += [
+    rows = [
         (*_numbers(cell, found.get(number)), labels[number]) for number, cell in enumerate(cells)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    lines = align([HEADER, *rows])
     lines += ["", *_sources(found)] if found else []
     for cell, label in zip(cells, labels, strict=True):
         if cell.reason:
             lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def _sources(found: Mapping[int, Outlook]) -> list[str]:

@@ -1,7 +1,7 @@
 """The loss of one micro-batch, for every task alike.
 
 transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
-accumulation and data parallelism change them (DESIGN section 6).
+accumulation and data parallelism change them (docs/design/loss.md).
 """
 
 from collections.abc import Callable

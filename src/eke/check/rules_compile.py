@@ -20,7 +20,8 @@ def _inductor(facts: Facts) -> bool:
     return facts.config.compile.option == "inductor"
 
 
-def _replays_graphs(facts: Facts) -> bool:
+def replays_graphs(facts: Facts) -> bool:
+    """Whether the step's kernels are recorded once and then played again."""
     return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
 
 
@@ -86,7 +87,7 @@ RULES = (
         id="graphs_take_one_micro_batch",
         verdict=Verdict.impossible,
         path="compile",
-        when=lambda f: _replays_graphs(f) and _accumulates(f),
+        when=lambda f: replays_graphs(f) and _accumulates(f),
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
@@ -100,7 +101,7 @@ RULES = (
         id="graphs_take_the_whole_model",
         verdict=Verdict.impossible,
         path="compile.regional",
-        when=lambda f: _replays_graphs(f) and f.config.compile.regional,
+        when=lambda f: replays_graphs(f) and f.config.compile.regional,
         value=lambda f: f.config.compile.regional,
         why=lambda f: (
             f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "

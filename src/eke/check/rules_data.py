@@ -1,12 +1,14 @@
-"""Rules about columns, packing and padding."""
+"""Rules about columns, packing, padding and what synthetic samples are."""
 
 from importlib.util import find_spec
 
 from eke.check.rule import Facts, Rule, Verdict
+from eke.check.rules_model import max_positions
 from eke.corpus import BYTES, tokenizer_of
 from eke.pretrained import is_of_eke_without_tokenizer
 from eke.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
 from eke.sizes import DECODERS, is_ragged
+from eke.tokens import NUM_SPECIAL_TOKENS
 
 MAX_COUNTED = 10**6
 """Synthetic samples whose lengths are drawn one by one for a plan: some seconds."""
@@ -20,6 +22,11 @@ def _rows(facts: Facts) -> Rows | None:
 
 def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
+
+
+def _typed(facts: Facts, key: str) -> object:
+    """A key of the data's own, whatever option it is of."""
+    return getattr(facts.config.data, key)
 
 
 def _cannot_pack(facts: Facts) -> bool:
@@ -45,10 +52,6 @@ def _pads_nothing(facts: Facts) -> bool:
 def _padded_len(facts: Facts) -> int:
     multiple = _multiple(facts)
     return -(-facts.config.data.seq_len // multiple) * multiple
-
-
-def _max_positions(facts: Facts) -> int | None:
-    return getattr(facts.config.model, "max_position_embeddings", None)
 
 
 def _half_a_pair(facts: Facts) -> bool:
@@ -158,12 +161,12 @@ RULES = (
         verdict=Verdict.impossible,
         path="data.pad_to_multiple_of",
         when=lambda f: (
-            (m := _max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
+            (m := max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
         ),
         value=lambda f: f.config.data.pad_to_multiple_of,
         why=lambda f: (
             f"pads data.seq_len = {f.config.data.seq_len} to {_padded_len(f)} tokens, more than "
-            f"model.max_position_embeddings = {_max_positions(f)}"
+            f"model.max_position_embeddings = {max_positions(f)}"
         ),
         fix=lambda f: "data.pad_to_multiple_of=null",
         source="learned positions have as many rows as the model was made with",
@@ -232,6 +235,61 @@ RULES = (
         source="https://huggingface.co/docs/datasets/stream",
     ),
     Rule(
+        id="synthetic_ids_fit",
+        verdict=Verdict.impossible,
+        path="data.min_token",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_token >= min(d.max_token, f.config.model.vocab_size)
+        ),
+        value=lambda f: _typed(f, "min_token"),
+        why=lambda f: (
+            "leaves no token below the smaller of data.max_token and model.vocab_size = "
+            f"{f.config.model.vocab_size}"
+        ),
+        fix=lambda f: f"data.min_token={NUM_SPECIAL_TOKENS} data.max_token=30000",
+        source="eke.build.samples",
+    ),
+    Rule(
+        id="synthetic_ids_not_special",
+        verdict=Verdict.impossible,
+        path="data.min_token",
+        when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
+        value=lambda f: _typed(f, "min_token"),
+        why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
+        fix=lambda f: "data.min_token=100",
+        source="eke.tokens",
+    ),
+    Rule(
+        id="min_len_within_seq_len",
+        verdict=Verdict.impossible,
+        path="data.min_len",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_len is not None
+            and d.lengths is not Lengths.fixed
+            and d.min_len > d.seq_len
+        ),
+        value=lambda f: _typed(f, "min_len"),
+        why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
+        fix=lambda f: f"data.min_len={f.config.data.seq_len}",
+        source="eke.corpus.lengths",
+    ),
+    Rule(
+        id="min_len_needs_ragged",
+        verdict=Verdict.no_effect,
+        path="data.min_len",
+        when=lambda f: (
+            (d := _synthetic(f)) is not None
+            and d.min_len is not None
+            and d.lengths is Lengths.fixed
+        ),
+        value=lambda f: _typed(f, "min_len"),
+        why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
+        fix=lambda f: "data.lengths=uniform",
+        source="eke.corpus.lengths",
+    ),
+    Rule(
         id="median_needs_lognormal",
         verdict=Verdict.no_effect,
         path="data.median_len",
@@ -240,7 +298,7 @@ RULES = (
             and d.median_len is not None
             and d.lengths is not Lengths.lognormal
         ),
-        value=lambda f: getattr(f.config.data, "median_len", None),
+        value=lambda f: _typed(f, "median_len"),
         why=lambda f: "only lognormal lengths have a median to choose",
         fix=lambda f: "data.lengths=lognormal",
         source="eke.corpus.lengths",

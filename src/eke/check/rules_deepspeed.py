@@ -5,8 +5,9 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Checkpointing, Switch, Weights
-from eke.sizes import STAGE, model_size, state_bytes
+from eke.check.rules_precision import is_narrow
+from eke.schema import Checkpointing, Switch
+from eke.sizes import STAGE, state_bytes
 from eke.units import format_bytes
 
 PIECES = "ZeRO hands it flat pieces"
@@ -54,7 +55,7 @@ def offloads(facts: Facts) -> bool:
 
 def _whole(facts: Facts) -> int:
     """Bytes of the training state in one process without DeepSpeed."""
-    return state_bytes(facts.config, model_size(facts.config)).total
+    return state_bytes(facts.config).total
 
 
 def _plain(facts: Facts) -> str:
@@ -69,10 +70,6 @@ def _without_offload(facts: Facts) -> str:
 
 def _compiles_adam(facts: Facts) -> bool:
     return is_zero(facts) and offloads(facts) and facts.config.optimizer.option == "adamw"
-
-
-def _is_narrow(facts: Facts) -> bool:
-    return facts.config.precision.weights is Weights.bfloat16
 
 
 def _installed() -> str:
@@ -111,7 +108,7 @@ RULES = (
         id="zero_keeps_masters",
         verdict=Verdict.impossible,
         path="precision.master",
-        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.precision.master is Switch.off,
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         value=lambda f: f.config.precision.master.value,
         why=lambda f: (
             f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
@@ -125,7 +122,7 @@ RULES = (
         id="zero_rounds_adapters",
         verdict=Verdict.impossible,
         path="precision.weights",
-        when=lambda f: is_zero(f) and _is_narrow(f) and f.config.peft.option != "none",
+        when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
             "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"

@@ -70,7 +70,7 @@ RULES = (
         value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
         fix=lambda f: "hardware=auto   (or add plan_only=true)",
-        source="DESIGN section 5",
+        source="docs/forecast.md",
     ),
     Rule(
         id="pinning_needs_cuda",

@@ -133,7 +133,7 @@ RULES = (
         fix=lambda f: (
             f"distributed=ddp   (with num_processes={f.config.distributed.num_processes})"
         ),
-        source="DESIGN section 5",
+        source="docs/design/ranks.md",
     ),
     Rule(
         id="ddp_of_one",
@@ -232,7 +232,7 @@ RULES = (
         fix=lambda f: (
             f"distributed.num_processes={f.device.count * f.config.distributed.num_nodes}"
         ),
-        source="DESIGN section 5",
+        source="src/eke/run/ranks.py",
     ),
     Rule(
         id="nodes_without_strategy",
@@ -244,7 +244,7 @@ RULES = (
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
         fix=lambda f: f"distributed=ddp distributed.num_processes={_shared_evenly(f)}",
-        source="DESIGN section 5",
+        source="docs/design/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
@@ -257,7 +257,7 @@ RULES = (
             "is no multiple"
         ),
         fix=lambda f: f"distributed.num_processes={_shared_evenly(f)}",
-        source="DESIGN section 5",
+        source="src/eke/launch/nodes",
     ),
     Rule(
         id="nodes_not_at_hand",
@@ -267,6 +267,6 @@ RULES = (
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: "this command starts processes on one machine only",
         fix=lambda f: "distributed.num_nodes=1   (or: hydra/launcher=slurm)",
-        source="DESIGN section 7",
+        source="docs/slurm.md",
     ),
 )

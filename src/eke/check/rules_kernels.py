@@ -11,7 +11,7 @@ from eke.check.capability import (
     without_compiler,
 )
 from eke.check.rule import Facts, Rule, Verdict
-from eke.check.rules_compile import without_graphs
+from eke.check.rules_compile import replays_graphs, without_graphs
 from eke.schema import Packing, Rows
 from eke.sizes import is_ragged
 
@@ -59,10 +59,6 @@ def _has_all_labels(facts: Facts) -> bool:
     if isinstance(data, Rows) and data.prompt is not None:
         return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off
     return not is_ragged(facts.config) or data.packing is not Packing.off
-
-
-def _replays_graphs(facts: Facts) -> bool:
-    return facts.device.kind == "cuda" and facts.config.compile.replays_graphs
 
 
 def _predicts_tokens(facts: Facts) -> bool:
@@ -164,7 +160,7 @@ RULES = (
         id="sparse_prediction_changes_shapes",
         verdict=Verdict.impossible,
         path="kernels.sparse_prediction",
-        when=lambda f: _sparse(f) and _predicts_tokens(f) and _replays_graphs(f),
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
         value=lambda f: _sparse(f),
         why=lambda f: (
             "each step has another number of labels, and a CUDA graph is recorded for one number"

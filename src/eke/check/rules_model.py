@@ -7,18 +7,16 @@ from eke.schema import (
     Compute,
     Evaluation,
     GPT2Model,
-    Lengths,
     LlamaModel,
     MaskedLM,
     MixtralModel,
     Precision,
     PretrainedModel,
     SequenceClassification,
-    Synthetic,
     T5Model,
 )
 from eke.sizes import BFLOAT16_BYTES, VALID_TASKS, weight_bytes
-from eke.tokens import BYTE_VOCABULARY, NUM_SPECIAL_TOKENS
+from eke.tokens import BYTE_VOCABULARY
 
 _OPTION_FOR_TASK = {
     "causal_lm": "model=tiny",
@@ -50,21 +48,13 @@ def _key_value_heads(facts: Facts) -> int | None:
     return model.num_key_value_heads if isinstance(model, LlamaModel) else None
 
 
-def _max_positions(facts: Facts) -> int | None:
+def max_positions(facts: Facts) -> int | None:
+    """The longest sequence that the model has positions for; None where any length has."""
     return getattr(facts.config.model, "max_position_embeddings", None)
 
 
-def _synthetic(facts: Facts) -> Synthetic | None:
-    return facts.config.data if isinstance(facts.config.data, Synthetic) else None
-
-
-def _typed(facts: Facts, key: str) -> object:
-    """A key of the data's own, whatever option it is of."""
-    return getattr(facts.config.data, key)
-
-
 def _length_fix(facts: Facts) -> str:
-    limit = _max_positions(facts)
+    limit = max_positions(facts)
     usable = limit and (limit >= 4 or _is_pretrained(facts))
     return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
 
@@ -229,7 +219,7 @@ RULES = (
         value=lambda f: getattr(f.config.model, "rope_scaling_factor", None),
         why=lambda f: (
             f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
-            f"tokens; model.max_position_embeddings = {_max_positions(f)} has none"
+            f"tokens; model.max_position_embeddings = {max_positions(f)} has none"
         ),
         fix=lambda f: "model.rope_scaling_factor=null",
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
@@ -244,16 +234,16 @@ RULES = (
             f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
         ),
         fix=lambda f: "model.dropout=0.1",
-        source="DESIGN section 5",
+        source="docs/models.md",
     ),
     Rule(
         id="sequence_fits_positions",
         verdict=Verdict.impossible,
         path="data.seq_len",
-        when=lambda f: (m := _max_positions(f)) is not None and f.config.data.seq_len > m,
+        when=lambda f: (m := max_positions(f)) is not None and f.config.data.seq_len > m,
         value=lambda f: f.config.data.seq_len,
         why=lambda f: (
-            f"is longer than model.max_position_embeddings = {_max_positions(f)} of "
+            f"is longer than model.max_position_embeddings = {max_positions(f)} of "
             f"model={f.config.model.option}"
         ),
         fix=_length_fix,
@@ -270,61 +260,6 @@ RULES = (
         why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
         fix=lambda f: "data=synthetic" if _is_pretrained(f) else "model.vocab_size=320",
         source="eke.tokens",
-    ),
-    Rule(
-        id="synthetic_ids_fit",
-        verdict=Verdict.impossible,
-        path="data.min_token",
-        when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_token >= min(d.max_token, f.config.model.vocab_size)
-        ),
-        value=lambda f: _typed(f, "min_token"),
-        why=lambda f: (
-            "leaves no token below the smaller of data.max_token and model.vocab_size = "
-            f"{f.config.model.vocab_size}"
-        ),
-        fix=lambda f: f"data.min_token={NUM_SPECIAL_TOKENS} data.max_token=30000",
-        source="eke.build.data",
-    ),
-    Rule(
-        id="synthetic_ids_not_special",
-        verdict=Verdict.impossible,
-        path="data.min_token",
-        when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
-        value=lambda f: _typed(f, "min_token"),
-        why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
-        fix=lambda f: "data.min_token=100",
-        source="eke.tokens",
-    ),
-    Rule(
-        id="min_len_within_seq_len",
-        verdict=Verdict.impossible,
-        path="data.min_len",
-        when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_len is not None
-            and d.lengths is not Lengths.fixed
-            and d.min_len > d.seq_len
-        ),
-        value=lambda f: _typed(f, "min_len"),
-        why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
-        fix=lambda f: f"data.min_len={f.config.data.seq_len}",
-        source="eke.build.data",
-    ),
-    Rule(
-        id="min_len_needs_ragged",
-        verdict=Verdict.no_effect,
-        path="data.min_len",
-        when=lambda f: (
-            (d := _synthetic(f)) is not None
-            and d.min_len is not None
-            and d.lengths is Lengths.fixed
-        ),
-        value=lambda f: _typed(f, "min_len"),
-        why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
-        fix=lambda f: "data.lengths=uniform",
-        source="eke.build.data",
     ),
     Rule(
         id="t5_is_always_tied",

@@ -14,7 +14,7 @@ from eke.check.rules_work import existing_parent
 from eke.hardware import file_system
 from eke.paths import user_path
 from eke.schema import NvmeOffload, Weights, WeightsPlace
-from eke.sizes import SwapBytes, model_size, state_files
+from eke.sizes import SwapBytes, state_files
 from eke.units import format_bytes
 
 DOCS = "https://www.deepspeed.ai/docs/config-json/#asynchronous-io"
@@ -68,7 +68,7 @@ def _kind(facts: Facts) -> str:
 
 
 def _files(facts: Facts) -> SwapBytes:
-    found = state_files(facts.config, model_size(facts.config))
+    found = state_files(facts.config)
     assert found is not None, "asked for files where there are none"
     return found
 

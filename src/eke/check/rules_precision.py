@@ -24,7 +24,8 @@ def _evaluates_in(facts: Facts, compute: Compute) -> bool:
     return facts.config.precision.evaluation.value == compute.value
 
 
-def _is_narrow(facts: Facts) -> bool:
+def is_narrow(facts: Facts) -> bool:
+    """Whether the weights themselves have 16 bits."""
     return facts.config.precision.weights is Weights.bfloat16
 
 
@@ -35,13 +36,13 @@ def _other_evaluation(facts: Facts) -> bool:
         return False
     if precision.float8 is not Float8.off:
         return True
-    return _is_narrow(facts) and precision.evaluation is not Evaluation.bfloat16
+    return is_narrow(facts) and precision.evaluation is not Evaluation.bfloat16
 
 
 def _loses_updates(facts: Facts) -> bool:
     config = facts.config
     return (
-        _is_narrow(facts)
+        is_narrow(facts)
         and not has_master(config)
         and config.optimizer.option not in ROUNDS_STOCHASTICALLY
         and config.optimizer.lr < SMALLEST_STEP
@@ -89,7 +90,7 @@ RULES = (
         id="narrow_weights_need_their_compute",
         verdict=Verdict.impossible,
         path="precision.compute",
-        when=lambda f: _is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
+        when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
         value=lambda f: f.config.precision.compute.value,
         why=lambda f: f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
         fix=lambda f: "precision.compute=bfloat16",
@@ -99,7 +100,7 @@ RULES = (
         id="master_needs_narrow_weights",
         verdict=Verdict.no_effect,
         path="precision.master",
-        when=lambda f: f.config.precision.master is Switch.on and not _is_narrow(f),
+        when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         value=lambda f: f.config.precision.master.value,
         why=lambda f: "the weights are float32 themselves",
         fix=lambda f: "precision.master=auto",

@@ -109,7 +109,7 @@ def _free_bytes(facts: Facts) -> int:
     return shutil.disk_usage(existing_parent(_runs(facts))).free
 
 
-BATCH = "DESIGN: per_device x accumulation x processes = target"
+BATCH = "per_device x accumulation x processes = target"
 
 
 def _processes(facts: Facts) -> int:
@@ -226,7 +226,7 @@ RULES = (
             f"{f.config.train.timing_warmup_steps}: no speed will be reported"
         ),
         fix=lambda f: f"train.steps={f.config.train.timing_warmup_steps + 20}",
-        source="DESIGN: warm-up steps are left out of every timing",
+        source="docs/design/measuring.md: warm-up steps are left out of every timing",
     ),
     Rule(
         id="persistent_needs_workers",

@@ -8,13 +8,14 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eke import app
-from eke.errors import ConfigError, EkeError, Problem
+from eke.alignment import align
+from eke.cli.standings import counted, own_words
+from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
@@ -57,7 +58,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:  # the disk is full, or a folder is gone
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE
@@ -94,27 +95,17 @@ def status(options: argparse.Namespace) -> int:
 
 def render(standings: Sequence[Standing]) -> str:
     """One line a run, why some failed or wait, and how many are where."""
-    shared = set.intersection(*(set(s.label.split()) for s in standings))
-    if len(standings) == 1:
-        shared = set()
-    rows = [HEADER, *(_row(each, shared) for each in standings)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
             lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
-    counts = Counter(each.state for each in standings)
-    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    return "\n".join(
-        line.rstrip() for line in [*lines, "", f"{format_number(len(standings), 'run')}: {total}"]
-    )
+    return "\n".join([*lines, "", counted(standings)])
 
 
-def _row(each: Standing, shared: set[str]) -> tuple[str, ...]:
+def _row(each: Standing, words: str) -> tuple[str, ...]:
     step = f"{each.step}/{each.total}" if each.total else ""
     loss = "" if each.loss is None else f"{each.loss:.4f}"
-    label = " ".join(word for word in each.label.split() if word not in shared)
-    return (each.state, step, loss, each.where, _run(each), label)
+    return (each.state, step, loss, each.where, _run(each), words)
 
 
 def _run(each: Standing) -> str:

@@ -3,7 +3,6 @@
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from eke.cli.standings import counted, own_words
 from eke.launch.standing import (
     ACTIVE,
     NOT_STARTED,
@@ -24,7 +24,7 @@ from eke.launch.standing import (
     goes_on,
 )
 from eke.record import EXIT_OK, Outcome
-from eke.units import format_number, format_seconds
+from eke.units import format_seconds
 
 LOOK_S = 1.0
 """Between two looks at the files."""
@@ -108,13 +108,11 @@ def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
     table.add_column("what was typed")  # alone gives way in a narrow terminal
-    shared = set.intersection(*(set(s.label.split()) for s in standings))
-    if len(standings) == 1:
-        shared = set()
-    ordered = sorted(standings, key=_importance)
+    worded = zip(standings, own_words(standings), strict=True)
+    ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
-    for each in ordered[:room]:
-        table.add_row(*_cells(each, shared), style=STYLES.get(each.state, "red"))
+    for each, words in ordered[:room]:
+        table.add_row(*_cells(each, words), style=STYLES.get(each.state, "red"))
     parts: list[RenderableType] = [_whole(standings), Text(summary(standings)), Text(), table]
     if len(ordered) > room:
         parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
@@ -123,11 +121,9 @@ def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
 
 def summary(standings: Sequence[Standing]) -> str:
     """How many are where, and how long what runs will take."""
-    counts = Counter(each.state for each in standings)
-    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
-    return f"{format_number(len(standings), 'run')}: {total}{longest}"
+    return counted(standings) + longest
 
 
 def _whole(standings: Sequence[Standing]) -> RenderableType:
@@ -148,9 +144,8 @@ def _importance(each: Standing) -> tuple[int, bool]:
     return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
 
 
-def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:
+def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
     bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
-    label = " ".join(word for word in each.label.split() if word not in shared)
     return (
         Text(each.state),
         bar if each.total else Text(),
@@ -158,5 +153,5 @@ def _cells(each: Standing, shared: set[str]) -> tuple[RenderableType, ...]:
         Text("" if each.loss is None else f"{each.loss:.4f}"),
         Text("" if each.step_s is None else format_seconds(each.step_s)),
         Text("" if each.left_s is None else format_seconds(each.left_s)),
-        Text(label, no_wrap=True, overflow="ellipsis"),
+        Text(words, no_wrap=True, overflow="ellipsis"),
     )

@@ -7,7 +7,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 
 from eke.cli import report_wandb
-from eke.errors import EkeError
+from eke.errors import EkeError, of_system
 from eke.files import plain, write_atomic
 from eke.paths import user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.close()
         return EXIT_OK
     except OSError as error:  # the disk is full, or a folder cannot be written
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_RESUMABLE

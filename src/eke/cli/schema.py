@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from eke.editor.files import write_schemas
-from eke.errors import ConfigError, EkeError, Problem
+from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.paths import user_path
 
 _FLAGS = ("--config-dir", "-cd")
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"{error.filename or folder}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error, folder)}\n")
         return EkeError.exit_code
     number = len(settings["yaml.schemas"])
     sys.stderr.write(f"{number} schemas in {folder}; settings of the YAML language server:\n")

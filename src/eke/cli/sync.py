@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eke.errors import EkeError
+from eke.alignment import align
+from eke.errors import EkeError, of_system
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
 from eke.units import format_number
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("\ninterrupted; the same command sends the rest\n")
         code = EXIT_RESUMABLE
     except OSError as error:  # no room for the temporary files
-        sys.stderr.write(f"{error.filename or 'a file'}: {error.strerror or error}\n")
+        sys.stderr.write(f"{of_system(error)}\n")
         code = EXIT_FAILED
     if reports:
         sys.stdout.write(render(reports) + "\n")
@@ -83,9 +84,7 @@ def _seconds(text: str) -> float:
 
 def render(reports: Sequence[Report]) -> str:
     """One line a run; below, once, each reason why some did not arrive; last, how many."""
-    rows = [HEADER, *(_row(report) for report in reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    lines = align([HEADER, *(_row(report) for report in reports)])
     reasons: dict[tuple[Verdict, str], list[str]] = {}
     for report in reports:
         if report.note:
@@ -95,7 +94,7 @@ def render(reports: Sequence[Report]) -> str:
         lines += ["", f"{verdict.value}: {folders[0]}{others}", f"  {note}"]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def _row(report: Report) -> tuple[str, ...]:

@@ -4,15 +4,15 @@ Tokenizers and the datasets library are heavy, so they are only ever imported th
 """
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
+import threading
 
-import eke
 from eke.corpus.request import Request
 from eke.corpus.store import Store, read_manifest, store_folder
 from eke.errors import ConfigError, Problem
+from eke.paths import importing_environment
+from eke.peers import speak
 
 MOMENT_S = 1.0
 """After so many seconds the user is told what is being waited for."""
@@ -36,16 +36,13 @@ def open_store(request: Request) -> Store:
 
 
 def _prepare(request: Request) -> None:
-    source = str(Path(eke.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    path = source if not inherited else os.pathsep.join([source, inherited])
     child = subprocess.Popen(
         # -P: a user's folder or file called `datasets` must not stand in for the library.
         [sys.executable, "-P", "-m", "eke.prepare", "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env=importing_environment(),
         text=True,
         encoding="utf-8",
         errors="surrogateescape",
@@ -60,13 +57,14 @@ def _prepare(request: Request) -> None:
 
 
 def _talk(child: "subprocess.Popen[str]", request: Request) -> tuple[str, str]:
-    text = request.to_json()
+    """Send the request in one go: after a time limit Python 3.11 does not send what is left."""
+    words = f"preparing data={request.option} {_shown(request.path)} (once) ..."
+    notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
+    notice.start()
     try:
-        return child.communicate(text, timeout=MOMENT_S)
-    except subprocess.TimeoutExpired:
-        sys.stderr.write(f"preparing data={request.option} {_shown(request.path)} (once) ...\n")
-        sys.stderr.flush()
-        return child.communicate()
+        return child.communicate(request.to_json())
+    finally:
+        notice.cancel()
 
 
 def _shown(path: str) -> str:

@@ -73,11 +73,6 @@ class Manifest:
     streams: tuple[Stream, ...] = ()
     """Of documents; empty for rows."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in all."""
-        return self.counts["tokens"]
-
 
 def store_folder(key: str) -> Path:
     """Where the store with this key lies, or would."""

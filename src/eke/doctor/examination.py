@@ -18,15 +18,7 @@ from eke.hardware.fingerprint import installed_versions
 from eke.hardware.gpus import GpuReport, report_gpus
 from eke.paths import user_path
 
-WANTED = (
-    *PACKAGES,
-    "datasets",
-    "flash-attn",
-    "galore-torch",
-    "apollo-torch",
-    "schedulefree",
-    "nvidia-ml-py",
-)
+WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
 """Packages to look for, by distribution name."""
 
 COMPILERS = ("g++", "clang++", "c++")

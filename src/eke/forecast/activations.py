@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from eke.forecast.layers import Layer, Stack, stacks
+from eke.forecast.layers import Kernel, Layer, Stack, stacks
 from eke.forecast.shape import Shape, trains_adapters
 from eke.plan import Plan
 from eke.schema import Backend, Checkpointing, Config, Lora
@@ -42,8 +42,8 @@ class Activations:
     """Of what would be kept, what waits in host memory."""
 
 
-def attention_kernel(plan: Plan, shape: Shape) -> str:
-    """Which kind of attention kernel computes: one of `eke.forecast.layers.KERNELS`."""
+def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
+    """Which kind of attention kernel computes."""
     option, backend = plan.config.attention.option, plan.config.attention.backend
     if option == "eager":
         return "eager"

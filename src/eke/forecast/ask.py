@@ -7,7 +7,6 @@ it was at, and another process takes the next one.
 import atexit
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -15,12 +14,11 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import eke
 from eke.forecast import cache
 from eke.forecast.values import Traced
+from eke.paths import importing_environment
 from eke.plan import Plan
 from eke.plan.store import plan_to_plain
 from eke.schema.codec import make_converter
@@ -78,15 +76,12 @@ class Worker:
             self._stop()
 
     def _start(self) -> "subprocess.Popen[str]":
-        source = str(Path(eke.__file__).resolve().parents[1])
-        inherited = os.environ.get("PYTHONPATH")
-        path = source if not inherited else os.pathsep.join([source, inherited])
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=importing_environment(),
             text=True,
             encoding="utf-8",
         )

@@ -13,7 +13,12 @@ import cattrs
 from eke.corpus import cache_folder
 from eke.files import read_json, write_atomic
 from eke.forecast.values import Traced
-from eke.hardware.fingerprint import installed_versions, package_folder, source_hash
+from eke.hardware.fingerprint import (
+    LIBRARIES,
+    installed_versions,
+    package_folder,
+    source_hash,
+)
 from eke.identity import PRESENTATION, canonical
 from eke.plan import Plan
 from eke.plan.store import plan_to_plain
@@ -21,12 +26,6 @@ from eke.schema.codec import make_converter
 
 FORMAT = 2
 """Raise it when what is kept changes its meaning."""
-
-LIBRARIES = (
-    "torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao", "deepspeed",
-    "galore-torch", "apollo-torch", "schedulefree", "liger-kernel",
-)  # fmt: skip
-"""Those whose code a step runs through."""
 
 SOURCES = ("build", "memory", "plan", "schema", "sizes")
 """Packages of eke that decide what a trace sees."""

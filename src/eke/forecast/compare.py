@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from eke.alignment import align
 from eke.forecast.known import calibrated
 from eke.forecast.predict import forecast
 from eke.forecast.values import Forecast, Method, Verdict
@@ -13,6 +14,9 @@ from eke.units import GIB, format_number
 LARGEST_BATCH = 65536
 """Where the search for a micro-batch ends."""
 
+NUMBERS = (1, 3, 4, 5, 6)
+"""Columns of the table that hold them; the others hold words."""
+
 
 @dataclass(frozen=True)
 class OnDevice:
@@ -20,7 +24,6 @@ class OnDevice:
 
     option: str
     """Of `hardware`."""
-    name: str
     memory_bytes: int | None
     forecast: Forecast | None
     """None where a rule refuses the configuration there."""
@@ -56,7 +59,7 @@ def _fits(plan: Plan, size: int) -> bool:
 def compare_devices(
     plans: Mapping[str, Plan],
     forecasts: Mapping[str, Forecast],
-    refused: Mapping[str, tuple[str, int | None, str]],
+    refused: Mapping[str, tuple[int | None, str]],
     speeds: Mapping[str, tuple[str, int]] | None = None,
 ) -> list[OnDevice]:
     """Forecasts of one configuration, the smallest memory first.
@@ -64,7 +67,7 @@ def compare_devices(
     Args:
         plans: option of `hardware` -> the plan for it.
         forecasts: option -> what is known of that plan's memory.
-        refused: option -> name, memory and why a rule refuses the configuration there.
+        refused: option -> memory, and why a rule refuses the configuration there.
         speeds: option -> expected samples per second, in words, and the finished runs that they
             are corrected by.
     """
@@ -75,11 +78,10 @@ def compare_devices(
         # A trace may know that there is room where formulas, which the search is by, do not.
         known = size if found.verdict is Verdict.fits else 0
         largest = max(known, largest_batch(plan))
-        name, memory = plan.device.name, plan.device.memory_bytes
-        rows.append(OnDevice(option, name, memory, found, largest, "", speed, runs, size))
+        memory = plan.device.memory_bytes
+        rows.append(OnDevice(option, memory, found, largest, "", speed, runs, size))
     rows += [
-        OnDevice(option, name, memory, None, 0, why)
-        for option, (name, memory, why) in refused.items()
+        OnDevice(option, memory, None, 0, reason) for option, (memory, reason) in refused.items()
     ]
     return sorted(rows, key=lambda row: row.memory_bytes or 0)
 
@@ -97,14 +99,10 @@ def render_devices(
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
-    table = [head, *(_cells(row, per_device is None) for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
     typed = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
     lines = [f"{format_number(count, 'device')} each, {typed}", ""]
-    for line in table:
-        cells = [f"{line[0]:<{widths[0]}}", f"{line[1]:>{widths[1]}}", f"{line[2]:<{widths[2]}}"]
-        cells += [f"{line[n]:>{widths[n]}}" for n in (3, 4, 5, 6)]
-        lines.append("  ".join(["", *cells]).rstrip())
+    lines += [f"  {line}" for line in table]
     what = "the largest with which even the highest forecast has room"
     if per_device is None:
         what = "the largest with room that keeps the samples per step"

@@ -6,7 +6,8 @@ from typing import Any
 
 from eke.forecast import ask, cache
 from eke.forecast.calibration import calibrate
-from eke.forecast.pairs import group_of, read_pairs, versions_of
+from eke.forecast.groups import versions_of
+from eke.forecast.pairs import group_of, read_pairs
 from eke.forecast.predict import forecast, verdict
 from eke.forecast.values import Forecast, Method
 from eke.plan import Plan

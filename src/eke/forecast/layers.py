@@ -9,9 +9,13 @@ both factors where both need gradients. Under autocast each linear layer casts i
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from eke.forecast.shape import Shape
 from eke.sizes import FLOAT32_BYTES
+
+Kernel = Literal["fused", "math", "eager"]
+"""Attention that never has the scores; PyTorch's plain path, in float32; a model's own."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class Stack:
     count: int
 
 
-def stacks(shape: Shape, kernel: str) -> tuple[Stack, ...]:
-    """The model's stacks of layers; `kernel` is one of KERNELS."""
+def stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
+    """The model's stacks of layers, of which the given kernel computes attention."""
     if shape.family == "t5":
-        own = kernel
+        own: Kernel = kernel
         if kernel == "fused" and shape.on_cpu:
             own = "math"  # a learned bias has a gradient: PyTorch's CPU kernel takes none
         encoder = _t5_layer(shape, own, kernel, decodes=False)
@@ -61,18 +65,14 @@ def stacks(shape: Shape, kernel: str) -> tuple[Stack, ...]:
     return (Stack(LAYERS.get(shape.family, _llama_layer)(shape, kernel), shape.layers),)
 
 
-KERNELS = ("fused", "math", "eager")
-"""Attention that never has the scores; PyTorch's plain path, in float32; a model's own."""
-
-
 def kept_by_attention(
-    shape: Shape, kernel: str, source: int, target: int, biased: bool = False
+    shape: Shape, kernel: Kernel, source: int, target: int, biased: bool = False
 ) -> tuple[int, int]:
     """Bytes of one attention, and of these the score matrices.
 
     Args:
         shape: of the forward pass.
-        kernel: one of KERNELS.
+        kernel: of attention.
         source: length of the keys.
         target: length of the queries.
         biased: a learned float32 bias is added to the scores.
@@ -119,13 +119,13 @@ def _read(shape: Shape, readers: int) -> int:
     return readers * shape.compute if shape.cast else shape.weights
 
 
-def _working(shape: Shape, length: int, kernel: str, freed: int) -> int:
+def _working(shape: Shape, length: int, kernel: Kernel, freed: int) -> int:
     """Gradients alive at once: of the feed-forward, of attention's operands, or of scores.
 
     Args:
         shape: of the forward pass.
         length: of the layer's sequences.
-        kernel: one of KERNELS.
+        kernel: of attention.
         freed: bytes the layer has freed when its attention's turn comes.
     """
     tokens = shape.rows * length
@@ -136,7 +136,7 @@ def _working(shape: Shape, length: int, kernel: str, freed: int) -> int:
     return max(wide, scores) + tokens * shape.hidden * shape.weights
 
 
-def _llama_layer(shape: Shape, kernel: str) -> Layer:
+def _llama_layer(shape: Shape, kernel: Kernel) -> Layer:
     """Llama, Qwen and Mixtral: RMSNorm in float32, rotary positions, gated feed-forward."""
     tokens, hidden = shape.tokens, shape.hidden
     readers = (3, 1 if shape.experts else 2)
@@ -168,7 +168,7 @@ def _llama_layer(shape: Shape, kernel: str) -> Layer:
     )
 
 
-def _norm_layer(shape: Shape, kernel: str, readers: tuple[int, int], inner: int) -> Layer:
+def _norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int) -> Layer:
     """BERT and GPT-2: two LayerNorms, which keep their input, and a plain feed-forward."""
     tokens, hidden = shape.tokens, shape.hidden
     per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
@@ -189,17 +189,17 @@ def _norm_layer(shape: Shape, kernel: str, readers: tuple[int, int], inner: int)
     )
 
 
-def _bert_layer(shape: Shape, kernel: str) -> Layer:
+def _bert_layer(shape: Shape, kernel: Kernel) -> Layer:
     """Queries, keys and values read alike; GELU keeps its input, the next layer its result."""
     return _norm_layer(shape, kernel, readers=(3, 1), inner=2)
 
 
-def _gpt2_layer(shape: Shape, kernel: str) -> Layer:
+def _gpt2_layer(shape: Shape, kernel: Kernel) -> Layer:
     """One projection for all three; GELU by its formula, five tensors."""
     return _norm_layer(shape, kernel, readers=(1, 1), inner=5)
 
 
-def _t5_layer(shape: Shape, own: str, crossing: str, *, decodes: bool) -> Layer:
+def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> Layer:
     """A T5 block: RMSNorms, ReLU or a gated GELU; the decoder's reads the encoder, too."""
     length = shape.target if decodes else shape.source
     tokens, hidden = shape.rows * length, shape.hidden
@@ -234,7 +234,7 @@ def _t5_layer(shape: Shape, own: str, crossing: str, *, decodes: bool) -> Layer:
     )
 
 
-LAYERS: dict[str, Callable[[Shape, str], Layer]] = {
+LAYERS: dict[str, Callable[[Shape, Kernel], Layer]] = {
     "llama": _llama_layer,
     "qwen2": _llama_layer,
     "qwen3": _llama_layer,

@@ -47,7 +47,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
-        method, notes = traced.method, (*traced.notes, *_of_buffers(plan, notes))
+        method, notes = traced.method, (*traced.notes, *_of_buffers(notes))
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest(moment.tensors for moment in measured)
@@ -142,7 +142,7 @@ def _components(parts: Parts) -> dict[str, int]:
     return {name: parts[name].expected for name in names if parts[name].expected}
 
 
-def _of_buffers(plan: Plan, notes: tuple[str, ...]) -> tuple[str, ...]:
+def _of_buffers(notes: tuple[str, ...]) -> tuple[str, ...]:
     """Of the closed form's notes, those that a trace does not answer."""
     return tuple(note for note in notes if "shared" in note or "context" in note)
 

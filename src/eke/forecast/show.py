@@ -148,7 +148,7 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
-def render_advice(plan: Plan, found: Forecast, advice: list[Advice]) -> str:
+def render_advice(found: Forecast, advice: list[Advice]) -> str:
     """What dominates, and the overrides that make room: the same training first, then another."""
     lines = [_dominant(found), ""]
     if found.verdict is Verdict.unknown:

@@ -9,27 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eke.hardware import nvml
-from eke.hardware.fingerprint import installed_versions, package_folder
+from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder
 from eke.hardware.torch_build import torch_build
 
 PACKAGES = (
-    "eke",
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "bitsandbytes",
-    "torchao",
-    "liger-kernel",
-    "triton",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-)
+    "eke", *LIBRARIES, "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf", "wandb",
+)  # fmt: skip
 """What a run's result or speed may depend on, by distribution name."""
 _GIT_TIMEOUT_S = 5.0
 """A status takes milliseconds; a shared file system that hangs must not hold up a run."""

@@ -9,16 +9,13 @@ from pathlib import Path
 
 from eke.hardware.device import Device
 
-# Libraries that change what a run computes or how fast.
-_LIBRARIES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "bitsandbytes",
-    "torchao",
-)
+LIBRARIES = (
+    "torch", "triton", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes", "torchao",
+    "galore-torch", "apollo-torch", "schedulefree", "liger-kernel", "flash-attn", "flash-attn-3",
+    "apex",
+)  # fmt: skip
+"""Those whose code a step may run through, by distribution name: another version of one of them may
+compute something else, take another time or other memory."""
 
 
 def machine_fingerprint(device: Device) -> dict[str, str]:
@@ -39,7 +36,7 @@ def machine_fingerprint(device: Device) -> dict[str, str]:
 @cache
 def _software() -> dict[str, str]:
     """What a process has imported stays; looking again costs a tenth of a second for each run."""
-    return {"eke_source": source_hash(package_folder()), **installed_versions(_LIBRARIES)}
+    return {"eke_source": source_hash(package_folder()), **installed_versions(LIBRARIES)}
 
 
 def package_folder() -> Path:

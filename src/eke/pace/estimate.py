@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import exp, expm1, log
 
-from eke.forecast.pairs import versions_of
+from eke.forecast.groups import versions_of
 from eke.pace.fitting import NEEDED, FittedRates, as_table, correction, fitted_rates
 from eke.pace.observed import Observation, amounts_of, group_of, read_observations
 from eke.pace.predict import describe, prior_time, why_unknown

@@ -1,20 +1,17 @@
 """Finished runs as observations of the time model, on disk beside those of memory.
 
-The files, their bounds and what becomes of broken ones are `eke.forecast.pairs`'s.
+The files, their bounds and what becomes of broken ones are `eke.forecast.groups`'s.
 """
 
 import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from eke.forecast.cache import digest_of, what_counts
-from eke.forecast.pairs import KEPT_LINES, LIBRARIES, Group, add_line, path_of, read_with
+from eke.forecast.groups import Group, add_line, path_of, read_lines, software
 from eke.hardware import usable_cores
-from eke.hardware.fingerprint import installed_versions, package_folder, source_hash
 from eke.pace.predict import prior_time
 from eke.pace.values import StepTime
 from eke.pace.work import Work, work_of
@@ -84,15 +81,8 @@ def group_of(plan: Plan) -> Group:
         "offload": config.offload.option,
         "compile": config.compile.option,
         "engine": config.engine.option,
-        **_software(),
+        **software(*SOURCES),
     }
-
-
-@cache
-def _software() -> dict[str, str]:
-    package = package_folder()
-    hashes = [source_hash(package / name) for name in SOURCES]
-    return {"formulas": " ".join(hashes), **installed_versions(LIBRARIES)}
 
 
 def key_of(plan: Plan) -> str:
@@ -130,14 +120,11 @@ def note_pace(plan: Plan, record: Record) -> None:
 
 def read_observations(group: Group) -> tuple[Observation, ...]:
     """Of a group, the newest last, one for each configuration."""
-    return tuple(read_with(path_of(group), _observations_in))
+    return read_lines(path_of(group), _parsed, _key)
 
 
-@lru_cache(maxsize=64)  # a sweep asks for each of its cells
-def _observations_in(path: Path, changed_ns: int, size: int) -> tuple[Observation, ...]:
-    lines = path.read_text(errors="replace").splitlines()
-    found = [each for line in lines if (each := _parsed(line)) is not None]
-    return tuple({each.key: each for each in found}.values())[-KEPT_LINES:]
+def _key(found: Observation) -> str:
+    return found.key
 
 
 def _parsed(line: str) -> Observation | None:

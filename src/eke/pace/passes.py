@@ -7,7 +7,7 @@ number in that file is fitted to a time.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,6 @@ class Pass:
     """Bytes read and written by what is no matrix multiplication."""
     launches: float
     """Kernels, matrix multiplications included."""
-    of_layers: float = 1.0
-    """Share of `moved` that is the layers', and not the embedding's or the head's."""
 
 
 @cache
@@ -63,11 +61,9 @@ def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
             entry = layers[stack][phase]
             moved += count * _bytes(entry, layer_units(shape, stack))
             launches += count * entry["launches"]
-        inner = Pass(moved, launches)
         entry = outer[phase]
         whole = Pass(moved + _bytes(entry, around), launches + entry["launches"])
-        share = inner.moved / whole.moved if whole.moved else 1.0
-        found += [inner, replace(whole, of_layers=share)]
+        found += [Pass(moved, launches), whole]
     return found[1], found[3], found[0]
 
 

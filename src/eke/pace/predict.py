@@ -28,8 +28,6 @@ CACHE_RELEASE = Span(0.0, 0.1, 0.2)
 """Share of a step that giving cached memory back takes: transformers' docstring of
 `torch_empty_cache_steps` says about 10 %; twice that is an assumption."""
 
-Parts = Mapping[str, Span]
-
 
 def prior_time(plan: Plan, work: Work | None = None) -> StepTime | Unknown:
     """Time by datasheets and published efficiencies, with no run looked at."""

@@ -5,9 +5,6 @@ from eke.forecast.shape import Shape
 Units = dict[str, float]
 """Kind of tensor -> numbers in it."""
 
-STACKS = {"t5": ("encoder", "decoder")}
-"""Family -> its stacks of layers; `layer` is the only one of any other."""
-
 
 def stacks_of(shape: Shape) -> dict[str, int]:
     """Stack -> its layers."""

@@ -33,7 +33,6 @@ class Work:
     """Of all micro-batches, padding included."""
     length: Span
     """How full rows are, over what is expected: multiplies what passes do."""
-    contents: Contents
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,15 +51,15 @@ def work_of(plan: Plan) -> Work:
     forward, backward, layers = passes(plan, shape)
     effect = effect_of(plan)
     repeated = _repeated(plan, contents, shape, fused, layers)
-    flops = [*products(contents, shape, fused, False), *products(contents, shape, fused, True)]
-    flops = [*_with_head(flops, effect), *repeated.products]
+    once = [*products(contents, shape, fused, False), *products(contents, shape, fused, True)]
+    multiplied = [*_with_head(once, effect), *repeated.products]
     moved = forward.moved + backward.moved + repeated.moved + _adapters(plan, contents, shape)
     launches = forward.launches + backward.launches + _of_adapters(plan, contents)
     host = exactly(launches) + repeated.launches
     updated = updates(plan, contents, updated_here(plan, contents))
     moving = moves(plan, contents, shape)
     return Work(
-        products=tuple(_times(each, rounds) for each in flops),
+        products=tuple(_times(each, rounds) for each in multiplied),
         recomputed_flops=rounds * sum(each.flops for each in repeated.products),
         moved=effect.moved * (moved * rounds),
         launches=host.by(effect.launches) * rounds,
@@ -68,7 +67,6 @@ def work_of(plan: Plan) -> Work:
         moves=moving,
         tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
         length=share * (1 / share.expected),
-        contents=contents,
         notes=(*notes_of(plan, full), *([note] if note else []), *updated.notes, *moving.notes),
     )
 

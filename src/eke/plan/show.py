@@ -2,6 +2,7 @@
 
 import textwrap
 
+from eke.alignment import align
 from eke.plan.plan import Plan
 from eke.schema import PretrainedModel
 from eke.units import format_bytes, format_count, format_flops
@@ -11,7 +12,6 @@ def render_plan(plan: Plan) -> str:
     """Every decision with its reason, then the size of the job, then warnings."""
     rows = [(d.key, d.value, d.reason) for d in plan.decisions]
     rows += _size_rows(plan)
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     chosen = "  ".join(
         f"{group}={option}"
         for group, option in sorted(plan.choices.items())
@@ -19,7 +19,7 @@ def render_plan(plan: Plan) -> str:
     )
     options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
     lines = [f"plan {plan.run_id}", *options, ""]
-    lines += [f"  {key:<{widths[0]}}  {value:>{widths[1]}}  {why}" for key, value, why in rows]
+    lines += [f"  {line}" for line in align(rows, right=[1])]
     lines += [f"  warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines)
 

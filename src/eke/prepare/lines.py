@@ -50,7 +50,7 @@ def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
     )
 
 
-def reading(name: str, file: str, error: Exception) -> ConfigError:
+def unreadable(file: str, error: Exception) -> ConfigError:
     """One clear message for a file that cannot be read to its end."""
     fix = "data.path=FILE_OR_FOLDER"
     damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
@@ -62,7 +62,7 @@ def reading(name: str, file: str, error: Exception) -> ConfigError:
     return ConfigError(Problem("data.path", file, why, fix))
 
 
-def lines(name: str, file: str, cache: str) -> Iterator[tuple[int, str]]:
+def lines(file: str, cache: str) -> Iterator[tuple[int, str]]:
     """Number and bytes (as latin-1) of each line, its end included.
 
     Raises:
@@ -76,7 +76,7 @@ def lines(name: str, file: str, cache: str) -> Iterator[tuple[int, str]]:
         except StopIteration:
             return
         except Exception as error:  # Arrow's, the decompressors' and the system's
-            raise reading(name, file, error) from error
+            raise unreadable(file, error) from error
         number += 1
         if number == 1 and text.startswith(UTF_16):
             raise _utf_16(file)
@@ -107,7 +107,7 @@ def _compressed(file: str) -> Iterator[str]:
 def jsonl_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
     """Each line as an object; None for a blank line."""
     wanted = {column for _, column in columns.wanted}
-    for number, line in lines(name, file, cache):
+    for number, line in lines(file, cache):
         if not line.strip():
             yield None
             continue
@@ -151,8 +151,7 @@ def csv_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row
     csv.field_size_limit(2**31 - 1)
     # What is no UTF-8 survives as half surrogates, and is found in the column it is in.
     texts = (
-        line.encode("latin-1").decode(errors="surrogateescape")
-        for _, line in lines(name, file, cache)
+        line.encode("latin-1").decode(errors="surrogateescape") for _, line in lines(file, cache)
     )
     reader = csv.reader(texts, strict=True)
     header: list[str] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from eke.corpus import HubSource, other_format
 from eke.errors import ConfigError, Problem
 from eke.prepare.columns import Columns
-from eke.prepare.lines import Row, reading, streamed
+from eke.prepare.lines import Row, streamed, unreadable
 
 
 def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
@@ -33,7 +33,7 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
     try:
         rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))
     except Exception as error:  # datasets' and Arrow's
-        raise reading(name, file, error) from error
+        raise unreadable(file, error) from error
     number = 0
     while True:
         try:
@@ -41,7 +41,7 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
         except StopIteration:
             return
         except Exception as error:  # a page that does not decompress
-            raise reading(name, file, error) from error
+            raise unreadable(file, error) from error
         number += 1
         yield f"{name} row {number}", row
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from eke.alignment import align
 from eke.record import Record
 from eke.units import format_bytes, format_seconds
 
@@ -36,16 +37,12 @@ def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequenc
         names: the name of each cell's row, where the sweep has rows.
     """
     labels = label_cells([cell.overrides for cell, _ in cells], names)
-    rows = [
-        HEADER,
-        *(_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(f"{v:<{w}}" for v, w in zip(row, widths, strict=True)) for row in rows]
+    rows = [_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)]
+    lines = align([HEADER, *rows])
     for (cell, _), label in zip(cells, labels, strict=True):
         if cell.reason:
             lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(lines)
 
 
 def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:

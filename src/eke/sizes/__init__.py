@@ -7,7 +7,6 @@ from eke.sizes.labels import most_predicted, predicted_frac
 from eke.sizes.measure import (
     adapted_layers,
     model_size,
-    parameter_shapes,
     structure,
     training_structure,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "model_size",
     "most_predicted",
     "optimizer_bytes",
-    "parameter_shapes",
     "pieces",
     "predicted_frac",
     "projection_rank",

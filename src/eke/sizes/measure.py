@@ -62,15 +62,6 @@ def _architecture(config: Config) -> str:
     return getattr(config.model, "model_type", config.model.family)
 
 
-def parameter_shapes(config: Config) -> tuple[tuple[int, ...], ...]:
-    """Shape of every tensor of the model itself, shared ones once; the order is not the model's.
-
-    Raises:
-        ConfigError: if the family has no head for the task.
-    """
-    return tuple(weight.shape for weight in structure(config).weights)
-
-
 def model_size(config: Config) -> ModelSize:
     """Parameters and training FLOPs, equal to what the real transformers class has.
 

@@ -62,7 +62,7 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
         size: of the model.
         host: count what waits in host memory, too: a CPU's device memory is just that.
     """
-    whole = state_bytes(config, size)
+    whole = state_bytes(config)
     if host:  # where models are built before they are cut, moved or rounded to 4 bits
         whole = replace(whole, start=max(whole.start, weight_bytes(config) * size.num_parameters))
     if config.distributed.option not in STAGE:
@@ -74,7 +74,7 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
     optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
-    if host and (files := state_files(config, size)):
+    if host and (files := state_files(config)):
         optimizer = files.optimizer_memory
         weights = files.weight_memory or weights
     return StateBytes(
@@ -92,9 +92,9 @@ def weights_leave(config: Config) -> bool:
     return offload.option == "params_cpu"
 
 
-def state_files(config: Config, size: ModelSize) -> SwapBytes | None:
+def state_files(config: Config) -> SwapBytes | None:
     """What one process has on the disk; None where nothing is to be there."""
     if not isinstance(config.offload, NvmeOffload) or config.distributed.option != "zero3":
         return None
-    whole = state_bytes(config, size)
+    whole = state_bytes(config)
     return swap_bytes(config, num_moments=whole.optimizer // (whole.gradients or 1))

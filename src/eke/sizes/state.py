@@ -7,7 +7,6 @@ from typing import cast
 from eke.schema import FSDP, Config, Exchange, QLora, Switch, Weights
 from eke.sizes.measure import training_structure
 from eke.sizes.optimizers import FLOAT32_BYTES, optimizer_bytes
-from eke.sizes.size import ModelSize
 from eke.sizes.structure import Weight
 
 BFLOAT16_BYTES = 2
@@ -59,7 +58,7 @@ def has_master(config: Config) -> bool:
     return config.precision.weights is Weights.bfloat16 and wanted
 
 
-def state_bytes(config: Config, size: ModelSize) -> StateBytes:
+def state_bytes(config: Config) -> StateBytes:
     """Exact bytes of weights, gradients and optimizer state after the first step.
 
     Raises:

@@ -11,7 +11,8 @@ from eke.cli import main as cli
 from eke.compose import compose
 from eke.forecast import Traced, ask
 from eke.forecast.calibration import NEEDED
-from eke.forecast.pairs import add_line, group_of, path_of
+from eke.forecast.groups import add_line, path_of
+from eke.forecast.pairs import group_of
 from eke.forecast.predict import PYTHON_BYTES
 from eke.hardware import DEVICES, Device
 from eke.record import PredictedMemory

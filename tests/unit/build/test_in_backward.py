@@ -13,7 +13,7 @@ from eke.run.checkpoint import load_checkpoint, save_checkpoint
 from eke.run.job import Job, build_job
 from eke.run.meter import HostClock, Meter
 from eke.run.stop import StopFlag
-from eke.sizes import model_size, state_bytes
+from eke.sizes import state_bytes
 from eke.track.tracker import Untracked
 
 BASE = (
@@ -62,7 +62,7 @@ def test_only_one_gradient_is_alive_when_the_optimizer_steps(make_job) -> None:
     train_steps(job, 0, 1)
     assert [len(sizes) for sizes in alive] == [1] * len(job.parameters)
     config = job.plan.config
-    assert max(sizes[0] for sizes in alive) == state_bytes(config, model_size(config)).gradients
+    assert max(sizes[0] for sizes in alive) == state_bytes(config).gradients
     assert all(p.grad is None for p in job.parameters)
 
 
@@ -78,7 +78,7 @@ def test_the_peak_falls_by_the_gradients(make_job) -> None:
         loop.train(job)
         peaks[option] = job.profiled_peak
         config = job.plan.config
-        gradients[option] = state_bytes(config, model_size(config)).gradients
+        gradients[option] = state_bytes(config).gradients
     saved = gradients["memory=none"] - gradients[WITHIN]
     assert peaks["memory=none"] - peaks[WITHIN] == pytest.approx(saved, rel=0.15)
 

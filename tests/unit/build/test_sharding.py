@@ -44,7 +44,7 @@ def test_the_first_of_three_holds_what_was_computed(option, task) -> None:
         optimizer = build_optimizer(plan, model)
         step(model, optimizer)
         states = [v for s in optimizer.state.values() for v in s.values() if v.dim()]
-        expected = state_bytes(plan.config, plan.size)
+        expected = state_bytes(plan.config)
         assert part_bytes(model.parameters()) == expected.weights
         trained = [p.grad for p in model.parameters() if p.grad is not None]
         assert part_bytes(trained) == expected.gradients
@@ -59,9 +59,9 @@ def test_gradients_that_add_up_are_whole() -> None:
         sharded_plan(2, *several),
         sharded_plan(2, *several, "distributed.exchange=every"),
     )
-    whole = state_bytes(plain.config, plain.size).gradients
+    whole = state_bytes(plain.config).gradients
     assert whole == 4 * plain.size.num_parameters
-    assert state_bytes(every.config, every.size).gradients == whole / 2
+    assert state_bytes(every.config).gradients == whole / 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from eke.build.model import build_model
 from eke.build.peft import apply_peft
 from eke.check import Facts, check
 from eke.check.fitting import first_that_fits
-from eke.sizes import model_size, state_bytes
+from eke.sizes import state_bytes
 
 GIB = 2**30
 
@@ -25,7 +25,7 @@ def gpu(gib):
 
 def state_of(*overrides):
     config = make_config(*overrides)
-    return state_bytes(config, model_size(config)).total
+    return state_bytes(config).total
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_zero_of_one_keeps_a_copy_more() -> None:
         config_of(*more) for more in ((), ("distributed=zero1", "distributed.num_processes=1"))
     )
     size = model_size(alone)
-    plain = state_bytes(alone, size).total
+    plain = state_bytes(alone).total
     assert shared_state_bytes(zero, size, False).total >= plain + 4 * size.num_parameters
 
 

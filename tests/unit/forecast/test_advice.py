@@ -19,7 +19,8 @@ from eke.forecast import (
     render_advice,
 )
 from eke.forecast.calibration import NEEDED
-from eke.forecast.pairs import add_line, group_of, path_of
+from eke.forecast.groups import add_line, path_of
+from eke.forecast.pairs import group_of
 from eke.forecast.predict import with_room
 from eke.forecast.savers import SAVERS
 from eke.forecast.stored import advice_for, memory_seen
@@ -164,7 +165,7 @@ def test_proposals_are_judged_by_what_is_known_best() -> None:
     (first,) = [each for each in found if each.overrides == first.overrides]
     assert first.forecast.peak.expected == 9 * MIB
     assert first.forecast.best.expected == pytest.approx(1.2 * 9 * MIB)
-    text = " ".join(render_advice(plan, forecast(plan), found).split())
+    text = " ".join(render_advice(forecast(plan), found).split())
     assert f"(traced, calibrated by {NEEDED} runs): fits" in text
     assert "(by formulas): fits" in text
 
@@ -180,12 +181,12 @@ def test_nothing_makes_room_in_nothing() -> None:
     plan = cramped(share=0.001)
     assert advise(plan) == []
     assert first_advice(plan) is None
-    assert "hardware=all" in render_advice(plan, forecast(plan), [])
+    assert "hardware=all" in render_advice(forecast(plan), [])
 
 
 def test_advice_is_text_of_80_columns() -> None:
     plan = cramped(share=0.9)
-    text = render_advice(plan, forecast(plan), advise(plan, 20))
+    text = render_advice(forecast(plan), advise(plan, 20))
     same, another = text.index("the same training, the"), text.index("another training, the")
     assert 0 < text.index("would make it fit") < same < another
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80

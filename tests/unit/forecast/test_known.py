@@ -167,6 +167,6 @@ def test_buffers_of_several_processes_are_those_of_the_formulas() -> None:
     plan = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=2")
     beside = dict.fromkeys(ALLOCATED, 400 * MIB)
     found = forecast(plan, replace(trace_of(), beside=beside))
-    held = state_bytes(plan.config, plan.size)
+    held = state_bytes(plan.config)
     # Buckets hold all gradients from the first step on, when activations are at their highest, too.
     assert found.peak.expected == held.total + 400 * MIB

@@ -10,8 +10,9 @@ import pytest
 from unit.plan.cases import GPU, SYNTHETIC, plan_of
 
 from eke.forecast import forecast, forecast_line, known_forecast, note_pair, render_forecast
-from eke.forecast import pairs as store
-from eke.forecast.pairs import FOLDER, group_of, pair_of, path_of, read_pairs
+from eke.forecast import groups as store
+from eke.forecast.groups import FOLDER, path_of
+from eke.forecast.pairs import group_of, pair_of, read_pairs
 from eke.forecast.predict import with_room
 from eke.forecast.stored import as_json, note_forecast
 from eke.plan import outline_record

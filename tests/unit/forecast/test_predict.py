@@ -77,7 +77,7 @@ def test_every_model_has_one(model) -> None:
 )
 def test_the_low_end_is_what_stays_between_steps(overrides) -> None:
     plan = plan_of(*SYNTHETIC, "batch.per_device=1", "data.seq_len=4", *overrides)
-    assert forecast(plan).peak.low >= state_bytes(plan.config, plan.size).total
+    assert forecast(plan).peak.low >= state_bytes(plan.config).total
 
 
 @pytest.mark.parametrize(

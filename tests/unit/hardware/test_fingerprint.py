@@ -7,8 +7,9 @@ from importlib import metadata
 
 import pytest
 
-from eke.hardware import DEVICES, machine_fingerprint
-from eke.hardware.fingerprint import installed_versions, source_hash
+from eke.check.rules_packages import NEEDS
+from eke.hardware import DEVICES, environment, machine_fingerprint
+from eke.hardware.fingerprint import LIBRARIES, installed_versions, source_hash
 
 
 def test_it_holds_the_device_and_the_versions_installed():
@@ -21,6 +22,18 @@ def test_it_holds_the_device_and_the_versions_installed():
     int(facts["eke_source"], 16)
     assert all(isinstance(value, str) for value in facts.values())
     assert facts == machine_fingerprint(DEVICES["h200"])
+
+
+def test_the_libraries_of_all_techniques_are_in_it_and_in_the_record():
+    of_steps = [modules for (group, _), (modules, _) in NEEDS.items() if group != "tracker"]
+    tops = {module.partition(".")[0] for modules in of_steps for module in modules.split()}
+    other = {"flash_attn_interface": "flash-attn-3"}
+    names = {other.get(top, top.replace("_", "-")) for top in tops}
+    assert names <= set(LIBRARIES)
+    here = installed_versions(sorted(names))
+    assert "schedulefree" in here
+    assert here.items() <= machine_fingerprint(DEVICES["h200"]).items()
+    assert here.items() <= environment()["versions"].items()
 
 
 def test_a_library_that_is_not_installed_is_absent():

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from unit.pace.cases import CPU, large, small
 
-from eke.forecast.pairs import path_of
+from eke.forecast.groups import path_of
 from eke.pace import StepTime, Unknown, forecast_time, note_pace
 from eke.pace.fitting import NEEDED, fitted_rates
 from eke.pace.observed import Observation, amounts_of, group_of, key_of, read_observations

@@ -511,6 +511,6 @@ def test_other_alphabets_and_broken_ones_are_read_alike_in_compressed_files(
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[ending]
     file = tmp_path / f"a.jsonl{ending}"
     file.write_bytes(pack(content))
-    found = list(lines("a", str(file), str(tmp_path / "cache")))
+    found = list(lines(str(file), str(tmp_path / "cache")))
     assert [number for number, _ in found] == list(range(1, 32))
     assert b"".join(text.encode("latin-1") for _, text in found) == content

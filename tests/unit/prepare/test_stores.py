@@ -19,7 +19,7 @@ from support import PATIENCE_S, environment
 from unit.plan.cases import config_of, decision, plan_of
 
 from eke.build.data import build_data, load_tokenizer
-from eke.corpus import BYTES, read_manifest, request_of, store_folder
+from eke.corpus import BYTES, open_store, read_manifest, request_of, store_folder
 from eke.errors import ConfigError, RunError
 from eke.tokens import BOS, EOS, IGNORED, SEP
 
@@ -409,6 +409,23 @@ def test_a_killed_preparation_leaves_nothing_complete(number, tmp_path) -> None:
     assert bool(unfinished) == (number == signal.SIGKILL), "only a kill leaves files"
     write_jsonl(file, numbered(60))
     store_of("data=jsonl", f"data.path={file}")
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "nobody listens"])
+def test_a_process_that_is_slow_to_start_is_told_of_and_gets_all_of_its_request(
+    heard, rows_file, in_another_process, monkeypatch
+) -> None:
+    """Nobody listens to `eke plan ... |& head` after a while."""
+    monkeypatch.setattr("eke.corpus.ask.MOMENT_S", 0.0)
+    request = request_of(config_of("data=jsonl", f"data.path={rows_file}", "data.seq_len=32"))
+    reader, writer = os.pipe()
+    with open(reader) as listener, open(writer, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        if not heard:
+            listener.close()
+        assert open_store(request).manifest.num_rows == 50
+        if heard:
+            assert listener.readline().startswith("preparing data=jsonl /")
 
 
 def test_the_next_preparation_removes_what_a_kill_left(rows_file) -> None:

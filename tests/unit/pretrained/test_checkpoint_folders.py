@@ -20,7 +20,7 @@ from eke.compose import compose
 from eke.errors import ConfigError
 from eke.pretrained import resolve_model
 from eke.schema.codec import make_converter
-from eke.sizes import VALID_TASKS, model_size, parameter_shapes, state_bytes
+from eke.sizes import VALID_TASKS, model_size, state_bytes, structure
 
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
 
@@ -79,7 +79,7 @@ def test_sizes_are_those_of_the_loaded_model(saved, family, task):
     loaded = getattr(transformers, HEADS[task]).from_pretrained(saved[family])
     assert config.model.family != "other"
     shapes = sorted(tuple(p.shape) for p in loaded.parameters())
-    assert sorted(parameter_shapes(config)) == shapes
+    assert sorted(weight.shape for weight in structure(config).weights) == shapes
     assert config.model.vocab_size == loaded.config.vocab_size
     assert config.model.max_position_embeddings == getattr(
         loaded.config, "max_position_embeddings", None
@@ -131,7 +131,7 @@ def test_an_architecture_without_closed_form_is_counted_from_its_tensors(tmp_pat
     matmul = size.num_parameters - 320 * 32
     # Biases and norms count, too: 6 N D is an estimate of a few per mille here.
     assert size.flops_per_sample == pytest.approx(6 * matmul * 16 + 12 * 2 * 32 * 16 * 8, rel=0.03)
-    assert state_bytes(found, size).total == 16 * size.num_parameters
+    assert state_bytes(found).total == 16 * size.num_parameters
     assert refused(tmp_path, "task=masked_lm").fix == "task=causal_lm"
 
 

@@ -1,4 +1,4 @@
-"""Outcomes against the contract (DESIGN section 6)."""
+"""Outcomes, and the exit codes that scripts and schedulers go by."""
 
 import pytest
 

@@ -59,7 +59,7 @@ STATES = {
 @pytest.mark.parametrize("overrides", STATES.values(), ids=STATES.keys())
 def test_bytes_of_the_state_are_those_of_the_plan(overrides, trained) -> None:
     job, record = trained(*overrides)
-    expected = state_bytes(job.plan.config, job.plan.size)
+    expected = state_bytes(job.plan.config)
     weights = list(job.bare_model.parameters())
     assert sum(p.numel() * p.element_size() for p in weights) == expected.weights
     assert record.effective["optimizer_state_bytes"] == expected.optimizer

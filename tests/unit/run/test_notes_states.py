@@ -49,7 +49,7 @@ EXPECTED = {
 def test_the_optimizer_is_named_and_its_bytes_are_those_that_were_predicted(option) -> None:
     found, warnings, plan = noted(f"optimizer={option}")
     assert (found["optimizer"], found["optimizer_library"]) == EXPECTED[option]
-    assert found["optimizer_state_bytes"] == state_bytes(plan.config, plan.size).optimizer
+    assert found["optimizer_state_bytes"] == state_bytes(plan.config).optimizer
     assert sum(found["optimizer_parameters"]) == plan.size.num_parameters
     assert warnings == []
 

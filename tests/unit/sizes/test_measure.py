@@ -13,7 +13,7 @@ from eke.build.heads import HEADS
 from eke.build.model import BUILDERS
 from eke.errors import ConfigError
 from eke.paths import conf_folder
-from eke.sizes import FAMILIES, VALID_TASKS, model_size, parameter_shapes
+from eke.sizes import FAMILIES, VALID_TASKS, model_size, structure
 
 OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 
@@ -47,7 +47,9 @@ def real_model(config, device="meta"):
 
 def assert_same_tensors(config):
     parameters = list(real_model(config).parameters())
-    assert sorted(parameter_shapes(config)) == sorted(tuple(p.shape) for p in parameters)
+    assert sorted(weight.shape for weight in structure(config).weights) == sorted(
+        tuple(p.shape) for p in parameters
+    )
     assert model_size(config).num_parameters == sum(p.numel() for p in parameters)
 
 

@@ -58,7 +58,7 @@ def held_bytes(config, model):
 
 
 def predicted_bytes(config):
-    state = state_bytes(config, model_size(config))
+    state = state_bytes(config)
     assert state.total == state.weights + state.gradients + state.optimizer
     return state.weights, state.gradients, state.optimizer
 
@@ -111,7 +111,7 @@ def test_a_tensor_without_gradient_has_no_state():
 def test_bytes_per_parameter_are_what_each_is_known_for(optimizer, low, high):
     config = make_config("model=bert_large", "task=masked_lm", f"optimizer={optimizer}")
     size = model_size(config)
-    assert low <= state_bytes(config, size).optimizer / size.num_parameters <= high
+    assert low <= state_bytes(config).optimizer / size.num_parameters <= high
 
 
 def test_a_gradient_at_a_time_is_the_largest():
@@ -136,17 +136,17 @@ def test_a_gradient_at_a_time_is_the_largest():
 def test_bert_large_as_in_the_textbooks(optimizer, bytes_per_parameter):
     config = make_config("model=bert_large", "task=masked_lm", optimizer)
     size = model_size(config)
-    assert state_bytes(config, size).total == bytes_per_parameter * size.num_parameters
+    assert state_bytes(config).total == bytes_per_parameter * size.num_parameters
 
 
 def test_adafactor_keeps_rows_and_columns():
     config = make_config("model=bert_large", "task=masked_lm", "optimizer=adafactor")
     size = model_size(config)
     # Of 335 M parameters less than one in two hundred leaves a number behind.
-    assert state_bytes(config, size).optimizer < 4 * size.num_parameters / 200
+    assert state_bytes(config).optimizer < 4 * size.num_parameters / 200
 
 
 def test_every_optimizer_option_is_known():
     for path in (conf_folder() / "optimizer").glob("*.yaml"):
         config = make_config("model=tiny", f"optimizer={path.stem}")
-        assert state_bytes(config, model_size(config)).weights == 844928 * 4
+        assert state_bytes(config).weights == 844928 * 4

@@ -16,7 +16,7 @@ HIDDEN = 2 * (4 * 128**2 + 3 * 128 * 512)
 
 def files_of(*overrides: str):
     config = make_config(*LLAMA, *overrides)
-    return config, state_files(config, model_size(config))
+    return config, state_files(config)
 
 
 def test_matrices_are_files_and_the_rest_stays_in_memory() -> None:

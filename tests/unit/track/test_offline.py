@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from wandb_reader import WandbFile, read_wandb_file
 
 from eke.track import TrackedRun, build_tracker
-from eke.track.wandb_file import WandbFile, read_wandb_file
 
 from .conftest import (
     CHILD,

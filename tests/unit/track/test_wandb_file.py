@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
+from wandb_reader import read_wandb_file
 
-from eke.track.wandb_file import count_rows, read_wandb_file
+from eke.track.wandb_file import count_rows
 
 HEADER = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
 

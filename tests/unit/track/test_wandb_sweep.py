@@ -1,6 +1,6 @@
 """A run that an agent of a W&B sweep has started."""
 
-from eke.track.wandb_file import read_wandb_file
+from wandb_reader import read_wandb_file
 
 from .conftest import find_wandb_files, start_child
 

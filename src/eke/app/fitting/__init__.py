@@ -4,7 +4,7 @@ from eke.app.fitting.keeping import keep
 from eke.app.fitting.preparing import prepare
 from eke.app.fitting.trying import Wish
 from eke.app.talk import complain, say
-from eke.errors import EkeError
+from eke.errors import EkeError, of_system
 from eke.fit import free_path, likely
 from eke.paths import conf_folder
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -34,6 +34,6 @@ def fit(wish: Wish, name: str) -> int:
     except EkeError as error:
         return complain(str(error), error.exit_code)
     except OSError as error:
-        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", EXIT_FAILED)
+        return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)

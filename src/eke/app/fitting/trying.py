@@ -156,7 +156,7 @@ class Fitting:
         candidate = self.candidates.found[number]
         overrides = trial_overrides(self.typed, candidate.overrides, repeat)
         composed = compose(overrides, self.wish.arguments.config_dir, in_sweep=True)
-        return SweepCell(composed, self.name(number), repeat)
+        return SweepCell(composed, self.name(number))
 
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.wish.command)

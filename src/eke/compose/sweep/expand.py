@@ -21,8 +21,6 @@ class SweepCell:
     composed: Composed
     row: str = ""
     """Name of its row; empty where there are none."""
-    round: int = 0
-    """The repeat it belongs to: a round has one of every configuration."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -50,7 +48,6 @@ class Expanded:
 
     cells: tuple[SweepCell, ...]
     excluded: tuple[Excluded, ...] = ()
-    repeats: int = 1
     strict: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -83,10 +80,10 @@ def expand(
     texts = [point.overrides for point in points]
     _check_texts(texts, many)
     composed = many.compose(texts, progress)
-    cells = [SweepCell(c, p.row, p.round) for c, p in zip(composed, points, strict=True)]
+    cells = [SweepCell(c, p.row) for c, p in zip(composed, points, strict=True)]
     kept, excluded = _exclude(cells, clauses)
     warnings = tuple(f"{KEY}: {e.clause} excludes nothing" for e in excluded if not e.count)
-    return Expanded(tuple(kept), excluded, settings.repeats, settings.strict, warnings)
+    return Expanded(tuple(kept), excluded, settings.strict, warnings)
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,6 @@ class _Point:
 
     overrides: tuple[str, ...]
     row: str
-    round: int
 
 
 def _points(definition: Definition) -> list[_Point]:
@@ -120,7 +116,7 @@ def _points(definition: Definition) -> list[_Point]:
         ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
     ]
     return [
-        _Point((*texts, *([f"repeat={k}"] if repeats > 1 else [])), name, k)
+        _Point((*texts, *([f"repeat={k}"] if repeats > 1 else [])), name)
         for k in range(repeats)
         for texts, name in (reversed(cells) if k % 2 else cells)
     ]

@@ -16,26 +16,24 @@ class Measure:
     """Path of the record, where there is one."""
     title: str
     unit: str
-    more_is_better: bool | None
-    """None where neither direction is better by itself."""
     is_speed: bool
     """Falsified by whoever shares the device."""
 
 
-SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True, True)
-TOKENS = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True, True)
-STEP = Measure("timing.steady_step_s.median", "step", "s", False, True)
-MFU = Measure("throughput.mfu_frac", "MFU", "fraction", True, True)
-PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", False, False)
-RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False, False)
-RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False, False)
-PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", None, False)
-PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", None, False)
-EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False, False)
-TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False, False)
-STARTUP = Measure("timing.startup_s", "start-up", "s", False, True)
-COMPILE = Measure("timing.compile_s", "compiling", "s", False, True)
-DEVICE_HOURS = Measure("device_hours", "device-hours", "h", False, True)
+SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
+TOKENS = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True)
+STEP = Measure("timing.steady_step_s.median", "step", "s", True)
+MFU = Measure("throughput.mfu_frac", "MFU", "fraction", True)
+PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", False)
+RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False)
+RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False)
+PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", False)
+PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
+EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
+TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
+STARTUP = Measure("timing.startup_s", "start-up", "s", True)
+COMPILE = Measure("timing.compile_s", "compiling", "s", True)
+DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
 
 MEASURES = (
     SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
