@@ -1,9 +1,11 @@
 """The rule `does_not_fit`: what cannot have room by any bound is refused before it starts."""
 
+from dataclasses import replace
 from typing import Any
 
 from eke.errors import ConfigError, Problem
 from eke.forecast.advice import Advice, Judge, first_advice
+from eke.forecast.predict import room
 from eke.forecast.stored import as_text
 from eke.forecast.values import Forecast, Method, Verdict
 from eke.plan import Plan
@@ -74,7 +76,14 @@ def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
         f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
     )
     fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
-    return Problem("batch.per_device", str(plan.batch.per_device), why, fix, DOES_NOT_FIT)
+    size = str(plan.batch.per_device)
+    return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, _is_passing(plan, found))
+
+
+def _is_passing(plan: Plan, found: Forecast) -> bool:
+    """Whether it would have room if others held nothing of the memory."""
+    whole = room(replace(plan, device=replace(plan.device, available_bytes=None)))
+    return whole is not None and found.peak.low <= whole
 
 
 def _has(plan: Plan, found: Forecast) -> str:

@@ -62,8 +62,9 @@ def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> N
 
 @pytest.mark.parametrize("more", ["seed=5", "rerun=true", "batch=auto"])
 def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, capsys) -> None:
-    assert app.main([*typed, more]) == 2
+    assert app.main([*typed, more]) == 1, "nothing is wrong with the command"
     told = capsys.readouterr().err
+    assert told.startswith("1 problem on this machine at the moment:")
     assert "needs at least" in told
     assert "0 B of it free now" in told
     assert "ignore_forecast=true starts it all the same" in told
@@ -89,6 +90,8 @@ def test_a_sweep_has_what_is_finished_and_starts_no_more(
     assert "2 cells, 1 that cannot start now" in capsys.readouterr().out
 
 
-def test_a_sweep_of_which_nothing_can_start_has_not_been_typed_wrongly(typed, capsys) -> None:
+def test_a_sweep_of_which_nothing_can_start_has_not_been_typed_wrongly(
+    typed, full_disk, capsys
+) -> None:
     assert app.main(["-m", *typed, "seed=4,5"]) == 1
     assert capsys.readouterr().out.count("crashed: seed=") == 2
