@@ -121,6 +121,9 @@ class RunPaths:
         return self.folder / ".lock"
 
 
+_WATCHER = ".watcher-"
+
+
 @dataclass(frozen=True)
 class SweepPaths:
     """The files of one sweep."""
@@ -132,10 +135,18 @@ class SweepPaths:
         """Every cell: overrides, run, verdict and reason."""
         return self.folder / "sweep.json"
 
-    @property
-    def lock(self) -> Path:
-        """Held (flock) by the process that watches over the sweep."""
-        return self.folder / ".lock"
+    def watcher(self, host: str, process: int) -> Path:
+        """Held (flock) by a process that watches over the sweep."""
+        return self.folder / f"{_WATCHER}{host}-{process}"
+
+    def watchers(self) -> list[Path]:
+        """Those files, also of processes that are gone."""
+        return sorted(self.folder.glob(f"{_WATCHER}*"))
+
+    def who_watches(self, lock: Path) -> tuple[str, str]:
+        """Host and process id of whom one of them is."""
+        host, _, process = lock.name.removeprefix(_WATCHER).rpartition("-")
+        return host, process
 
     @property
     def fork_server(self) -> Path:

@@ -29,7 +29,7 @@ from eke.launch.standing import (
     find_standings,
     goes_on,
 )
-from eke.launch.watched import watched_sweeps, watcher_of
+from eke.launch.watched import watchers_in
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, no_runs, read_attempts
 from eke.units import format_number
@@ -213,8 +213,8 @@ def cancel(options: argparse.Namespace) -> int:
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
     watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
     locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
-    if waiting or not active:
-        locks |= {watcher_of(sweep): sweep.lock for sweep in watched_sweeps(folder)}
+    if waiting or locks or not active:  # others may wait for these runs, to go on with them
+        locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
     # Only now: whoever watches over jobs would submit others in the place of these.
     scheduler.cancel([s.job for s in begun if s.job])

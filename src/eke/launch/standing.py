@@ -13,7 +13,7 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import jobs_of
-from eke.launch.watched import is_watched, watched_sweeps
+from eke.launch.watched import watchers_in, watchers_of
 from eke.paths import RunPaths, SweepPaths
 from eke.record import (
     Outcome,
@@ -97,7 +97,7 @@ def find_standings(folder: Path) -> list[Standing]:
             queue = scheduler.queue()
         except EkeError as error:
             problem = str(error)
-    goes_on = is_watched(SweepPaths(folder))
+    goes_on = bool(watchers_of(SweepPaths(folder)))
     return [
         stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
         for paths, cell, label in found
@@ -167,7 +167,7 @@ def stand(
 
 def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
     """Whether something runs or waits, or whoever watches over a sweep has still to see to it."""
-    return any(s.is_active for s in standings) or bool(watched_sweeps(folder))
+    return any(s.is_active for s in standings) or bool(watchers_in(folder))
 
 
 def holder(paths: RunPaths) -> str:

@@ -1,6 +1,6 @@
-"""Which process watches over a sweep, so that what waits there is told apart from what nobody runs.
+"""Which processes watch over a sweep, so that what waits there is told apart from what nobody runs.
 
-Like the lock of a run, it is gone with its process, however that ends.
+Like the lock of a run, theirs are gone with them, however they end.
 """
 
 import contextlib
@@ -8,51 +8,62 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from eke.files import is_locked, try_lock
 from eke.paths import SweepPaths
 
 
+@dataclass(frozen=True)
+class Watcher:
+    """A process that starts what is left of a sweep."""
+
+    host: str
+    process: str
+    lock: Path
+    """Held by it."""
+
+
 @contextmanager
 def watching(paths: SweepPaths) -> Iterator[None]:
-    """Be known as the process that starts what is left of a sweep.
+    """Be known as a process that starts what is left of a sweep.
 
-    Of two that watch over the same one the first is known. Where the folder cannot be written, or
-    files have no locks, nobody is: that stops no sweep.
+    Where the folder cannot be written, or files have no locks, it is not: that stops no sweep.
     """
-    try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:
-        yield
-        return
-    try:
+    lock = paths.watcher(socket.gethostname(), os.getpid())
+    made = lock.with_name(f".new{lock.name}")
+    with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            if try_lock(descriptor):
-                os.ftruncate(descriptor, 0)
-                who = f"process {os.getpid()} on {socket.gethostname()}\n"
-                os.pwrite(descriptor, who.encode(), 0)
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o644)
+            held.callback(os.close, descriptor)
+            held.callback(_forget, lock)
+            held.callback(_forget, made)
+            try_lock(descriptor)
+            os.replace(made, lock)  # nobody sees it unlocked, and takes it for one that is over
+        for left in paths.watchers():
+            if not is_locked(left):  # by one that was killed
+                _forget(left)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def is_watched(paths: SweepPaths) -> bool:
-    """Whether a process will start what is left of a sweep."""
-    return is_locked(paths.lock)
+def _forget(lock: Path) -> None:
+    with contextlib.suppress(OSError):
+        lock.unlink(missing_ok=True)
 
 
-def watched_sweeps(folder: Path) -> list[SweepPaths]:
-    """Those that a process watches over: the one in a folder, else those in its folders."""
+def watchers_of(paths: SweepPaths) -> list[Watcher]:
+    """Those who watch over a sweep now; there may be several, who share its runs."""
+    found = []
+    for lock in paths.watchers():
+        if is_locked(lock):
+            host, process = paths.who_watches(lock)
+            found.append(Watcher(host, process, lock))
+    return found
+
+
+def watchers_in(folder: Path) -> list[Watcher]:
+    """Those who watch over the sweep in a folder, or over any of those in its folders."""
     folders = [folder] if SweepPaths(folder).sweep.exists() else sorted(folder.glob("sweep-*"))
-    return [paths for paths in map(SweepPaths, folders) if is_watched(paths)]
-
-
-def watcher_of(paths: SweepPaths) -> tuple[str, str]:
-    """Host and process id of who watches over a sweep; empty where that is not written down."""
-    try:
-        words = paths.lock.read_text(errors="replace").split()
-    except OSError:
-        words = []
-    return (words[3], words[1]) if len(words) == 4 else (socket.gethostname(), "")
+    return [watcher for each in folders for watcher in watchers_of(SweepPaths(each))]

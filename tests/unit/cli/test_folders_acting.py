@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ from unit.launch.scripted import record_for
 from eke import cli
 from eke.cli import folders
 from eke.errors import EkeError
+from eke.files import try_lock
 from eke.launch.slurm import scheduler
 from eke.launch.standing import Standing
-from eke.launch.watched import watching
 from eke.paths import RunPaths, SweepPaths
 from eke.record import read_record, write_record
 
@@ -128,13 +130,20 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
     assert "scancel gave no answer" in capsys.readouterr().err
 
 
+@contextmanager
+def watched(sweep: SweepPaths, host: str = "here", process: int = 4711) -> Iterator[None]:
+    """Somebody watches over a sweep."""
+    with open(sweep.watcher(host, process), "w") as lock:
+        assert try_lock(lock.fileno())
+        yield
+
+
 def test_a_sweep_that_has_started_nothing_yet_is_ended(world, runs, make_sweep, capsys) -> None:
     """It waits for a device, or is between two runs: without a run there is nobody to ask."""
     sweep = SweepPaths(make_sweep("1", "2"))
     world.run("1", "waiting")
     world.run("2", "waiting")
-    with watching(sweep):
-        sweep.lock.write_text("process 4711 on here\n")
+    with watched(sweep):
         assert cli.main(["cancel", str(sweep.folder)]) == 0
     assert world.signals == [(4711, signal.SIGINT)]
     assert capsys.readouterr().out == "2 runs will not start\n"
@@ -143,8 +152,7 @@ def test_a_sweep_that_has_started_nothing_yet_is_ended(world, runs, make_sweep, 
 def test_a_sweep_between_two_trials_is_ended(world, runs, make_sweep, capsys) -> None:
     sweep = SweepPaths(make_sweep("1"))
     world.run("1", "ok")
-    with watching(sweep):
-        sweep.lock.write_text("process 4711 on here\n")
+    with watched(sweep):
         assert cli.main(["cancel", str(runs)]) == 0
     assert world.signals == [(4711, signal.SIGINT)]
     assert capsys.readouterr().out == "asked the sweep to end\n"
@@ -154,11 +162,31 @@ def test_who_watches_over_all_is_asked_once(world, runs, make_sweep, capsys) -> 
     sweep = SweepPaths(make_sweep("1", "2"))
     world.run("1", pid="4711")
     world.run("2", "waiting")
-    with watching(sweep):
-        sweep.lock.write_text("process 4711 on here\n")
+    with watched(sweep):
         assert cli.main(["cancel", str(sweep.folder)]) == 0
     assert world.signals == [(4711, signal.SIGINT)]
     assert capsys.readouterr().out == "asked 1 run to save and end; 1 run will not start\n"
+
+
+def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, monkeypatch) -> None:
+    """The sweep was typed twice: the second waits for the runs of the first."""
+    monkeypatch.setattr(folders, "has_open", lambda pid, _: pid in (4711, 4712))
+    sweep = SweepPaths(make_sweep("1"))
+    world.run("1", pid="4711")
+    with watched(sweep), watched(sweep, process=4712):
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == [(4711, signal.SIGINT), (4712, signal.SIGINT)]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_watches_over_jobs_sees_them_end(waits, world, make_sweep) -> None:
+    sweep = SweepPaths(make_sweep("1", "2"))
+    world.run("1", "queued", job="5_0")
+    if waits:
+        world.run("2", "waiting")
+    with watched(sweep):
+        assert cli.main(["cancel", str(sweep.folder)]) == 0
+    assert world.signals == ([(4711, signal.SIGINT)] if waits else [])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -170,8 +198,7 @@ def test_who_would_submit_more_is_asked_before_jobs_are_cancelled(
     world.run("2", "waiting")
     order = world.cancelled
     monkeypatch.setattr(os, "kill", lambda pid, _: order.append(pid))
-    with watching(sweep):
-        sweep.lock.write_text(f"process 4711 on {'there' if elsewhere else 'here'}\n")
+    with watched(sweep, "there" if elsewhere else "here"):
         code = cli.main(["cancel", str(sweep.folder)])
     out = capsys.readouterr().out
     if elsewhere:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from eke.launch.watched import is_watched, watched_sweeps, watcher_of, watching
+from eke.launch.watched import Watcher, watchers_in, watchers_of, watching
 from eke.paths import SweepPaths
 
 
@@ -15,22 +15,35 @@ def sweep(tmp_path) -> SweepPaths:
     return SweepPaths(tmp_path / "runs" / "sweep-1")
 
 
-def test_it_is_known_while_it_watches(sweep, tmp_path) -> None:
-    assert not is_watched(sweep)
+def test_it_is_known_while_it_watches(sweep) -> None:
+    assert watchers_of(sweep) == []
+    me = socket.gethostname(), os.getpid()
     with watching(sweep):
-        assert is_watched(sweep)
-        assert watcher_of(sweep) == (socket.gethostname(), str(os.getpid()))
-        assert watched_sweeps(sweep.folder.parent) == [sweep]
-    assert not is_watched(sweep)
-    assert watched_sweeps(sweep.folder.parent) == []
+        expected = [Watcher(me[0], str(me[1]), sweep.watcher(*me))]
+        assert watchers_of(sweep) == expected
+        assert watchers_in(sweep.folder.parent) == expected
+    assert watchers_of(sweep) == watchers_in(sweep.folder.parent) == []
+    assert list(sweep.folder.iterdir()) == [], "nothing is left behind"
 
 
-def test_of_two_the_first_is_known(sweep) -> None:
+def test_several_are_known_and_a_killed_one_is_forgotten(sweep, monkeypatch) -> None:
+    sweep.folder.mkdir(parents=True)
+    sweep.watcher("a-host", 7).touch()
+    assert watchers_of(sweep) == []
     with watching(sweep):
-        sweep.lock.write_text("process 1 on there\n")
+        monkeypatch.setattr(os, "getpid", lambda: 8)
         with watching(sweep):
-            assert watcher_of(sweep) == ("there", "1")
-        assert is_watched(sweep)
+            assert len(watchers_of(sweep)) == 2
+        monkeypatch.undo()
+        assert len(watchers_of(sweep)) == 1
+    assert not sweep.watcher("a-host", 7).exists()
+
+
+def test_its_name_says_who_it_is(sweep) -> None:
+    assert sweep.who_watches(sweep.watcher("gpu-node.example.org", 12)) == (
+        "gpu-node.example.org",
+        "12",
+    )
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
@@ -41,11 +54,10 @@ def test_a_folder_that_takes_no_lock_stops_no_sweep(code, sweep, monkeypatch) ->
     with monkeypatch.context() as broken:
         broken.setattr(os, "open", refuse)
         with watching(sweep):
-            assert not is_watched(sweep)
-    assert watcher_of(sweep) == (socket.gethostname(), "")
+            assert watchers_of(sweep) == []
 
 
 def test_what_goes_wrong_in_a_sweep_is_its_own(sweep) -> None:
     with pytest.raises(KeyboardInterrupt), watching(sweep):
         raise KeyboardInterrupt
-    assert not is_watched(sweep)
+    assert watchers_of(sweep) == []
