@@ -47,7 +47,7 @@ def test_the_help_of_a_plan_names_its_flags_and_where_groups_are_listed(capsys) 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        pytest.param(["stauts", "runs"], "eke status runs", id="misspelt"),
+        pytest.param(["stattus", "runs"], "eke status runs", id="misspelt"),
         pytest.param(["Plan", "model=a b"], "eke plan 'model=a b'", id="case and quotes"),
         pytest.param(["model=tiny", "seed=1"], "eke train model=tiny seed=1", id="no command"),
     ],

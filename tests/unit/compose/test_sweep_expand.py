@@ -123,6 +123,13 @@ def test_a_bracket_that_does_not_pair_up_is_taken_away() -> None:
     assert problems("seed=1,2", "sweep.exclude=[not")[0].fix == ""
 
 
+def test_braces_that_a_shell_took_apart_are_put_together() -> None:
+    torn = [f"sweep.zip={piece}" for piece in ("seed:[1", "2]", "optimizer.lr:[0.1", "0.2]")]
+    (problem,) = problems(*torn)
+    assert problem.fix == "'sweep.zip={seed:[1,2],optimizer.lr:[0.1,0.2]}'"
+    assert "a shell takes braces apart" in problem.why
+
+
 def test_zip_of_unequal_lengths() -> None:
     (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
     assert "2 values" in problem.why

@@ -67,8 +67,9 @@ def read_definition(typed: Sequence[str], many: Many) -> Definition:
 def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Sweep, list[Problem]]:
     """`sweep.*` of the file, with what was typed put above it."""
     named = [text for text in own if _key(text) == "sweep"]
-    texts, problems = [], []
-    for text in about:
+    texts: list[str] = []
+    problems, whole = _torn_by_braces(about, many.catalogue)
+    for text in whole:
         key, _, raw = text.lstrip("+").partition("=")
         text = f"sweep.exclude={split_list(raw)}" if key == "sweep.exclude" else text
         found = find_problems(text, many.catalogue)
@@ -95,6 +96,22 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
 
 
 # --- values -------------------------------------------------------------------------------------
+
+
+def _torn_by_braces(about: Sequence[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
+    """`sweep.zip={seed:[1,2]}`, of which bash makes a word for each comma; returns the others."""
+    pieces: dict[str, list[str]] = {}
+    for text in about:
+        pieces.setdefault(_key(text), []).append(text.partition("=")[2])
+    problems, torn = [], set()
+    for key, values in pieces.items():
+        joined = f"{key}={{{','.join(values)}}}"
+        broken = len(values) > 1 and any(find_problems(f"{key}={v}", catalogue) for v in values)
+        if broken and not find_problems(joined, catalogue):
+            why = "a shell takes braces apart at each comma; quotes keep them together"
+            problems.append(Problem(key, " ".join(values), why, as_typed(joined)))
+            torn.add(key)
+    return problems, [text for text in about if _key(text) not in torn]
 
 
 def _key(text: str) -> str:
