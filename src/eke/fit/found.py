@@ -98,10 +98,21 @@ class Fit:
 
     @property
     def gain(self) -> Gain | None:
-        """None where nothing was measured, or what was typed was not."""
-        if self.best is None or self.typed is None:
+        """Over what was typed; None where nothing was measured, or what was typed was not."""
+        return None if self.typed is None else self.gain_over(self.typed)
+
+    @property
+    def rivals(self) -> list[Standing]:
+        """Others than what was typed that trials do not tell from the best."""
+        others = [each for each in self.standings[1:] if each is not self.typed]
+        gains = [(each, self.gain_over(each)) for each in others]
+        return [each for each, gain in gains if gain is not None and not gain.is_resolved]
+
+    def gain_over(self, before: Standing) -> Gain | None:
+        """Of the best over another configuration; None where that was not measured."""
+        after = self.best
+        if after is None:
             return None
-        before, after = self.typed, self.best
         if self.objective is Objective.memory:
             if not before.peak_bytes or not after.peak_bytes:
                 return None

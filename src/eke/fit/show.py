@@ -30,6 +30,12 @@ UNSTEADY = 0.1
 of them, one took about 15 % longer."""
 
 
+AGAIN = "Again on a quiet one: paths.runs=ANOTHER_FOLDER"
+
+NAMED = 3
+"""Configurations that are named before the others are counted."""
+
+
 def short_name(candidate: Candidate, baseline: Plan) -> str:
     """What sets a candidate apart from what was typed, the rest of the batch left out."""
     own = [text for value in candidate.values for text in value.overrides]
@@ -144,11 +150,12 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
     total = format_number(baseline.steps.total, "step")
     if any(trial.compile_s >= 1 for trial in fit.trials):
         found.append(f"steps include their share of compiling, once for {total}")
-    if fit.between > UNSTEADY:
-        found.append(
-            f"trials of one configuration differ by {fit.between:.0%} (standard deviation): was "
-            "the machine busy? Again on a quiet one: paths.runs=ANOTHER_FOLDER"
-        )
+    if rivals := fit.rivals:
+        names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:NAMED])
+        more = f" and {format_number(len(rivals) - NAMED, 'other')}" if len(rivals) > NAMED else ""
+        found.append(f"these trials do not tell it from {names}{more}")
+    if doubt := _doubt(fit):
+        found.append(f"{doubt}: was the machine busy? {AGAIN}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]
     for trial in failed:
         name = short_name(fit.candidates.found[trial.number], baseline)
@@ -159,6 +166,16 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
             found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
         found += _about_loss(fit)
     return found
+
+
+def _doubt(fit: Fit) -> str:
+    """By how much what was measured may be off, where that is worth saying."""
+    if fit.between > UNSTEADY:
+        return f"trials of one configuration differ by {fit.between:.0%} (standard deviation)"
+    spread = max((trial.trial.spread for trial in fit.trials), default=0)
+    if spread > UNSTEADY:
+        return f"steps of one trial differ so much that its median may be {spread:.0%} off"
+    return ""
 
 
 def _about_loss(fit: Fit) -> list[str]:

@@ -12,20 +12,56 @@ from eke.fit.show import describe_fit, notes
 SPREAD = 0.002
 
 
-def found(*times: tuple[int, float]):
-    """A finished search of two configurations, of which the first is as typed."""
-    trials = [Measured(number, 0, Trial(step_s, SPREAD), "ok") for number, step_s in times]
-    candidates = SimpleNamespace(found=[SimpleNamespace(), SimpleNamespace()], first=0)
+WORK = SimpleNamespace(
+    steps=SimpleNamespace(total=100), batch=SimpleNamespace(per_device=4, samples_per_step=4)
+)
+"""Of what was typed, as much as the words about a search need."""
+
+
+def candidate(name: str) -> SimpleNamespace:
+    values = [SimpleNamespace(overrides=[name])] if name else []
+    return SimpleNamespace(values=values, plan=WORK, point=SimpleNamespace(devices=1))
+
+
+def found(*times: tuple[int, float], spread: float = SPREAD, objective=Objective.speed):
+    """A finished search of up to six configurations, of which the first is as typed."""
+    trials = [
+        Measured(number, 0, Trial(step_s, spread, peak_bytes=2**20), "ok")
+        for number, step_s in times
+    ]
+    every = [candidate(name) for name in ("", "a=1", "b=1", "c=1", "d=1", "e=1")]
+    candidates = SimpleNamespace(found=every, first=0)
     order = sorted({n for n, _ in times}, key=lambda n: min(t for m, t in times if m == n))
-    search = SimpleNamespace(objective=Objective.speed, ranking=lambda: order)
+    search = SimpleNamespace(objective=objective, ranking=lambda: order)
     return fit_of(search, candidates, trials, Numerics.same)
+
+
+def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
+    """What was typed is in the verdict, where it is not the best."""
+    typed_is_best = found((0, 1.0), (1, 1.001), (2, 1.2))
+    assert [each.candidate for each in typed_is_best.rivals] == [typed_is_best.candidates.found[1]]
+    told = describe_fit(typed_is_best, WORK)
+    assert "these trials do not tell it from a=1\n" in told + "\n"
+    assert not found((0, 1.0), (1, 1.1)).rivals
+    assert not found((0, 1.001), (1, 1.0)).rivals, "not resolved: the verdict says so"
+    alike = found((0, 1.3), *((n, 1.0 + n / 1e4) for n in (1, 2, 3, 4, 5)))
+    assert "do not tell it from b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
+    memory = found((0, 1.0), (1, 1.0), objective=Objective.memory)
+    assert len(memory.rivals) == 1, "as much memory"
+
+
+def test_steps_that_stall_are_doubt_about_a_trial() -> None:
+    told = describe_fit(found((0, 1.0), (1, 1.5), spread=9.4), WORK)
+    assert "steps of one trial differ so much that its median may be 940% off" in told
+    assert "paths.runs=ANOTHER_FOLDER" in told
+    assert "so much" not in describe_fit(found((0, 1.0), (1, 1.5)), WORK)
 
 
 def test_a_steady_machine_resolves_a_tenth() -> None:
     fit = found((0, 1.1), (1, 1.0), (1, 1.001))
     assert fit.gain.factor == pytest.approx(1.1, rel=1e-2)
     assert fit.gain.is_resolved
-    assert not notes(fit, SimpleNamespace(steps=SimpleNamespace(total=100)))
+    assert not notes(fit, WORK)
 
 
 def test_what_repeats_differ_by_is_doubt_about_all_of_them() -> None:
@@ -35,7 +71,7 @@ def test_what_repeats_differ_by_is_doubt_about_all_of_them() -> None:
     assert not fit.gain.is_resolved
     assert fit.typed.error == pytest.approx(fit.between), "tried once: no less doubt"
     assert fit.best.error == pytest.approx(fit.between / math.sqrt(2))
-    (note,) = notes(fit, SimpleNamespace(steps=SimpleNamespace(total=100)))
+    (note,) = notes(fit, WORK)
     assert "differ by 29%" in note
 
 
@@ -60,7 +96,7 @@ def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
 ) -> None:
     trials = [Measured(number, 0, Trial(None), outcome)]
     assert all_diverge(trials, 0, numerics) is expected
-    candidates = SimpleNamespace(found=[SimpleNamespace()] * 2, first=0)
+    candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
     search = SimpleNamespace(objective=Objective.speed, ranking=list)
     told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
     assert ("lower optimizer.lr" in told) is expected

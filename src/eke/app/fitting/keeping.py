@@ -8,8 +8,16 @@ from eke.app.fitting.trying import Fitting
 from eke.app.talk import say
 from eke.compose import compose
 from eke.files import write_atomic, write_json
-from eke.fit import Fit, describe_fit, short_name, without, write_experiment
+from eke.fit import (
+    Fit,
+    describe_candidates,
+    describe_fit,
+    short_name,
+    without,
+    write_experiment,
+)
 from eke.paths import conf_folder
+from eke.units import format_number
 
 REPORT, VALUES = "fit.md", "fit.json"
 """Files in the folder of a search."""
@@ -30,7 +38,7 @@ def keep(fitting: Fitting, fit: Fit, name: str) -> None:
     folder = fitting.paths.folder
     text = describe_fit(fit, fitting.baseline)
     command = shlex.join(["eke", "fit", *fitting.wish.command])
-    write_atomic(folder / REPORT, _report(command, fitting, text))
+    write_atomic(folder / REPORT, _report(command, fitting, fit, text))
     write_json(folder / VALUES, _values(command, fitting, fit))
     say(f"\n{text}")
     # What was typed is enough where it is the best: no file has to say it again.
@@ -49,10 +57,14 @@ def _keep_option(fitting: Fitting, winner: tuple[str, ...], name: str, text: str
     say(f"\nwritten to {path}:\n  python train.py{flag} experiment={name}")
 
 
-def _report(command: str, fitting: Fitting, text: str) -> str:
-    device = fitting.baseline.device.name
+def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
+    """What there was to choose from, how much of it was tried, and what came of it."""
+    baseline, wish = fitting.baseline, fitting.wish
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    return f"# {command}\n\n{device}, {when}\n\n```\n{text}\n```\n"
+    space = describe_candidates(fit.candidates, baseline, wish.numerics)
+    tried = f"  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
+    heading = f"# {command}\n\n{baseline.device.name}, {when}"
+    return f"{heading}\n\n```\n{space}\n{tried} of at most {wish.budget}\n\n{text}\n```\n"
 
 
 def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
