@@ -58,11 +58,20 @@ BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
 NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
 """For those who look for what makes room, and ask the forecast whether there is."""
 
+WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_effect)
+"""What these warn of runs as if it had not been asked for."""
+
+NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
+"""What these warn of saves nothing. Of a choice, those about other sections than its own are advice
+and no objection: that a model's vocabulary is no multiple of 8 is no reason against bfloat16."""
+
 __all__ = [
     "AUTO_RULES",
     "BY_SIZE",
     "NOT_BY_SIZE",
+    "NO_BENEFIT",
     "RULES",
+    "WITHOUT_EFFECT",
     "Facts",
     "Rule",
     "Verdict",

@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eke.check import NOT_BY_SIZE, Facts, check
+from eke.check import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
 from eke.compose import Composed, compose
 from eke.errors import ConfigError
 from eke.fit.point import Point, Room
@@ -88,6 +88,7 @@ def enumerate_candidates(
     every = [value for axis in axes for value in axis.values]
     sections = {value: _sections(composed, value, config_dir) for value in every}
     target = baseline.batch.samples_per_step
+    typed = _objections(baseline, baseline.config, ())
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
@@ -101,7 +102,7 @@ def enumerate_candidates(
         config = _with_target(replace(baseline.config, **changed), baseline, target)
         if config is None:
             continue
-        batches, rule = _allowed(baseline, config)
+        batches, rule = _allowed(baseline, config, typed, changed)
         if not batches:
             refused[rule] = refused.get(rule, 0) + 1
             continue
@@ -141,16 +142,43 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     return replace(config, batch=batch)
 
 
-def _allowed(baseline: Plan, config: Config) -> tuple[list[Config], str]:
+Objections = dict[tuple[str, str], str]
+"""Rule and path -> the rule, or the path where it is none's."""
+
+
+def _objections(baseline: Plan, config: Config, changed: Collection[str]) -> Objections:
+    """What the rules have against a trial here, packages included.
+
+    Args:
+        baseline: what was typed, planned.
+        config: of the trial.
+        changed: sections of it that a search has chosen.
+    """
+    device = replace(baseline.device, present=True)
+    facts = Facts(config, device, planning=False, num_nodes=config.distributed.num_nodes)
+    refused, warned = check(facts, NOT_BY_SIZE)
+    saves_nothing = [
+        each
+        for each in warned
+        if each.rule in WITHOUT_EFFECT
+        or (each.rule in NO_BENEFIT and each.path.partition(".")[0] in changed)
+    ]
+    return {(each.rule, each.path): each.rule or each.path for each in (*refused, *saves_nothing)}
+
+
+def _allowed(
+    baseline: Plan, config: Config, typed: Objections, changed: Collection[str]
+) -> tuple[list[Config], str]:
     """The configuration with each micro-batch that rules allow, the smallest first; else the rule.
 
-    Rules object to samples that share a micro-batch or to a step of several: what neither the
-    smallest nor the largest breaks, none between does. What does not fit is left to forecasts.
+    Left out is what a rule refuses, or says to save nothing, and had not of what was typed. Rules
+    object to samples that share a micro-batch or to a step of several: what neither the smallest
+    nor the largest breaks, none between does. What does not fit is left to forecasts.
     """
 
     def rule_against(config: Config) -> str:
-        problems, _ = check(Facts(config, baseline.device, planning=True), NOT_BY_SIZE)
-        return problems[0].rule or problems[0].path if problems else ""
+        found = _objections(baseline, config, changed)
+        return next((rule for key, rule in found.items() if key not in typed), "")
 
     every = possible_batches(config)
     smallest, largest = rule_against(every[0]), rule_against(every[-1])

@@ -1,5 +1,6 @@
 """The winner as an option of the group `experiment`, whole and with its evidence."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,8 @@ def free_path(folder: Path, name: str) -> Path:
     """Where the option would be written.
 
     Raises:
-        ConfigError: the name is none, or there is a file that somebody else has written.
+        ConfigError: the name is none, there is a file that somebody else has written, or none can
+            be written there.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "an option's name is letters, digits and underscores"
@@ -64,6 +66,10 @@ def free_path(folder: Path, name: str) -> Path:
     if theirs.exists() and not path.exists():
         why = "eke has an experiment of this name, and it would be taken instead"
         raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
+    place = next(each for each in (path.parent, *path.parents) if each.exists())
+    if not os.access(place, os.W_OK):
+        why = f"{place} cannot be written, and the best is to be kept there as an option"
+        raise ConfigError(Problem("--config-dir", str(folder), why, "--config-dir my_conf"))
     return path
 
 

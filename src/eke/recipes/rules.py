@@ -3,14 +3,10 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from eke.check import NOT_BY_SIZE, RULES, Facts, Verdict, check
+from eke.check import NO_BENEFIT, NOT_BY_SIZE, Facts, check
 from eke.errors import Problem
 from eke.hardware import Device
 from eke.schema import Config
-
-NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
-"""Of these, the ones about other sections than a choice's own are advice, not an objection: that a
-model's vocabulary is no multiple of 8 is no reason against bfloat16."""
 
 Key = tuple[str, str]
 """Rule and path: one rule may be about several groups."""

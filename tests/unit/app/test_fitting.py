@@ -1,5 +1,8 @@
 """A search before its first trial: what it starts from, and what it refuses."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 from eke.app.fitting import Wish
@@ -9,6 +12,7 @@ from eke.cli import main as cli
 from eke.compose import compose, split_arguments
 from eke.errors import ConfigError
 from eke.fit import Numerics, Objective, trial_overrides
+from eke.record import Outcome
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -75,3 +79,22 @@ def test_in_a_cluster_nothing_is_forked() -> None:
         prepare(wish("hydra/launcher=slurm", "hardware=cpu", "launcher.fork_server=true"))
     (problem,) = refused.value.problems
     assert (problem.path, problem.fix) == ("launcher.fork_server", "launcher.fork_server=false")
+
+
+@pytest.mark.parametrize("heard", [[], [2]], ids=["undisturbed", "Ctrl-C"])
+def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None:
+    """Also where the trial at hand has come to its own end before it could save and stop."""
+
+    class EndsWell:
+        def __init__(self, *_) -> None:
+            self.heard = heard
+
+        def run(self) -> None:
+            """The trial ends."""
+
+    monkeypatch.setattr("eke.app.fitting.trying.Pool", EndsWell)
+    monkeypatch.setattr("eke.app.fitting.trying.devices_of", lambda *_: {})
+    fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
+    with pytest.raises(KeyboardInterrupt) if heard else nullcontext():
+        fitting._run([job])

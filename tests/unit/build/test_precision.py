@@ -112,7 +112,9 @@ def test_narrow_weights_are_the_float32_ones_rounded(option, task) -> None:
         assert torch.equal(weight.bfloat16(), other[name]), name
 
 
-@pytest.mark.parametrize("draw", [torch.nn.init.normal_, torch.nn.init.uniform_], ids=str)
+@pytest.mark.parametrize(
+    "draw", [torch.nn.init.normal_, torch.nn.init.uniform_], ids=["normal", "uniform"]
+)
 @pytest.mark.parametrize("size", [5, 16, 1000])
 def test_every_number_is_drawn_as_in_float32(draw, size) -> None:
     """PyTorch's own draws differ in a tensor's last numbers, or in all of them."""

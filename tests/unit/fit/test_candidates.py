@@ -136,3 +136,38 @@ def test_gpus_can_be_shared_out_where_there_are_several():
     ]  # fmt: skip
     typed = axes_for(composed.choices, [*WORK, "distributed=none"], device, Numerics.same)
     assert "distributed" not in [axis.name for axis in typed]
+
+
+@pytest.mark.parametrize(
+    ("typed", "useless"),
+    [
+        pytest.param((), {"kernels=sparse_prediction"}, id="every position has a label"),
+        pytest.param(
+            ("model=tiny_bert", "task=sequence_classification"),
+            {"kernels=sparse_prediction", "kernels=fused_linear_cross_entropy"},
+            id="no vocabulary",
+        ),
+    ],
+)
+def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless):
+    _, found = candidates(*typed)
+    names = {value.name for each in found.found for value in each.values}
+    assert not names & useless
+    assert "memory=checkpointing" in names
+    assert found.first is not None
+    _, kept = candidates(*typed, min(useless))  # typed, it is the user's
+    assert kept.first is not None
+
+
+def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
+    """Sizes that tensor cores like are the model's matter, and 16 bits pay all the same."""
+    odd = ("hardware=h100", "model.vocab_size=333")
+    _, found = candidates(*odd, numerics=Numerics.mixed)
+    assert "precision=bf16" in {v.name for each in found.found for v in each.values}
+
+
+def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
+    monkeypatch.setattr("eke.check.rules_packages._is_there", lambda name: name != "bitsandbytes")
+    _, found = candidates(numerics=Numerics.reduced)
+    assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
+    assert found.refused["package_missing"] > 0

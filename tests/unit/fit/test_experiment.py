@@ -79,3 +79,12 @@ def test_a_name_that_eke_has_is_refused_before_it_shadows_an_option(tmp_path, na
 def test_a_name_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="letters, digits"):
         free_path(tmp_path, name)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_trial(tmp_path, monkeypatch):
+    """root may write anywhere: the system's answer is made up."""
+    monkeypatch.setattr("eke.fit.experiment.os.access", lambda place, _: place != tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be written[^>]+-> --config-dir my_conf"):
+        free_path(tmp_path, "found")
+    (tmp_path / "experiment").mkdir()
+    assert free_path(tmp_path, "found").parent == tmp_path / "experiment"

@@ -46,6 +46,8 @@ def prepare(wish: Wish) -> Fitting:
     say(describe_candidates(found, baseline, wish.numerics))
     if not found.found:
         why = "nothing that could be tried fits into memory"
+        if not found.too_large:
+            why = f"rules refuse all that could be tried: {', '.join(sorted(found.refused))}"
         fix = f"eke plan --why {' '.join(composed.overrides)}"
         raise ConfigError(Problem("eke fit", "", why, fix))
     points = [candidate.point for candidate in found.found]

@@ -161,6 +161,7 @@ class Fitting:
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.wish.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
+        heard: list[int] = []
         with open_board(len(jobs)) as board:
             if self.in_cluster:
                 cluster = Cluster(
@@ -171,12 +172,15 @@ class Fitting:
             else:
                 devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
                 books = Books(jobs, board, file)
-                if self.server is None:
-                    Pool(books, devices).run()
-                else:
+                pool = Pool(books, devices)
+                if self.server is not None:
                     start = partial(start_run, server=self.server)
-                    Pool(books, devices, start, self.server.is_ready).run()
-        if any(job.outcome is None or job.outcome.exit_code == EXIT_RESUMABLE for job in jobs):
+                    pool = Pool(books, devices, start, self.server.is_ready)
+                pool.run()
+                heard = pool.heard
+        # Who asks to stop means the search, also where this trial has come to its own end.
+        cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
+        if heard or cut_short:
             raise KeyboardInterrupt
 
     def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
