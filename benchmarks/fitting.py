@@ -11,6 +11,7 @@ the search's choice was there. --output FILE keeps what was found as JSON.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
 from provenance import machine, provenance  # noqa: E402
-from unit.fit.surfaces import OFF, make, search  # noqa: E402
+from unit.fit.surfaces import OFF, Surface, make, search  # noqa: E402
 from unit.fit.surfaces_of_parts import make_of_parts  # noqa: E402
 
 from eke.files import write_json  # noqa: E402
@@ -69,6 +70,7 @@ def simulated(count: int) -> list[dict[str, Any]]:
                 "machines": kind,
                 "budget": budget,
                 "searches": count,
+                "estimates_off": estimates_off(surfaces) if estimated else None,
                 "within_5_percent": sum(each.off <= OFF for each in found) / count,
                 "median_off": statistics.median(off),
                 "p90_off": off[int(0.9 * count)],
@@ -78,6 +80,18 @@ def simulated(count: int) -> list[dict[str, Any]]:
             })  # fmt: skip
             print(json.dumps(rows[-1]))
     return rows
+
+
+def estimates_off(surfaces: Sequence[Surface]) -> float:
+    """Standard deviation of the logarithm of what estimates are off by, all points alike aside."""
+    return statistics.fmean(
+        statistics.pstdev(
+            math.log(step_s / point.expected_s)
+            for point, step_s in zip(each.points, each.step_s, strict=True)
+            if point.expected_s
+        )
+        for each in surfaces
+    )
 
 
 def real(budget: int) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 import pytest
 from reference import benchmarks_tables as tables
 from reference.accuracy import ABSENT
-from reference.benchmarks_page import SECTIONS, benchmarks_page, origin, slug
+from reference.benchmarks_page import LETTERS, SECTIONS, benchmarks_page, origin, slug
 from support import REPO
 
 PAGE = REPO / "docs" / "benchmarks.md"
@@ -29,7 +29,7 @@ def test_the_page_is_up_to_date() -> None:
 def test_what_has_no_record_is_not_measured(tmp_path) -> None:
     page = benchmarks_page(tmp_path)
     assert [line for line in page.splitlines() if line.startswith("## ")][:-1] == [
-        f"## {letter}. {section.title}" for letter, section in zip("abcdefg", SECTIONS, strict=True)
+        f"## {letter}. {section.title}" for letter, section in zip(LETTERS, SECTIONS, strict=True)
     ]
     assert "|" not in page, "a table without a record"
     for source in SOURCES:
@@ -203,3 +203,21 @@ def test_an_origin_says_what_the_record_lacks() -> None:
 def test_numbers_have_the_digits_that_count() -> None:
     found = [tables.number(x) for x in (0.04361, 0.3951, 0.9996, 5.56, 39.14, 1234.5, -0.106, 0)]
     assert found == ["0.0436", "0.395", "1.00", "5.56", "39.1", "1234", "-0.106", "0.000"]
+
+
+def test_searches_stand_beside_the_best_there_is() -> None:
+    row = {"machines": "of parts", "budget": 8, "searches": 200, "estimates_off": 0.23,
+           "within_5_percent": 0.88, "median_off": 0.0, "p90_off": 0.0556, "mean_trials": 8.0,
+           "searches_with_out_of_memory": 10, "most_out_of_memory": 1}  # fmt: skip
+    found = tables.searching({"rows": [row, {**row, "estimates_off": None}]}).splitlines()
+    rest = "8 | 8.00 | 176 of 200 | 0.000 % | 5.6 % | 10 | 1 |"
+    assert found[-2:] == [f"| of parts | 23 % | {rest}", f"| of parts | - | {rest}"]
+
+
+def test_a_choice_that_was_not_measured_has_no_rank() -> None:
+    row = {"configurations": 16, "trials": 5, "chosen": "attention=sdpa", "rank": 2,
+           "off_exhaustive_best": 0.027, "typed_off": 0.1, "median_off": 0.48}  # fmt: skip
+    unknown = {**row, "rank": None, "off_exhaustive_best": None}
+    found = tables.searching({"rows": [row, unknown]}).splitlines()
+    assert found[-2] == "| 16 | 5 | `attention=sdpa` | 2.7 % | 2 | 10 % | 48 % |"
+    assert found[-1] == "| 16 | 5 | `attention=sdpa` | - | - | 10 % | 48 % |"

@@ -26,9 +26,8 @@ rounds unless a column says otherwise. Numbers of one machine say little about a
 TAIL = """\
 ## Elsewhere
 
-How right forecasts of memory and step time are: [forecast.md](forecast.md). How near `eke fit`
-comes to the best there is: [fit.md](fit.md). The guides' table: [techniques.md](techniques.md).
-What was tried and did not work: [lab.md](lab.md).
+How right forecasts of memory and step time are: [forecast.md](forecast.md). The guides' table:
+[techniques.md](techniques.md). What was tried and did not work: [lab.md](lab.md).
 """
 
 
@@ -73,7 +72,7 @@ SECTIONS = (
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
-        "2026-11-23, the third sitting: where the time at 24 layers is; a shorter suite",
+        "2026-11-24, the ninth sitting: what eight trials can find",
     ),
     Section(
         "Recipes",
@@ -158,8 +157,27 @@ SECTIONS = (
         ),
         "2026-11-23: a quiet quarter of an hour; what a plan need not import",
     ),
+    Section(
+        "Searching",
+        "How near does `eke fit` come to the exhaustive best, on made-up machines whose generators "
+        "share no code with the time model, and here on a space that is run whole?",
+        (
+            Source(
+                "fit_*.json",
+                tables.searching,
+                {
+                    f"fit_{name}": f"python benchmarks/fitting.py {what} "
+                    f"--output results/fit_{name}.json"
+                    for name, what in (("simulated", "simulated"), ("real_cpu", "real"))
+                },
+            ),
+        ),
+        "2026-11-24, the ninth sitting: what eight trials can find",
+    ),
 )
-"""The benchmarks a to g, in this order."""
+"""The benchmarks a to h, in this order."""
+
+LETTERS = "abcdefgh"
 
 
 def benchmarks_page(results: Path) -> str:
@@ -168,7 +186,7 @@ def benchmarks_page(results: Path) -> str:
     Args:
         results: folder with the records.
     """
-    lettered = zip("abcdefg", SECTIONS, strict=True)
+    lettered = zip(LETTERS, SECTIONS, strict=True)
     sections = [_section(letter, section, results) for letter, section in lettered]
     return "\n".join([HEAD, *sections, TAIL])
 

@@ -299,3 +299,50 @@ def _case(row: Content) -> tuple[str, ...]:
     over_wall, over_cpu = wall["eke_speed_over"], cpu["eke_speed_over"]
     ratios = (over_wall["bare"], over_cpu["bare"], over_cpu.get("bare_data"))
     return (*speeds, *(spread(each) for each in ratios))
+
+
+# ------------------------------------------------------------------ h: eke fit
+
+
+def searching(content: Content) -> str:
+    """How near searches end to the best there is: by kind of made-up machine, or here."""
+    made_up = "machines" in content["rows"][0]
+    return _made_up(content["rows"]) if made_up else _whole_space(content["rows"])
+
+
+def _made_up(rows: Sequence[Content]) -> str:
+    head = (
+        "machines", "estimates off by", "trials at most", "made",
+        "ended within 5 % of the best", "off it, median", "off it, 90th percentile",
+        "searches with one out-of-memory", "most of these in one",
+    )  # fmt: skip
+    cells = [
+        (
+            row["machines"],
+            _share(row["estimates_off"]),
+            str(row["budget"]), number(row["mean_trials"]),
+            f"{row['within_5_percent'] * row['searches']:.0f} of {row['searches']}",
+            percent(row["median_off"]), percent(row["p90_off"]),
+            str(row["searches_with_out_of_memory"]), str(row["most_out_of_memory"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return table(head, cells)
+
+
+def _whole_space(rows: Sequence[Content]) -> str:
+    head = ("configurations", "trials", "its choice", "off the best", "rank",
+            "what was typed, off the best", "the median one")  # fmt: skip
+    cells = [
+        (
+            str(row["configurations"]), str(row["trials"]), f"`{row['chosen']}`",
+            _share(row["off_exhaustive_best"]), str(row["rank"] or UNKNOWN),
+            _share(row["typed_off"]), _share(row["median_off"]),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return table(head, cells)
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else percent(value)

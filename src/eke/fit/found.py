@@ -85,6 +85,9 @@ class Fit:
     """What was typed; None where it could not be measured."""
     between: float = 0.0
     """As in each standing."""
+    further_gain: float = 0.0
+    """Share of the objective that one more trial was expected to gain; 0 where that is not worth
+    it."""
 
     @property
     def diverges(self) -> bool:
@@ -162,6 +165,7 @@ def fit_of(
         tuple(standings.values()),
         first,
         between,
+        search.further_gain(),
     )
 
 

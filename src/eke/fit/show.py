@@ -165,6 +165,11 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
         if waits > WAITING:
             found.append(f"{waits:.0%} of a step waits for data: dataloader=workers may help")
         found += _about_loss(fit)
+    if fit.further_gain:
+        found.append(
+            f"one more trial was expected to gain {fit.further_gain:.1%}: the same command with "
+            f"--budget-trials {2 * len(fit.trials)} goes on from these"
+        )
     return found
 
 

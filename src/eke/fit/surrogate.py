@@ -39,9 +39,9 @@ class Doubt:
 MODELLED = Doubt(machine=0.6, technique=0.12, batch=0.12, alone=0.05, reach=2.5)
 """With the time model: its published rows are off by some 10 to 40 % (docs/forecast.md)."""
 
-BLIND = Doubt(machine=3.0, technique=0.14, batch=0.2, alone=0.05, reach=2.5)
-"""Without: techniques move a step by factors of 0.5 to 2 (docs/techniques.md), and about half of
-that is what is usual for them."""
+BLIND = Doubt(machine=3.0, technique=0.2, batch=0.2, alone=0.05, reach=2.5)
+"""Without: techniques move a step by factors of 0.5 to 2 (docs/techniques.md), and what is usual
+for them says less than half of that here."""
 
 SCALES = (1.0, 1.5, 2.2, 3.3)
 """Factors on all doubts but the machine's, each counted as the trials make it likely: a time model

@@ -23,7 +23,9 @@ def candidate(name: str) -> SimpleNamespace:
     return SimpleNamespace(values=values, plan=WORK, point=SimpleNamespace(devices=1))
 
 
-def found(*times: tuple[int, float], spread: float = SPREAD, objective=Objective.speed):
+def found(
+    *times: tuple[int, float], spread: float = SPREAD, objective=Objective.speed, further=0.0
+):
     """A finished search of up to six configurations, of which the first is as typed."""
     trials = [
         Measured(number, 0, Trial(step_s, spread, peak_bytes=2**20), "ok")
@@ -32,7 +34,9 @@ def found(*times: tuple[int, float], spread: float = SPREAD, objective=Objective
     every = [candidate(name) for name in ("", "a=1", "b=1", "c=1", "d=1", "e=1")]
     candidates = SimpleNamespace(found=every, first=0)
     order = sorted({n for n, _ in times}, key=lambda n: min(t for m, t in times if m == n))
-    search = SimpleNamespace(objective=objective, ranking=lambda: order)
+    search = SimpleNamespace(
+        objective=objective, ranking=lambda: order, further_gain=lambda: further
+    )
     return fit_of(search, candidates, trials, Numerics.same)
 
 
@@ -48,6 +52,14 @@ def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
     assert "do not tell it from b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
     memory = found((0, 1.0), (1, 1.0), objective=Objective.memory)
     assert len(memory.rivals) == 1, "as much memory"
+
+
+def test_what_a_larger_budget_may_gain_is_said() -> None:
+    (note,) = notes(found((0, 1.1), (1, 1.0), (1, 1.001), further=0.0213), WORK)
+    assert note == (
+        "one more trial was expected to gain 2.1%: the same command with --budget-trials 6 goes "
+        "on from these"
+    )
 
 
 def test_steps_that_stall_are_doubt_about_a_trial() -> None:
@@ -97,6 +109,6 @@ def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
     trials = [Measured(number, 0, Trial(None), outcome)]
     assert all_diverge(trials, 0, numerics) is expected
     candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
-    search = SimpleNamespace(objective=Objective.speed, ranking=list)
+    search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
     told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
     assert ("lower optimizer.lr" in told) is expected

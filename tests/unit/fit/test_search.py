@@ -94,6 +94,17 @@ def test_nothing_that_is_well_known_to_be_slow_is_tried():
     assert looking.next() == []
 
 
+def test_what_the_budget_leaves_to_gain_is_known():
+    looking = Search(points(1.0, 0.5, 0.49, 50.0), Objective.speed, 3, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, Trial(0.5))
+    looking.tell(1, Trial(0.5))
+    assert looking.next() == []
+    assert 0.003 < looking.further_gain() < 0.1, "the third may be better"
+    looking.tell(2, Trial(0.49))
+    assert looking.further_gain() == 0.0, "the fourth is not"
+
+
 def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
     large = Point(("a",), 8, room=Room.tight, peak_bytes=100, expected_s=0.5)
     larger = Point(("b",), 8, room=Room.fits, peak_bytes=120, expected_s=0.5)
