@@ -66,8 +66,9 @@ def main(arguments: Sequence[str]) -> int:
         Objective(options.objective),
         Numerics(options.numerics),
         options.budget_trials,
+        options.name,
     )
-    return fit(wish, options.name)
+    return fit(wish)
 
 
 def _trials(text: str) -> int:

@@ -1,7 +1,7 @@
 """Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
 
 from eke.fit.candidates import Candidate, Candidates, enumerate_candidates, room_of
-from eke.fit.experiment import free_path, write_experiment
+from eke.fit.experiment import free_path, refuse_what_is_no_name, write_experiment
 from eke.fit.found import Fit, all_diverge, fit_of
 from eke.fit.objective import Objective
 from eke.fit.point import Point, Room, Trial
@@ -41,6 +41,7 @@ __all__ = [
     "is_higher",
     "likely",
     "measured",
+    "refuse_what_is_no_name",
     "room_of",
     "short_name",
     "trial_overrides",

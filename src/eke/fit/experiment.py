@@ -48,6 +48,17 @@ def write_experiment(
     return path
 
 
+def refuse_what_is_no_name(name: str) -> None:
+    """Of an option.
+
+    Raises:
+        ConfigError: it cannot be typed as one.
+    """
+    if not re.fullmatch(r"[A-Za-z]\w*", name):
+        why = "an option's name is letters, digits and underscores"
+        raise ConfigError(Problem("--name", name, why, "--name fastest"))
+
+
 def free_path(folder: Path, name: str) -> Path:
     """Where the option would be written.
 
@@ -55,9 +66,7 @@ def free_path(folder: Path, name: str) -> Path:
         ConfigError: the name is none, there is a file that somebody else has written, or none can
             be written there.
     """
-    if not re.fullmatch(r"[A-Za-z]\w*", name):
-        why = "an option's name is letters, digits and underscores"
-        raise ConfigError(Problem("--name", name, why, "--name fastest"))
+    refuse_what_is_no_name(name)
     path = folder / "experiment" / f"{name}.yaml"
     if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
         why = f"{path} is there, and eke fit did not write it"

@@ -105,6 +105,16 @@ class Fit:
         return None if self.typed is None else self.gain_over(self.typed)
 
     @property
+    def is_found(self) -> bool:
+        """Whether the best is worth an option.
+
+        Better than what was typed by more than chance, or that could not be measured.
+        """
+        if self.best is None or self.best is self.typed:
+            return False
+        return self.gain is None or self.gain.is_resolved
+
+    @property
     def rivals(self) -> list[Standing]:
         """Others than what was typed that trials do not tell from the best."""
         others = [each for each in self.standings[1:] if each is not self.typed]

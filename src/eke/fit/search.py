@@ -83,7 +83,10 @@ class Search:
         return chosen
 
     def to_confirm(self) -> list[int]:
-        """Points to be run again: the best, another as good as it, and what it is compared with."""
+        """Points to be run again: the best, another as good as it, and what it is compared with.
+
+        None where each of them was; what they are may change with what is found.
+        """
         ranked = self.ranking()
         if not ranked or self.left < 1:
             return []
@@ -92,7 +95,8 @@ class Search:
         again = ranked[: 2 if rivals else 1]
         if self.first in ranked and self.first not in again:
             again.append(self.first)
-        return again[: self.left]
+        tried = [number for number, _ in self.trials]
+        return [number for number in again if tried.count(number) == 1][: self.left]
 
     def ranking(self) -> list[int]:
         """Points that were measured, the best first."""
@@ -116,7 +120,7 @@ class Search:
         Of the score: 0.02 is a step shorter by 2 %.
         """
         found = self._most_promising(())
-        return found[1] if found else 0.0
+        return found[1] if found and found[1] > ENOUGH else 0.0
 
     # --- inside -----------------------------------------------------------------------------
 

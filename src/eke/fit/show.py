@@ -154,6 +154,8 @@ def notes(fit: Fit, baseline: Plan) -> list[str]:
         names = ", ".join(short_name(each.candidate, baseline) for each in rivals[:NAMED])
         more = f" and {format_number(len(rivals) - NAMED, 'other')}" if len(rivals) > NAMED else ""
         found.append(f"these trials do not tell it from {names}{more}")
+    if fit.best is not None and fit.best is not fit.typed and len(fit.best.tried) == 1:
+        found.append("the best was tried once: --budget-trials leaves no trial that confirms it")
     if doubt := _doubt(fit):
         found.append(f"{doubt}: was the machine busy? {AGAIN}")
     failed = [trial for trial in fit.trials if trial.trial.step_s is None]

@@ -29,6 +29,8 @@ class PlanningLine:
         self._clock = clock
         self._due = clock() + QUIET_S
         self._written = ""
+        self._last = ""
+        """What was not shown, since the line before it was shown a moment ago."""
 
     def composed(self, done: int, total: int) -> None:
         """So many cells are composed."""
@@ -47,15 +49,20 @@ class PlanningLine:
         self._show(f"checked {done} of {total} sets of techniques")
 
     def close(self) -> None:
-        """Wipe the line, if there is one on a terminal."""
+        """The last count where lines add up; on a terminal the line is wiped, if there is one."""
+        if self._last and self._written and not self._stream.isatty():
+            self._stream.write(f"{self._last}\n")
+            self._stream.flush()
         if self._written and self._stream.isatty():
             self._stream.write("\r" + " " * len(self._written) + "\r")
             self._stream.flush()
 
     def _show(self, text: str) -> None:
         now = self._clock()
+        self._last = text
         if now < self._due:
             return
+        self._last = ""
         is_terminal = self._stream.isatty()
         self._due = now + PAUSE_S[is_terminal]
         padded = text.ljust(len(self._written))

@@ -1,17 +1,19 @@
 """A search before its first trial: what it starts from, and what it refuses."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from eke.app.fitting import Wish
+from eke.app.fitting.keeping import keep
 from eke.app.fitting.preparing import prepare
 from eke.app.planning import plan_for
 from eke.cli import main as cli
 from eke.compose import compose, split_arguments
 from eke.errors import ConfigError
-from eke.fit import Numerics, Objective, trial_overrides
+from eke.fit import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
 from eke.record import Outcome
 
 pytestmark = pytest.mark.usefixtures("own_machine")
@@ -98,3 +100,52 @@ def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
     with pytest.raises(KeyboardInterrupt) if heard else nullcontext():
         fitting._run([job])
+
+
+def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
+    """Of what was typed; candidates that lack theirs are left out."""
+    monkeypatch.setattr("eke.check.rules_packages._is_there", lambda name: name != "bitsandbytes")
+    typed = ("optimizer=adamw_8bit", "compile=none", "memory=none", "kernels=none")
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(*typed))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.rule) == ("optimizer", "package_missing")
+    assert prepare(wish(*typed, "plan_only=true")).candidates.first is not None, "for elsewhere"
+
+
+def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> None:
+    taken = tmp_path / "experiment" / "mine.yaml"
+    taken.parent.mkdir()
+    taken.write_text("my own")
+    monkeypatch.setattr("eke.app.fitting.preparing.conf_folder", lambda: tmp_path)
+    typed = ("compile=none", "memory=none", "kernels=none")
+    named = replace(wish(*typed), name="mine")
+    with pytest.raises(ConfigError, match="did not write it"):
+        prepare(named)
+    assert prepare(replace(wish(*typed, "plan_only=true"), name="mine")).option == "mine"
+    with pytest.raises(ConfigError, match="letters, digits"):
+        prepare(replace(wish(*typed, "plan_only=true"), name="no name"))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) -> None:
+    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
+    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting.paths.folder.mkdir()
+    own = tmp_path / "own"
+    monkeypatch.setattr("eke.app.fitting.keeping.conf_folder", lambda: own)
+    first = fitting.candidates.first
+    other = next(n for n, _ in enumerate(fitting.candidates.found) if n != first)
+    faster = 0.5 if is_found else 0.999
+    for number, step_s in ((first, 1.0), (other, faster), (other, faster)):
+        trial = Trial(step_s, 0.01)
+        fitting.trials.append(Measured(number, 0, trial, "ok"))
+        fitting.search.tell(number, trial)
+    keep(fitting, fit_of(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
+    out = capsys.readouterr().out
+    assert (own / "experiment" / "mine.yaml").exists() is is_found
+    assert ("experiment=mine" in out) is is_found
+    assert ("nothing is written: what was typed may be as good" in out) is not is_found
+    # Either way the reader can run it.
+    winner = " ".join(fitting.candidates.found[other].overrides)
+    assert is_found or winner in out

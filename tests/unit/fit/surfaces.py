@@ -133,8 +133,9 @@ def search(surface: Surface, seed: int, budget: int = 8, noise: float = 0.01) ->
 
     while chosen := looking.next():
         measure(chosen[0])
-    for number in looking.to_confirm():
-        measure(number)
+    while again := looking.to_confirm():
+        for number in again:
+            measure(number)
     ranking = looking.ranking()
     off = surface.step_s[ranking[0]] / surface.best_s if ranking else math.inf
     return Found(off, len(looking.trials), num_out)

@@ -54,6 +54,20 @@ def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
     assert len(memory.rivals) == 1, "as much memory"
 
 
+def test_only_what_is_better_by_more_than_chance_is_worth_an_option() -> None:
+    assert found((0, 1.1), (1, 1.0), (1, 1.001)).is_found
+    assert not found((0, 1.001), (1, 1.0)).is_found, "not resolved"
+    assert not found((0, 1.0), (1, 1.1)).is_found, "what was typed is the best"
+    assert found((1, 1.0)).is_found, "what was typed could not be measured"
+    assert not found().is_found
+
+
+def test_a_best_that_was_tried_once_is_called_so() -> None:
+    (note,) = notes(found((0, 1.1), (1, 1.0)), WORK)
+    assert "the best was tried once" in note
+    assert not notes(found((0, 1.0), (1, 1.1)), WORK), "what was typed needs no option"
+
+
 def test_what_a_larger_budget_may_gain_is_said() -> None:
     (note,) = notes(found((0, 1.1), (1, 1.0), (1, 1.001), further=0.0213), WORK)
     assert note == (

@@ -83,6 +83,12 @@ def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with(
     assert looking.to_confirm() == [1, 2]
     looking.tell(2, Trial(0.6))
     assert looking.to_confirm() == [1]
+    looking.budget = 8
+    assert looking.to_confirm() == [1, 0], "2 was tried twice"
+    looking.tell(1, Trial(0.7))
+    assert looking.to_confirm() == [0], "2 is the best now, and confirmed"
+    looking.tell(0, Trial(1.0))
+    assert looking.to_confirm() == []
     best_is_typed = Search(points(1.0, 2.0), Objective.speed, 8, first=0)
     best_is_typed.tell(0, Trial(1.0))
     assert best_is_typed.to_confirm() == [0]

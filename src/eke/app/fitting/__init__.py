@@ -5,31 +5,20 @@ from eke.app.fitting.preparing import prepare
 from eke.app.fitting.trying import Wish
 from eke.app.talk import complain, say
 from eke.errors import EkeError, of_system
-from eke.fit import free_path, likely
-from eke.paths import conf_folder
+from eke.fit import likely
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
 __all__ = ["Wish", "fit"]
 
 
-def fit(wish: Wish, name: str) -> int:
-    """Search, and write what was found; returns the exit code.
-
-    Args:
-        wish: what was asked for.
-        name: of the option to write; empty is `fit_` and the model's.
-    """
+def fit(wish: Wish) -> int:
+    """Search, and write what was found; returns the exit code."""
     try:
-        folder = wish.arguments.config_dir or conf_folder()
-        if name:
-            free_path(folder, name)  # before anything takes time
         fitting = prepare(wish)
-        name = name or f"fit_{fitting.baseline.choices['model']}"
-        free_path(folder, name)
         if fitting.baseline.config.plan_only:
             return say("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
         found = fitting.run()
-        keep(fitting, found, name)
+        keep(fitting, found)
         return EXIT_OK if found.best is not None else EXIT_FAILED
     except EkeError as error:
         return complain(str(error), error.exit_code)

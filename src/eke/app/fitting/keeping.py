@@ -23,13 +23,12 @@ REPORT, VALUES = "fit.md", "fit.json"
 """Files in the folder of a search."""
 
 
-def keep(fitting: Fitting, fit: Fit, name: str) -> None:
+def keep(fitting: Fitting, fit: Fit) -> None:
     """Write all that was found, and say where.
 
     Args:
         fitting: the search.
         fit: how it ended.
-        name: of the option.
 
     Raises:
         ConfigError: there is an option of that name that somebody else has written.
@@ -41,20 +40,31 @@ def keep(fitting: Fitting, fit: Fit, name: str) -> None:
     write_atomic(folder / REPORT, _report(command, fitting, fit, text))
     write_json(folder / VALUES, _values(command, fitting, fit))
     say(f"\n{text}")
-    # What was typed is enough where it is the best: no file has to say it again.
-    if fit.best is not None and fit.best is not fit.typed:
-        _keep_option(fitting, fit.best.candidate.overrides, name, text)
+    if fit.is_found:
+        assert fit.best is not None
+        _keep_option(fitting, fit.best.candidate.overrides, text)
+    elif fit.best is not None and fit.best is not fit.typed:
+        winner = fit.best.candidate.overrides
+        typed = _command(fitting, *without(fitting.typed, winner), *winner)
+        say(f"\nnothing is written: what was typed may be as good\n  {typed}")
     say(f"\n  {folder / REPORT}   (all trials: eke report {folder})")
 
 
-def _keep_option(fitting: Fitting, winner: tuple[str, ...], name: str, text: str) -> None:
+def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
     """Write the best as an option of `experiment`, and say how to run it."""
-    own = fitting.wish.arguments.config_dir
+    own, name = fitting.wish.arguments.config_dir, fitting.option
     best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
     evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
     path = write_experiment(best, name, own, own or conf_folder(), evidence)
-    flag = f" --config-dir {own}" if own else ""
-    say(f"\nwritten to {path}:\n  python train.py{flag} experiment={name}")
+    say(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
+
+
+def _command(fitting: Fitting, *overrides: str) -> str:
+    """What starts a run, with the folder of options that was typed."""
+    own = fitting.wish.arguments.config_dir
+    return shlex.join(
+        ["python", "train.py", *(["--config-dir", str(own)] if own else []), *overrides]
+    )
 
 
 def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:

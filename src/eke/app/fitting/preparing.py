@@ -9,9 +9,18 @@ from eke.app.sweep import misplaced
 from eke.app.talk import say
 from eke.compose import Composed, compose, launcher_of
 from eke.errors import ConfigError, Problem
-from eke.fit import Search, axes_for, describe_candidates, enumerate_candidates, group_of
+from eke.fit import (
+    Search,
+    axes_for,
+    describe_candidates,
+    enumerate_candidates,
+    free_path,
+    group_of,
+    refuse_what_is_no_name,
+)
 from eke.launch import sweep_id, sweep_paths
 from eke.pace import StepTime, forecast_time
+from eke.paths import conf_folder
 from eke.plan import Plan
 from eke.recipes import RECIPES
 from eke.report import PlanningLine
@@ -25,6 +34,8 @@ def prepare(wish: Wish) -> Fitting:
     """
     arguments = wish.arguments
     refuse_what_is_no_start(wish)
+    if wish.name:
+        refuse_what_is_no_name(wish.name)
     in_cluster = launcher_of(arguments.overrides) == "slurm"
     composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
     refuse_what_is_searched(composed)
@@ -36,6 +47,10 @@ def prepare(wish: Wish) -> Fitting:
         raise ConfigError(
             Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
         )
+    option = wish.name or f"fit_{baseline.choices['model']}"
+    if not composed.config.plan_only:
+        refuse_what_cannot_start(composed, in_cluster)
+        free_path(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
     composed = pinned(composed, baseline)
     line = PlanningLine()
@@ -55,7 +70,7 @@ def prepare(wish: Wish) -> Fitting:
     which = [text for text in composed.overrides if not text.startswith("hydra")]
     identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
     paths = sweep_paths(composed.config.paths.runs, identity)
-    return Fitting(wish, composed.overrides, found, search, baseline, paths)
+    return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:
@@ -97,6 +112,16 @@ def refuse_what_is_no_start(wish: Wish) -> None:
             problems.append(Problem(key, value, why, f"python train.py -m {typed}"))
     if problems:
         raise ConfigError(problems)
+
+
+def refuse_what_cannot_start(composed: Composed, in_cluster: bool) -> None:
+    """What was typed and cannot run here: a package is missing, a file. Nodes have their own.
+
+    Raises:
+        ConfigError: the first trial would be refused for it, and every other.
+    """
+    if not in_cluster:
+        plan_for(composed, planning=False, refuse=False, trace=False)
 
 
 def refuse_what_is_searched(composed: Composed) -> None:

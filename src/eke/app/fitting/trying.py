@@ -26,7 +26,7 @@ from eke.fit import (
     short_name,
     trial_overrides,
 )
-from eke.forecast import is_open, traced_forecast
+from eke.forecast import is_open, stop_tracing, traced_forecast
 from eke.launch import (
     Books,
     Cell,
@@ -59,6 +59,8 @@ class Wish:
     objective: Objective
     numerics: Numerics
     budget: int
+    name: str = ""
+    """Of the option that is written; empty is `fit_` and the model's."""
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Fitting:
     search: Search
     baseline: Plan
     paths: SweepPaths
+    option: str
+    """Name under which the best is written."""
     cells: list[Cell] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
     server: ForkServer | None = None
@@ -91,7 +95,7 @@ class Fitting:
         with watching(self.paths), self._warm():
             while chosen := self.worth_trying(at_once):
                 self.try_out(chosen)
-            if again := self.search.to_confirm():
+            while again := self.search.to_confirm():
                 self.try_out(again)
         return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
 
@@ -134,6 +138,7 @@ class Fitting:
         for label, n in zip(labels, numbers, strict=True):
             again = ", once more" if repeats[n] else ""
             say(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
+        stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
         cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.in_cluster)
