@@ -75,6 +75,11 @@ class LiveRun:
                 raise _unwritable(place, error) from error
             raise
 
+    @property
+    def pid(self) -> int:
+        """Its worker's process, or the one that has started all others."""
+        return self.worker.process.pid
+
     def is_over(self) -> bool:
         """Whether its worker has ended."""
         return self.worker.is_over()
