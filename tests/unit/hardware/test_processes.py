@@ -109,7 +109,7 @@ def test_what_a_process_and_all_it_has_started_hold_is_counted(proc):
     pages = {LAUNCHER: 5, ME: 7, CHILD: 11, RANK: 13, OTHER: 17}
     for pid, count in pages.items():
         line = (proc / str(pid) / "stat").read_text().strip()
-        filler = " ".join(["0"] * 17)  # up to vsize, the 23rd field
+        filler = " ".join(["0"] * 16)  # up to what comes before vsize, the 23rd
         (proc / str(pid) / "stat").write_text(f"{line} {filler} 4096 {count} 0\n")
     size = os.sysconf("SC_PAGE_SIZE")
     assert resident_bytes(ME, proc) == (7 + 11) * size
