@@ -189,7 +189,8 @@ def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monke
 def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_path) -> None:
     done = train_py(*CLUSTER, *SHORT, "resources.partition=nowhere")
     assert done.code == 1, done.text
-    assert "partition" in done.err
+    assert "crashed" in done.out, "there is a summary"
+    assert "partition" in done.out
     assert "Traceback" not in done.text
     assert not list(tmp_path.glob("runs/sweep-*/slurm/eke-*"))
     assert not cluster.ask("squeue", "--noheader")

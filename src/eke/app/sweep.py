@@ -14,7 +14,7 @@ from eke.app.talk import say
 from eke.compose import Arguments, launcher_of
 from eke.compose.sweep import Expanded, SweepCell, expand
 from eke.corpus import looking_once
-from eke.errors import ConfigError, Problem
+from eke.errors import ConfigError, EkeError, Problem
 from eke.forecast import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
 from eke.hardware import usable_cores
 from eke.launch import (
@@ -22,8 +22,10 @@ from eke.launch import (
     Cell,
     Devices,
     Job,
+    Place,
     Pool,
     SweepFile,
+    done_again,
     find_devices,
     forking,
     merge_duplicates,
@@ -136,6 +138,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     )
     if planning:
         say("\n" + render_outlooks(cells, outlooks(jobs)))
+        say_finished(jobs, place_in_cluster if launcher == "slurm" else place_of)
         say_hours(jobs)
         if launcher == "slurm" and planned.jobs:
             say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
@@ -153,6 +156,21 @@ def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
     if launcher.fork_server and in_cluster:
         return FORKED_THERE
     return FORKED_ELSEWHERE if launcher.fork_server and sys.platform != "linux" else None
+
+
+def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
+    """Which runs have finished already, and which of these would be done again, and why."""
+    places: list[Place] = []
+    told: list[str] = []
+    for job in jobs:
+        try:
+            places.append(where(job.plan))
+        except EkeError as error:  # a record that cannot be read
+            told.append(f"{job.label}: {error}")
+    if answered := sum(place.record is not None for place in places):
+        told.append(f"answered from its record: {format_number(answered, 'finished run')}")
+    if told := told + done_again(places):
+        say("\n" + "\n".join(told))
 
 
 def say_hours(jobs: Sequence[Job]) -> None:

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -290,12 +291,11 @@ def retry(options: argparse.Namespace) -> int:
         raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
     refuse_a_copy(folder, content)
     os.chdir(content["directory"])
-    for paths in chosen:
-        set_aside(paths)
-    _print([f"to try again: {format_number(len(chosen), 'run')}"])
-    if not chosen:
-        return EXIT_OK
-    return search_again(command[1:]) if command[0] == "fit" else app.main(command)
+    with aside(chosen):
+        _print([f"to try again: {format_number(len(chosen), 'run')}"])
+        if not chosen:
+            return EXIT_OK
+        return search_again(command[1:]) if command[0] == "fit" else app.main(command)
 
 
 def refuse_a_copy(folder: Path, content: Mapping[str, Any]) -> None:
@@ -325,16 +325,42 @@ def search_again(arguments: Sequence[str]) -> int:
     return fit.main(arguments)
 
 
-def set_aside(paths: RunPaths) -> None:
-    """Keep a final record under another name, so that the run counts as unfinished.
+@contextmanager
+def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
+    """Keep final records under other names, so that their runs count as unfinished in here.
 
-    One that could not be started has none.
+    When none of the runs has been started in here (the command is refused, or stopped while it
+    plans), they get their records back.
     """
+    before = {paths.folder: _traces(paths) for paths in runs}
+    kept: dict[Path, Path] = {}
+    try:
+        for paths in runs:
+            with contextlib.suppress(FileNotFoundError):  # what could not be started has none
+                name = _free_name(paths)
+                paths.record.rename(name)
+                kept[paths.record] = name
+        yield
+    finally:
+        if kept and all(_traces(p) == before[p.folder] and not p.record.exists() for p in runs):
+            for record, name in kept.items():
+                name.rename(record)
+            back = format_number(len(kept), "record")
+            sys.stderr.write(f"nothing was started: {back} put back\n")
+
+
+def _traces(paths: RunPaths) -> list[int]:
+    """What changes when a run is started here, or handed in to a cluster."""
+    files = [file for file in (paths.attempts, paths.ticket) if file.exists()]
+    return [file.stat().st_mtime_ns for file in files]
+
+
+def _free_name(paths: RunPaths) -> Path:
+    """For another record of a run."""
     number = 1
     while (kept := paths.record.with_suffix(f".{number}.json")).exists():
         number += 1
-    with contextlib.suppress(FileNotFoundError):
-        paths.record.rename(kept)
+    return kept
 
 
 DESCRIPTIONS = {

@@ -5,9 +5,10 @@ import json
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from eke.cli import report_wandb
-from eke.errors import EkeError, of_system
+from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import plain, write_atomic
 from eke.paths import user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -90,12 +91,15 @@ def _formats(text: str) -> tuple[str, ...]:
 
 def _write(found: Comparison, options: argparse.Namespace) -> int:
     folder = user_path(options.output or options.folders[0])
-    folder.mkdir(parents=True, exist_ok=True)
     asked = [*options.formats]
     if options.open and "html" not in asked:
         asked.append("html")
-    for name in asked:
-        write_atomic(folder / f"report.{name}", RENDER[name](found, options.repeats))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in asked:
+            write_atomic(folder / f"report.{name}", RENDER[name](found, options.repeats))
+    except OSError as error:
+        raise ConfigError(_unwritable(folder, error)) from error
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
@@ -103,6 +107,13 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):
         sys.stderr.write("no browser found; open report.html by hand\n")
     return EXIT_OK
+
+
+def _unwritable(folder: Path, error: OSError) -> Problem:
+    """Somebody else's runs, or an archive, are read all the same."""
+    why = f"the report's files cannot be written there: {error.strerror or error}"
+    fix = "--output FOLDER   (or --formats none)"
+    return Problem("--output", str(folder), why, fix, passing=True)
 
 
 # Each imports what it needs: a terminal's report does without the page.

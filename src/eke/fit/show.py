@@ -32,6 +32,9 @@ of them, one took about 15 % longer."""
 
 AGAIN = "Again on a quiet one: paths.runs=ANOTHER_FOLDER"
 
+SHOWN = 8
+"""Lines of what would be tried: as many as trials are made where nobody says how many."""
+
 NAMED = 3
 """Configurations that are named before the others are counted."""
 
@@ -197,7 +200,7 @@ def _about_loss(fit: Fit) -> list[str]:
     return [f"its loss after a trial is {verdict}: {best:.4f}, as typed {typed:.4f}"]
 
 
-def likely(candidates: Candidates, search: Search, baseline: Plan, count: int = 8) -> str:
+def likely(candidates: Candidates, search: Search, baseline: Plan) -> str:
     """What would be tried, as far as that is known before the first trial."""
     if not any(candidate.point.expected_s for candidate in candidates.found):
         first = search.next()
@@ -211,7 +214,7 @@ def likely(candidates: Candidates, search: Search, baseline: Plan, count: int = 
         peak = format_bytes(candidate.forecast.best.expected)
         alike.setdefault((seconds, peak), []).append(short_name(candidate, baseline))
     lines = ["the best by estimate, of which trials would be made:", ""]
-    for (seconds, peak), names in list(alike.items())[:count]:
+    for (seconds, peak), names in list(alike.items())[:SHOWN]:
         others = format_number(len(names) - 1, "other")
         alike_too = f"   (or {others}, by estimate alike)" if len(names) > 1 else ""
         lines.append(f"  {seconds:>8}  {peak:>10}  {min(names, key=len)}{alike_too}")

@@ -6,9 +6,10 @@ from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
 from eke.forecast.pairs import note_pair
-from eke.forecast.predict import forecast, highest_phase, verdict
+from eke.forecast.predict import forecast, highest_phase, least_bytes, verdict
 from eke.forecast.rule import (
     DOES_NOT_FIT,
+    cannot_fit,
     refuse_what_cannot_fit,
     refuse_what_ran_out,
     what_makes_room,
@@ -38,6 +39,7 @@ __all__ = [
     "as_json",
     "as_record",
     "as_text",
+    "cannot_fit",
     "compare_devices",
     "first_advice",
     "forecast",
@@ -46,6 +48,7 @@ __all__ = [
     "is_open",
     "known_forecast",
     "largest_batch",
+    "least_bytes",
     "note_choice",
     "note_forecast",
     "note_pair",

@@ -92,12 +92,20 @@ def room(plan: Plan) -> int | None:
 
     A CPU's memory is shared by all processes, with their Python and with what others hold of it.
     """
-    memory = plan.device.memory_bytes
-    if memory is None or plan.device.kind != "cpu":
-        return memory
-    left = plan.device.available_bytes
+    memory, left = plan.device.memory_bytes, plan.device.available_bytes
+    if memory is None:
+        return None
     free = memory if left is None else min(memory, left)
+    if plan.device.kind != "cpu":
+        return free
     return max(0, free // max(1, plan.processes_per_node) - PYTHON_BYTES)
+
+
+def least_bytes(plan: Plan, found: Forecast) -> int:
+    """Bytes that a run takes of its device's memory by the lowest forecast, all its processes."""
+    if plan.device.kind != "cpu":
+        return found.peak.low
+    return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
 
 
 def with_room(plan: Plan, size: int) -> Plan:

@@ -37,7 +37,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
     """
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
-    if found.peak.low > found.capacity and not plan.config.ignore_forecast:
+    if cannot_fit(plan, found):
         raise ConfigError(_problem(plan, found, judge))
     if found.verdict is Verdict.tight and found.method is Method.closed_form:
         # Formulas are wide: only what is more likely than not is worth a word.
@@ -46,6 +46,13 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
         f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
         f"({_fix(plan, found, judge)})"
     )
+
+
+def cannot_fit(plan: Plan, found: Forecast) -> bool:
+    """Whether a plan has no room by any bound, and is not to be started all the same."""
+    if found.capacity is None or found.verdict is Verdict.fits or plan.config.ignore_forecast:
+        return False
+    return found.peak.low > found.capacity
 
 
 def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None) -> None:
@@ -88,12 +95,12 @@ def _is_passing(plan: Plan, found: Forecast) -> bool:
 
 def _has(plan: Plan, found: Forecast) -> str:
     """What there is, in words."""
-    capacity = format_bytes(found.capacity or 0)
-    if plan.device.kind != "cpu":
-        return f"{plan.device.name} has {capacity}"
-    many, left = plan.processes_per_node, plan.device.available_bytes
+    capacity, left = format_bytes(found.capacity or 0), plan.device.available_bytes
     whole = format_bytes(plan.device.memory_bytes or 0)
     taken = "" if left is None else f", {format_bytes(left)} of it free now"
+    if plan.device.kind != "cpu":
+        return f"{plan.device.name} has {whole}{taken}"
+    many = plan.processes_per_node
     each = f" of each of {many} processes" if many > 1 else ""
     return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
 

@@ -79,10 +79,21 @@ def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) 
     return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
 
 
-def note_forecast(record: Record, plan: Plan, judge: Judge | None = None) -> None:
-    """Put into a record what was expected and, after an out-of-memory, what would need less."""
+def note_forecast(
+    record: Record, plan: Plan, judge: Judge | None = None, may_lack: bool = False
+) -> None:
+    """Put into a record what was expected and, after an out-of-memory, what would need less.
+
+    Args:
+        record: of a run that has ended.
+        plan: of the run.
+        judge: as in `advise`.
+        may_lack: the host's memory may have run out, although the outcome does not say so; of a
+            GPU's that says nothing.
+    """
     record.memory.predicted = predicted(plan)
-    if record.outcome == Outcome.oom.value:
+    ran_short = may_lack and plan.device.kind == "cpu"
+    if ran_short or record.outcome == Outcome.oom.value:
         record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
 
 

@@ -6,8 +6,8 @@ from eke.hardware.device import Device
 from eke.hardware.disk import file_system
 from eke.hardware.environment import environment
 from eke.hardware.fingerprint import machine_fingerprint
-from eke.hardware.processes import foreign_processes
-from eke.hardware.slots import DeviceSlot, cpu_slots, gpu_slots, processes_on
+from eke.hardware.processes import foreign_processes, resident_bytes
+from eke.hardware.slots import DeviceSlot, cpu_slots, free_bytes, gpu_slots, processes_on
 from eke.hardware.table import DEVICES, option_of
 
 __all__ = [
@@ -21,9 +21,11 @@ __all__ = [
     "environment",
     "file_system",
     "foreign_processes",
+    "free_bytes",
     "gpu_slots",
     "machine_fingerprint",
     "option_of",
     "processes_on",
+    "resident_bytes",
     "usable_cores",
 ]

@@ -16,8 +16,8 @@ class Device:
     memory_bytes: int | None = None
     """Memory of one device; for a CPU what this process may use (cgroup limit included)."""
     available_bytes: int | None = None
-    """Of a CPU, what of it others have left when it was looked at; None where that does not count:
-    for a GPU, which a run has to itself, and for a run that starts later."""
+    """What of it others have left when it was looked at; None where that does not count: for a run
+    that starts later, and in the plan of a run on a GPU, which it has to itself."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()

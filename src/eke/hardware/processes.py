@@ -41,6 +41,31 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
     return [_describe(pid, memory, proc) for pid, memory in sorted(foreign.items())]
 
 
+def resident_bytes(pid: int, proc: Path = _PROC) -> int:
+    """Memory of a process and of all that it has started; what they share counts for each.
+
+    Args:
+        pid: the process; nothing is counted of one that is gone.
+        proc: the process file system.
+    """
+    found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
+    family, young = set[int](), {pid}
+    while young:
+        family |= young
+        young = {child for child, (parent, _) in found.items() if parent in young} - family
+    return sum(found[member][1] for member in family if member in found)
+
+
+def _stat(process: Path) -> tuple[int, int]:
+    """Parent and resident bytes of a process; zeros of one that has just ended."""
+    try:
+        # pid (command) state ppid ...; proc(5): rss is the 24th, in pages
+        fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return int(fields[1]), int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+
+
 def _processes_by_pid() -> dict[int, int | None] | None:
     """GPU memory in bytes by process id over all visible GPUs; None without an answer."""
     with nvml.session() as (library, _):

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 
 from eke.hardware import nvml
+from eke.hardware.cpu import memory_available
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class DeviceSlot:
     """Name of its lock on this machine."""
     cores: tuple[int, ...] = field(default=())
     """Cores a run is held to; empty where it may use all."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU or a slice of one, whose UUIDs start so."""
+        return self.device.startswith(("GPU-", "MIG-"))
 
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
@@ -71,5 +77,19 @@ def processes_on(uuid: str) -> list[int] | None:
         try:
             handle = library.nvmlDeviceGetHandleByUUID(uuid)
             return [int(p.pid) for p in library.nvmlDeviceGetComputeRunningProcesses(handle)]
+        except library.NVMLError:
+            return None
+
+
+def free_bytes(slot: DeviceSlot) -> int | None:
+    """Bytes of a slot's memory that nobody holds now; None where nobody tells."""
+    if not slot.is_gpu:
+        return memory_available()
+    with nvml.session() as (library, _):
+        if library is None:
+            return None
+        try:
+            handle = library.nvmlDeviceGetHandleByUUID(slot.device)
+            return int(library.nvmlDeviceGetMemoryInfo(handle).free)
         except library.NVMLError:
             return None

@@ -1,7 +1,7 @@
 """From plans to processes; torch is never imported here."""
 
 from eke.launch.board import open_board
-from eke.launch.books import Books
+from eke.launch.books import Books, done_again
 from eke.launch.dominance import smallest_first
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.job import Job
@@ -36,6 +36,7 @@ __all__ = [
     "SweepFile",
     "become_worker",
     "claim",
+    "done_again",
     "find_devices",
     "find_place",
     "follow",

@@ -47,7 +47,7 @@ class Books:
 
         Why finished runs no longer answer is said once for all of them.
         """
-        outdated: Counter[str] = Counter()
+        places: list[Place] = []
         for job in self.jobs:
             try:
                 place = self.place_of(job.plan)
@@ -55,10 +55,9 @@ class Books:
             except EkeError as error:
                 self.end(job, Outcome.crashed, error.short())
             else:
-                outdated.update(["; ".join(place.outdated)] if place.outdated else [])
-        for what, count in outdated.items():
-            runs = format_number(count, "finished run")
-            self.board.note(f"done again, beside the record: {runs} ({what}); eke report has both")
+                places.append(place)
+        for text in done_again(places):
+            self.board.note(text)
 
     def answer(self, job: Job, place: Place) -> bool:
         """Settle a job from a final record, if there is one."""
@@ -113,3 +112,13 @@ class Books:
         for other in self.jobs:
             if other.is_waiting() and (why := needs_at_least(other.plan, job.plan)):
                 self.end(other, Outcome.skipped, f"{job.plan.run_id} ran out of memory, and {why}")
+
+
+def done_again(places: Sequence[Place]) -> list[str]:
+    """Which finished runs do not answer any more, and why: one line for each reason."""
+    reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
+    return [
+        f"done again, beside the record: {format_number(count, 'finished run')} ({what}); "
+        "eke report has both"
+        for what, count in reasons.items()
+    ]

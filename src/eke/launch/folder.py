@@ -1,10 +1,12 @@
 """Which folder a run gets: answer from a finished record, continue, or start beside."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
@@ -17,6 +19,9 @@ from eke.record import Outcome, Record, UnreadableRecord, read_record
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
 """Between two tries."""
+
+USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
+"""Of a run's folder."""
 
 ChangesSince = Callable[[RunPaths, Record, Plan], list[str]]
 
@@ -49,6 +54,7 @@ def find_place(
 
     Unfinished runs are continued. A final record answers the request when machine and software are
     the same; otherwise, or with `rerun`, the run goes beside it: `<run_id>`, `<run_id>-2`, ...
+    So does that of a folder which somebody has renamed since: whose run it is, its record says.
 
     Args:
         runs: the folder of all runs.
@@ -63,19 +69,54 @@ def find_place(
     for number in range(1, MAX_BESIDE):
         paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
         if not paths.folder.exists():
-            return Place(paths, None, passed, outdated)
+            break
         record = _readable(paths)
         if record is None or not Outcome[record.outcome].is_final:
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
         if not changes and not rerun:
-            note = f"answered from {paths.record}; rerun=true runs it again"
-            return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+            return _answer(paths, record, plan)
         outdated = () if rerun else tuple(changes)
         why = "rerun=true" if rerun else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
-    raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
+    else:
+        raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
+    for kept, record in () if rerun else _renamed(runs, plan.run_id):
+        if not changes_since(kept, record, plan):
+            return _answer(kept, record, plan)
+    return Place(paths, None, passed, outdated)
+
+
+def _answer(paths: RunPaths, record: Record, plan: Plan) -> Place:
+    note = f"answered from {paths.record}; rerun=true runs it again"
+    return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+
+
+def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
+    """Finished runs of an identity whose folders do not have its name any more."""
+    try:
+        changed = runs.stat().st_mtime_ns  # whenever a folder in it gets another name
+    except OSError:
+        return []
+    return [(paths, record) for paths, record in _odd(runs, changed) if record.run_id == run_id]
+
+
+@lru_cache(maxsize=1)
+def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
+    """Finished runs in folders that eke would name otherwise: of a thousand, none as a rule."""
+    found = []
+    with os.scandir(runs) as entries:
+        odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
+    for name in odd:
+        paths = RunPaths(runs / name)
+        try:
+            record = read_record(paths)
+        except (UnreadableRecord, OSError):  # it may be anybody's
+            continue
+        if record is not None and Outcome[record.outcome].is_final:
+            found.append((paths, record))
+    return found
 
 
 def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:

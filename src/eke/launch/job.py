@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from eke.hardware import DeviceSlot
 from eke.launch.folder import Place
 from eke.plan import Plan
 from eke.record import Outcome, Record
@@ -44,8 +45,21 @@ class Running(Protocol):
         ...
 
 
+class RunningHere(Running, Protocol):
+    """One on this machine."""
+
+    @property
+    def pid(self) -> int:
+        """Its process, or the one that has started all others."""
+        ...
+
+
 class Held(Protocol):
     """Devices that a run holds."""
+
+    def uses(self, slot: DeviceSlot) -> bool:
+        """Whether some of the memory of a slot is this run's."""
+        ...
 
     def release(self) -> None:
         """Let them go."""
@@ -73,6 +87,8 @@ class Job:
     """Answered from the record of an earlier run."""
     live: Running | None = None
     grant: Held | None = None
+    pid: int = 0
+    """Of its worker, or of what has started its workers; 0 where that is on another machine."""
     where: str = ""
     """Its devices or its node, as a table shows them."""
     started: float = 0.0

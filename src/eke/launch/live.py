@@ -1,6 +1,7 @@
 """A run on this machine while it runs: from its plan to its record, whoever waits for it."""
 
 import errno
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -75,6 +76,11 @@ class LiveRun:
                 raise _unwritable(place, error) from error
             raise
 
+    @property
+    def pid(self) -> int:
+        """Its worker's process, or the one that has started all others."""
+        return self.worker.process.pid
+
     def is_over(self) -> bool:
         """Whether its worker has ended."""
         return self.worker.is_over()
@@ -109,4 +115,7 @@ class LiveRun:
 def _unwritable(place: Place, error: OSError) -> RunError:
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
         return RunError(f"the machine has no room for another process: {error.strerror}")
+    if error.filename == sys.executable:  # as subprocess says it
+        why = error.strerror or error
+        return RunError(f"{sys.executable}, which runs eke, cannot be executed any more: {why}")
     return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")

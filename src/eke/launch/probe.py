@@ -1,7 +1,6 @@
 """Trying a micro-batch out: two steps of the longest samples, in processes that end with them."""
 
 import dataclasses
-import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from pathlib import Path
 
 from eke.launch.folder import Place
 from eke.launch.live import LiveRun
+from eke.launch.settle import was_killed
 from eke.launch.supervise import forward_signals
 from eke.paths import RunPaths
 from eke.plan import Plan, replan
-from eke.record import Outcome, Record, read_dead_rank
+from eke.record import Outcome, Record
 from eke.schema import Adapters, Batch, Config, Tracker
 
 LIMIT_S = 900.0
@@ -133,6 +133,5 @@ def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
         return Probed(True)
     if record.outcome == Outcome.oom.name:
         return Probed(False, f"out of memory{phase}")
-    dead = read_dead_rank(paths, record.attempt)
-    killed = -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
+    killed = was_killed(paths, record.attempt, exit_code)
     return Probed(False if killed else None, reason)

@@ -47,7 +47,7 @@ def settle(
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
     record = read_record(paths)
     if record is not None and record.attempt == attempt:
-        return name_the_culprit(paths, record)
+        return name_the_culprit(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
@@ -56,12 +56,18 @@ def settle(
         outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
-    note_predictions(record, plan)
+    note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
 
 
-def name_the_culprit(paths: RunPaths, record: Record) -> Record:
+def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
+    """Whether a process was ended as the kernel ends one when memory has run out."""
+    dead = read_dead_rank(paths, attempt)
+    return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
+
+
+def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
     """Replace "another process is gone" by what that process, or whoever saw it end, says."""
     if record.failure is None or not record.failure.lost_contact:
         return record
@@ -70,6 +76,7 @@ def name_the_culprit(paths: RunPaths, record: Record) -> Record:
     if found and (dead is None or dead.rank != 0):
         outcome, record.failure = found
         record.outcome, record.exit_code = outcome.name, outcome.exit_code
+        note_predictions(record, plan, was_killed(paths, record.attempt))
         write_record(paths, record)
     return record
 

@@ -12,12 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol
 
-import eke
-from eke.paths import SUPERVISOR, RunPaths
+from eke.paths import SUPERVISOR, RunPaths, importing_environment
 from eke.peers import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -50,22 +48,14 @@ def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = 
     return command + ([str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else [])
 
 
-def source_folder() -> str:
-    """Where eke is imported from."""
-    return str(Path(eke.__file__).resolve().parents[1])
-
-
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment, with eke importable and the supervisor named.
 
     Args:
         extra: what this worker alone gets: the devices it may see.
     """
-    source = source_folder()
-    inherited = os.environ.get("PYTHONPATH")
-    path = source if not inherited else os.pathsep.join([source, inherited])
-    own = {"PYTHONPATH": path, SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    return {**os.environ, **own, **(extra or {})}
+    own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    return {**importing_environment(), **own, **(extra or {})}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,15 @@ from eke.plan import Plan
 from eke.record import CalibratedStep, PredictedStep, Record
 
 
-def note_predictions(record: Record, plan: Plan) -> None:
-    """Put into a record what was expected of memory and time."""
-    note_forecast(record, plan, slowdown)
+def note_predictions(record: Record, plan: Plan, may_lack: bool = False) -> None:
+    """Put into a record what was expected of memory and time.
+
+    Args:
+        record: of a run that has ended.
+        plan: of the run.
+        may_lack: the host's memory may have run out, although the outcome does not say so.
+    """
+    note_forecast(record, plan, slowdown, may_lack)
     found = forecast_time(plan)
     if isinstance(found, StepTime):
         record.timing.predicted_step_s = as_record(found)

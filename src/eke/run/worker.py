@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eke.collecting import importing
 from eke.errors import EkeError
@@ -18,6 +19,9 @@ from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
 from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
+
+if TYPE_CHECKING:
+    from eke.run.ranks import Ranks
 
 PLAN_TIMEOUT_S = 120.0
 PLAN_POLL_S = 0.1
@@ -59,10 +63,8 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     with importing():
         from eke.run.attempt import Attempt, work
-        from eke.run.ranks import choose_transport, join_ranks
 
-    choose_transport(plan.config.distributed.p2p)
-    ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+    ranks = join(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
 
@@ -71,15 +73,21 @@ def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
     with importing():
         from eke.run.attempt import Attempt, help_out
-        from eke.run.ranks import choose_transport, join_ranks
 
     plan = wait_for_plan(paths)
     if plan.probe:
         end_first()
-    choose_transport(plan.config.distributed.p2p)
-    ranks = join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+    ranks = join(plan)
     number = ranks.tell(None)
     return help_out(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
+
+
+def join(plan: Plan) -> "Ranks":
+    """Meet the run's other processes, if it has any."""
+    from eke.run.ranks import choose_transport, join_ranks
+
+    choose_transport(plan.config.distributed.p2p)
+    return join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
 
 
 def wait_for_plan(paths: RunPaths) -> Plan:

@@ -7,10 +7,14 @@ import sys
 import pytest
 
 from eke import app
+from eke.app.planning import plan_for
 from eke.cli import main as cli
+from eke.compose import compose
 from eke.forecast import ask
 from eke.hardware import Device
-from eke.record import PredictedMemory
+from eke.paths import RunPaths
+from eke.plan import outline_record
+from eke.record import Outcome, PredictedMemory, write_record
 from eke.units import GIB
 
 WORK = ("data=synthetic", "data.num_samples=200000", "model.num_hidden_layers=6", "tracker=none")
@@ -92,3 +96,23 @@ def test_cells_are_traced_unless_it_is_to_be_quick(arguments, count, traces, cap
     typed = ("batch.per_device=8,140", "seed=1")
     assert cli(["plan", *arguments, "-m", *WORK, *typed]) == 0
     assert traces == count
+
+
+@pytest.mark.parametrize("torch", ["", "older"], ids=["same", "another torch"])
+def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
+    torch, capsys, tmp_path
+) -> None:
+    typed = ["-m", *WORK, "plan_only=true", "seed=1,2,3"]
+    composed = compose((*WORK, "seed=2"), in_sweep=True)
+    plan = plan_for(composed, planning=True)
+    paths = RunPaths(tmp_path / "runs" / plan.run_id)
+    paths.folder.mkdir(parents=True)
+    record = outline_record(plan, [], 0, Outcome.ok, None)
+    now = record.machine["torch"]
+    record.machine["torch"] = torch or now
+    write_record(paths, record)
+    assert app.main(typed) == 0
+    told = capsys.readouterr().out
+    assert ("answered from its record: 1 finished run" in told) is (not torch)
+    again = f"done again, beside the record: 1 finished run (torch: older -> {now}); eke report"
+    assert (again in told) is bool(torch)

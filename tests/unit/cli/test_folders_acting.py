@@ -18,7 +18,7 @@ from eke.files import try_lock
 from eke.launch.slurm import scheduler
 from eke.launch.standing import Standing
 from eke.paths import RunPaths, SweepPaths
-from eke.record import read_record, write_record
+from eke.record import read_record, start_attempt, write_record
 
 
 @pytest.fixture
@@ -43,6 +43,8 @@ def typed(monkeypatch):
 
     def main(command):
         found.append((list(command), os.getcwd()))
+        for attempts in Path("runs").glob("*/record.*.json"):  # each run is started
+            start_attempt(RunPaths(attempts.parent), {})
         return 0
 
     monkeypatch.setattr(folders.app, "main", main)
@@ -295,6 +297,35 @@ def test_only_some(make_run, make_sweep, typed) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
     assert cli.main(["retry", "--only", "oom", str(make_sweep("1", "2"))]) == 0
     assert [paths.record.exists() for paths in made] == [False, True]
+
+
+@pytest.mark.parametrize("ended", [2, 75, KeyboardInterrupt], ids=str)
+def test_where_the_command_starts_nothing_the_records_are_put_back(
+    ended, make_run, make_sweep, monkeypatch, capsys
+) -> None:
+    made = [make_run("1", "oom"), make_run("2", "crashed"), make_run("3")]
+
+    def refused(_) -> int:
+        if isinstance(ended, int):
+            return ended
+        raise ended
+
+    monkeypatch.setattr(folders.app, "main", refused)
+    code = cli.main(["retry", str(make_sweep("1", "2", "3"))])
+    assert code == (ended if isinstance(ended, int) else 75)
+    assert capsys.readouterr().err == "nothing was started: 2 records put back\n"
+    assert [paths.record.exists() for paths in made] == [True, True, False]
+    assert not list(made[0].folder.parent.glob("*/record.*.json"))
+
+
+def test_where_one_run_is_started_the_others_are_tried_again_with_it(
+    make_run, make_sweep, monkeypatch, capsys
+) -> None:
+    made = [make_run("1", "oom"), make_run("2", "crashed")]
+    monkeypatch.setattr(folders.app, "main", lambda _: start_attempt(made[0], {}) or 75)
+    assert cli.main(["retry", str(make_sweep("1", "2"))]) == 75
+    assert not [paths for paths in made if paths.record.exists()]
+    assert not capsys.readouterr().err
 
 
 def test_nothing_failed(make_run, make_sweep, typed) -> None:

@@ -57,7 +57,7 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
-        for piece in self.slices:
+        for piece in [*self.gpus, *self.slices]:
             if piece.uuid == uuid:
                 return piece
         raise NVMLError("Not Found")
@@ -74,7 +74,8 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
         if gpu.memory_mib is None:
             raise NVMLError("Not Supported")
-        return SimpleNamespace(total=gpu.memory_mib * MIB)
+        total = gpu.memory_mib * MIB
+        return SimpleNamespace(total=total, free=total - sum(n or 0 for _, n in gpu.processes))
 
     def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
         if gpu.capability is None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.hardware import DEVICES, foreign_processes
+from eke.hardware import DEVICES, foreign_processes, resident_bytes
 from eke.hardware.cpu import cpu_device
 
 GPU = DEVICES["h200"]
@@ -103,3 +103,19 @@ def test_without_an_answer_it_is_not_measurable(machine, proc, broken):
 def test_on_a_cpu_it_is_not_measurable(machine, proc):
     machine("NVIDIA H200", processes=[(OTHER, MIB)])
     assert foreign_processes(cpu_device(), proc) is None
+
+
+def test_what_a_process_and_all_it_has_started_hold_is_counted(proc):
+    pages = {LAUNCHER: 5, ME: 7, CHILD: 11, RANK: 13, OTHER: 17}
+    for pid, count in pages.items():
+        line = (proc / str(pid) / "stat").read_text().strip()
+        filler = " ".join(["0"] * 16)  # up to what comes before vsize, the 23rd
+        (proc / str(pid) / "stat").write_text(f"{line} {filler} 4096 {count} 0\n")
+    size = os.sysconf("SC_PAGE_SIZE")
+    assert resident_bytes(ME, proc) == (7 + 11) * size
+    assert resident_bytes(LAUNCHER, proc) == (5 + 7 + 11 + 13) * size
+    assert resident_bytes(999999, proc) == 0, "it is gone"
+
+
+def test_it_is_near_what_the_kernel_says_of_this_process():
+    assert resident_bytes(ME) > MIB

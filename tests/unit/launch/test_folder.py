@@ -113,6 +113,48 @@ def test_rerun_goes_beside_a_final_record(runs, plan, leave) -> None:
     assert find_place(runs, plan, rerun=True).paths.folder.name == f"{plan.run_id}-3"
 
 
+@pytest.fixture
+def leave_as(runs, plan, leave):
+    """A run of the plan in a folder that somebody has given another name."""
+
+    def leave_as(name, outcome="ok", **more):
+        paths = leave(outcome, **more)
+        if outcome:
+            write_record(paths, dataclasses.replace(read_record(paths), run_id=plan.run_id))
+        return RunPaths(paths.folder.rename(runs / name))
+
+    return leave_as
+
+
+@pytest.mark.parametrize("outcome", FINAL)
+def test_a_renamed_folder_answers_by_what_its_record_says(outcome, runs, plan, leave_as) -> None:
+    """Nothing that has been paid for is done again because it got a nicer name."""
+    paths = leave_as("the-good-one", outcome)
+    (runs / "notes.txt").touch()
+    (runs / "sweep-0123456789ab").mkdir()
+    place = find_place(runs, plan, rerun=False)
+    assert place.paths == paths
+    assert place.record.outcome == outcome
+    assert place.note.startswith(f"answered from {paths.record}; rerun=true runs it again")
+    assert find_place(runs, plan, rerun=True).paths.folder == runs / plan.run_id
+    other = dataclasses.replace(plan, run_id="0123456789abcdef")
+    assert find_place(runs, other, rerun=False).record is None, "it is another run"
+
+
+def test_renamed_or_not_only_the_same_machine_answers(runs, plan, leave, leave_as) -> None:
+    leave_as("kept", machine=plan.machine | {"device": "other"})
+    assert find_place(runs, plan, rerun=False).record is None
+    paths = leave("ok")
+    assert find_place(runs, plan, rerun=False).paths == paths
+
+
+@pytest.mark.parametrize("outcome", ["crashed", None])
+def test_an_unfinished_run_that_was_moved_away_is_begun_anew(outcome, runs, plan, leave_as) -> None:
+    leave_as("broken", outcome)
+    place = find_place(runs, plan, rerun=False)
+    assert (place.paths.folder, place.record, place.note) == (runs / plan.run_id, None, "")
+
+
 def test_another_machine_goes_beside_and_says_what_differs(runs, plan, leave) -> None:
     leave("ok", machine=plan.machine | {"device": "other", "torch": "2.11.0"})
     place = find_place(runs, plan, rerun=False)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 
@@ -26,3 +27,15 @@ def test_a_worker_that_cannot_be_started_frees_its_folder(number, words, paths, 
         LiveRun(plan, Place(paths, None, ""), 1, start=start)
     with claim(paths):
         pass
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT], ids=["rights", "gone"])
+def test_an_interpreter_that_cannot_be_executed_is_named(number, paths, plan, monkeypatch) -> None:
+    """Nothing is wrong with the folder: an environment was moved, or lost its rights, meanwhile."""
+    python = paths.folder / "python"
+    if number == errno.EACCES:
+        python.touch(mode=0o600)
+    monkeypatch.setattr(sys, "executable", str(python))
+    words = rf"^{python}, which runs eke, cannot be executed any more: {os.strerror(number)}$"
+    with pytest.raises(RunError, match=words):
+        LiveRun(plan, Place(paths, None, ""), 1)

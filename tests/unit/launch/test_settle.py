@@ -1,5 +1,6 @@
 """How a run ended: a written outcome stands; without one, the exit says why."""
 
+import dataclasses
 import signal
 
 import pytest
@@ -17,6 +18,8 @@ from eke.record import (
     write_rank_failure,
     write_record,
 )
+from eke.report import render_summary
+from eke.units import GIB
 
 
 def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:
@@ -80,6 +83,37 @@ def test_a_worker_that_died_before_its_first_word_is_an_attempt(paths, plan) -> 
 def test_running_out_of_memory_is_named_as_a_reason_of_sigkill() -> None:
     assert "memory" in describe_exit(-signal.SIGKILL)
     assert "memory" not in describe_exit(-signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "given_up", "told"),
+    [
+        (-signal.SIGKILL, "cpu", False, True),
+        (-signal.SIGKILL, "cpu", True, False),
+        (-signal.SIGSEGV, "cpu", False, False),
+        (-signal.SIGKILL, "cuda", False, False),
+    ],
+    ids=["killed", "somebody would not wait", "another signal", "a GPU's memory is another"],
+)
+def test_what_the_kernel_may_have_killed_is_told_what_would_need_less(
+    code, kind, given_up, told, paths, plan
+) -> None:
+    start_attempt(paths, {})
+    device = dataclasses.replace(plan.device, kind=kind, memory_bytes=8 * GIB)
+    plan = dataclasses.replace(plan, device=device)
+    record = settle(paths, plan, code, attempts_before=0, given_up=given_up)
+    assert bool(record.memory.advice) is told
+    summary = render_summary(record, str(paths.folder))
+    assert ("would need less" in summary) is told
+    assert read_record(paths).memory.advice == record.memory.advice
+
+
+def test_so_it_is_where_one_of_several_processes_was_killed(paths, plan) -> None:
+    number = start_attempt(paths, {})
+    write_record(paths, lost(number))
+    write_dead_rank(paths, DeadRank(number, 1, -signal.SIGKILL))
+    plan = dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory_bytes=8 * GIB))
+    assert settle(paths, plan, 1, attempts_before=0).memory.advice
 
 
 def test_the_tail_of_a_log_that_is_no_text(paths) -> None:

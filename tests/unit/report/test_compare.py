@@ -294,6 +294,38 @@ def test_repeats_are_made_by_a_command_that_takes_them(tmp_path):
     assert "python train.py -m with sweep.repeats=3" in verdict(compare([sweep]))[0]
 
 
+@pytest.mark.parametrize("rounds", [1, 3], ids=["once", "thrice"])
+@pytest.mark.parametrize(
+    ("choices", "keys"),
+    [({"model": "tiny_gpt2"}, {}), ({}, {"data.seq_len": 16})],
+    ids=["model", "length"],
+)
+def test_what_learns_something_else_is_no_headline(rounds, choices, keys, tmp_path):
+    """Runs of a folder need not have to do with each other: a smaller model is no technique."""
+    other = repeated(choices, 900.0, rounds, peak=MIB, keys=keys)
+    base = repeated({"precision": "fp32"}, rounds=rounds)
+    faster = repeated({"precision": "bf16"}, 230.0, rounds)
+    *told, last = said(tmp_path, base, other, faster)
+    assert told
+    assert not [line for line in told if other[0].typed[0] in line]
+    assert "precision=bf16" in told[0]
+    assert last.startswith("Not compared with ")
+    assert other[0].typed[0] in last
+    assert "(another model, task or data); eke report SWEEP" in last
+
+
+def test_where_all_learn_something_else_that_is_all_there_is_to_say(tmp_path):
+    told = said(tmp_path, [Run({"model": "tiny"})], [Run({"model": "tiny_gpt2"}, speed=900.0)])
+    assert len(told) == 1
+    assert told[0].startswith("Not compared with model=tiny: model=tiny_gpt2 (another model")
+
+
+def test_other_numbers_of_steps_are_told_beside_a_speed_of_few_repeats(tmp_path):
+    longer = [Run(keys={"train.steps": 200}, steps=200, speed=120.0)]
+    first = said(tmp_path, [Run(keys={"train.steps": 100})], longer)[0]
+    assert "the speed of train.steps=100, losses not comparable (1600 samples seen" in first
+
+
 def test_noise_is_not_resolved(tmp_path):
     noisy = [Run({"precision": "bf16"}, repeat=n, speed=s) for n, s in enumerate((90, 120, 105))]
     first = said(tmp_path, repeated({"precision": "fp32"}), noisy)[0]

@@ -14,6 +14,14 @@ each held half of what they need would wait for each other for ever."""
 Busy = Callable[[str], str]
 """Device -> why it cannot be used now; empty when it can."""
 
+Suits = Callable[[DeviceSlot], str]
+"""Slot that could be had -> why it is of no use to a run now; empty when it is."""
+
+
+def any_slot(_: DeviceSlot) -> str:
+    """Nothing against it."""
+    return ""
+
 
 @dataclass
 class Grant:
@@ -34,7 +42,7 @@ class Grant:
 
     def environment(self, num_processes: int = 1) -> dict[str, str]:
         """What the run's processes need to see these devices and no others."""
-        if not self.slots[0].device.startswith(("GPU-", "MIG-")):
+        if not self.slots[0].is_gpu:
             return _threads(len(self.cores()) // num_processes)
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(slot.device for slot in self.slots),
@@ -44,6 +52,12 @@ class Grant:
     def cores(self) -> set[int]:
         """Cores its processes are held to; empty for all."""
         return {core for slot in self.slots for core in slot.cores}
+
+    def uses(self, slot: DeviceSlot) -> bool:
+        """Whether some of the memory of a slot is this run's: a CPU's slots have one in common."""
+        return any(
+            own.device == slot.device or not (own.is_gpu or slot.is_gpu) for own in self.slots
+        )
 
     def release(self) -> None:
         """Close this process's hold; a worker that still lives keeps its own."""
@@ -89,13 +103,14 @@ class Devices:
         """Variables of every process that has one CPU slot; none where it may use all cores."""
         return _threads(len(self.slots[0].cores))
 
-    def take(self, count: int, *, gather: bool = False) -> Grant | None:
+    def take(self, count: int, *, gather: bool = False, suits: Suits = any_slot) -> Grant | None:
         """Lease so many different devices, or none.
 
         Args:
             count: how many.
             gather: keep what is free until there are enough; ask again to have them. One pool at a
                 time may do that.
+            suits: whether a slot will do.
         """
         if not gather:
             self.let_go()
@@ -107,7 +122,7 @@ class Devices:
                 break
             if slot.device in {other.device for other in taken}:
                 continue
-            if (descriptor := self._lease(slot)) is not None:
+            if (descriptor := self._lease(slot, suits)) is not None:
                 taken[slot] = descriptor
         if len(taken) < count:
             if not may_keep:
@@ -130,16 +145,19 @@ class Devices:
             self._gathering = try_lease(GATHERING)
         return self._gathering is not None
 
-    def _lease(self, slot: DeviceSlot) -> int | None:
+    def _lease(self, slot: DeviceSlot, suits: Suits) -> int | None:
         descriptor = try_lease(slot.lease)
         if descriptor is None:
             self.why = f"{slot.name} is leased by {holder_of(slot.lease)}"
             return None
         if not self.shared and (why := self.busy(slot.device)):
             self.why = f"{slot.name} is {why}"
-            os.close(descriptor)
-            return None
-        return descriptor
+        elif why := suits(slot):
+            self.why = f"{slot.name}: {why}"
+        else:
+            return descriptor
+        os.close(descriptor)
+        return None
 
 
 def _close(taken: dict[DeviceSlot, int]) -> None:

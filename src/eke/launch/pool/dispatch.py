@@ -4,15 +4,16 @@ One process watches over all workers; torch is never imported here.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eke.errors import BusyError, EkeError
 from eke.launch.books import Books
 from eke.launch.folder import Place
-from eke.launch.job import Job, Running
+from eke.launch.job import Job, RunningHere
 from eke.launch.pool.devices import Devices, Grant
 from eke.launch.pool.order import start_what_fits
+from eke.launch.pool.room import Room
 from eke.launch.pool.start import start_run
 from eke.launch.supervise import forward_signals
 from eke.plan import Plan
@@ -27,7 +28,7 @@ RETRY_S = 0.5
 BUSY_S = 2.0
 """Between two tries at a run that somebody else works on."""
 
-Start = Callable[[Plan, Place, Grant], Running]
+Start = Callable[[Plan, Place, Grant], RunningHere]
 
 
 def at_once() -> bool:
@@ -47,6 +48,8 @@ class Pool:
     """Whether runs can be started yet; asked once there is one to start."""
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
+    room: Callable[[Plan, Sequence[Job]], Room] = Room
+    """Whether a run has room beside what is held when it is to start."""
     _tried: float = 0.0
 
     def run(self) -> None:
@@ -107,13 +110,17 @@ class Pool:
             reason = f"needs {count} devices, and there are {devices.count}"
             self.books.end(job, Outcome.refused, reason)
             return True
+        room = self.room(job.plan, self.books.running())
         try:
-            grant = devices.take(count, gather=gather)
+            grant = devices.take(count, gather=gather, suits=room.lacks)
         except EkeError as error:
             if not self.books.running():
                 raise
             job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
             return False
+        if grant is None and (full := room.problem(devices.count - count)):
+            self.books.end(job, Outcome.crashed, full.short())
+            return True
         if grant is None:
             job.waiting_for = devices.why
             return False
@@ -130,7 +137,8 @@ class Pool:
             place = self.books.place_of(job.plan)
             if self.books.answer(job, place):
                 return
-            job.live = self.start(job.plan, place, grant)
+            live = self.start(job.plan, place, grant)
+            job.live, job.pid = live, live.pid
         except BusyError as error:
             job.not_before = time.monotonic() + BUSY_S
             job.waiting_for = str(error)

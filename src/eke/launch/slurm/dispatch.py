@@ -19,7 +19,14 @@ from eke.launch.slurm.run import ClusterRun, stamp_of
 from eke.launch.slurm.scheduler import Element, SubmissionRefused
 from eke.launch.slurm.states import HELD, Phase, phase_of
 from eke.launch.slurm.submission import jobs_of, read_ticket
-from eke.launch.slurm.submit import arrays, freeze, settle_intents, submit_array, submitting
+from eke.launch.slurm.submit import (
+    PATIENCE_S,
+    arrays,
+    freeze,
+    settle_intents,
+    submit_array,
+    submitting,
+)
 from eke.paths import RunPaths, SweepPaths
 from eke.record import Outcome, read_record
 from eke.units import format_number
@@ -60,13 +67,13 @@ class Cluster:
         """Put every run into the queue that is neither done nor in it.
 
         Raises:
-            BusyError: somebody else submits this sweep.
-            EkeError: SLURM gives no answer, or refuses.
+            BusyError: somebody else submits runs of this folder, and does not come to an end.
+            EkeError: SLURM gives no answer.
         """
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
         if any(job.outcome is None for job in self.books.jobs):
-            with submitting(self.paths.slurm) as lock:
+            with submitting(self.paths.slurm, PATIENCE_S, self.sleep) as lock:
                 self.submit_missing(lock)
         for job in self.books.jobs:
             self.books.ledger.note(job)  # where their folders are
@@ -85,7 +92,7 @@ class Cluster:
         What sbatch refuses is settled with its words, and the others go on.
 
         Raises:
-            EkeError: SLURM gives no answer, or refuses all there is.
+            EkeError: SLURM gives no answer.
         """
         settle_intents(self.paths.slurm, self.sleep)
         self.find_queued(scheduler.queue())
@@ -102,8 +109,6 @@ class Cluster:
                     break
                 missed = [job for job in group if job.number not in self.elements]
                 refused += [(job, error) for job in missed]
-        if len(refused) == len(self.books.jobs):
-            raise refused[0][1]
         for said in dict.fromkeys(str(why) for _, why in refused):
             self.books.board.note(said)  # whoever leaves at once sees no summary
         for job, why in refused:
@@ -188,8 +193,6 @@ class Cluster:
             self.cancel_skipped(queue)
             if self.without_job():
                 self.submit_again()
-        except SubmissionRefused:
-            raise
         except EkeError as error:
             for job in self.without_job():
                 job.waiting_for = str(error)

@@ -8,7 +8,7 @@ from eke.files import read_json
 from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.states import outcome_of
+from eke.launch.slurm.states import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import job_log, read_ticket
 from eke.pace import note_predictions
 from eke.paths import RunPaths, user_path
@@ -141,7 +141,7 @@ class ClusterRun:
             told += where_it_printed(paths, self.element, outcome_of(state))
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
-            note_predictions(record, self.plan)
+            note_predictions(record, self.plan, state == OUT_OF_MEMORY)
             self.write(record)
             return record
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from eke.launch.slurm.request import Request
 from eke.launch.slurm.submission import job_log
-from eke.launch.supervise import source_folder
+from eke.paths import source_folder
 from eke.record import EXIT_RESUMABLE
 from eke.schema import GpuRequest, Slurm
 

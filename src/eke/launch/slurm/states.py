@@ -30,11 +30,14 @@ _RUNS = (
     "UPDATE_DB",
 )  # fmt: skip
 
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
+"""Of the host's memory, which says nothing about a GPU's."""
+
 OVER: dict[str, Outcome] = {
     "COMPLETED": Outcome.crashed,  # but without a record of ours
     "FAILED": Outcome.crashed,
     "LAUNCH_FAILED": Outcome.crashed,
-    "OUT_OF_MEMORY": Outcome.crashed,  # of the host's memory, which says nothing about a GPU's
+    OUT_OF_MEMORY: Outcome.crashed,
     "CANCELLED": Outcome.cancelled,
     "REVOKED": Outcome.cancelled,
     "TIMEOUT": Outcome.timeout,

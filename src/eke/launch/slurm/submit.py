@@ -1,5 +1,6 @@
 """From runs to arrays in the queue, at most once each, whatever happens in between."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,14 @@ GIVEN_UP_S = 30.0
 sbatch is gone, and so is sbatch, which holds the ledger's lock as long as it lives."""
 
 LOOK_S = 1.0
-"""Between two questions about it."""
+"""Between two questions about it, or two looks at a lock."""
+
+LOCK = ".submitting"
+"""Name of the lock in the folder of all runs."""
+
+PATIENCE_S = 60.0
+"""What whoever types a sweep waits for others to have submitted theirs: a thousand plans are
+written, and an array is handed in, within seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
@@ -52,25 +60,49 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 
 
 @contextmanager
-def submitting(folder: Path) -> Iterator[int]:
-    """Hold a sweep's ledger; yields the lock, for sbatch to hold as well.
+def submitting(
+    folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[int]:
+    """Hold the ledgers of all sweeps whose runs lie together, so that none submits a run twice.
+
+    Args:
+        folder: of a sweep's submissions.
+        patience_s: how long others are waited for.
+        sleep: waits.
+
+    Yields:
+        The lock, for sbatch to hold as well.
 
     Raises:
-        BusyError: somebody else submits the same sweep, or an sbatch of theirs is still at it.
+        BusyError: somebody else submits, or an sbatch of theirs is still at it.
         ConfigError: the folder's file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    runs = folder.parents[1]
+    descriptor = _open(runs / LOCK)
     try:
         try:
-            is_ours = try_lock(descriptor)
+            while not (is_ours := try_lock(descriptor)) and patience_s > 0:
+                sleep(LOOK_S)
+                patience_s -= LOOK_S
         except OSError as error:
-            raise without_locks(folder, error) from error
+            raise without_locks(runs, error) from error
         if not is_ours:
-            raise BusyError(f"{folder}: somebody submits this sweep; try again soon")
+            raise BusyError(f"{runs}: somebody submits runs of this folder; try again soon")
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _open(lock: Path) -> int:
+    """Others may submit from the same folder, whatever this process's umask is."""
+    try:
+        return os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666)
+        return descriptor
 
 
 def settle_intents(folder: Path, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -22,6 +22,10 @@ EQUAL = 1e-5
 tests/equivalence for float32 over 20 steps."""
 
 
+ANOTHER_TRAINING = "another model, task or data"
+"""Why neither losses nor what pays can be told of two configurations."""
+
+
 class Parity(Enum):
     """The loss beside the baseline's."""
 
@@ -86,13 +90,22 @@ def _direction(difference: float) -> Parity:
 
 def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
     """Why two losses say nothing about each other; empty if they do."""
-    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
-    if before != after:
-        return "another model, task or data"
+    if not _learn_alike(base, other):
+        return ANOTHER_TRAINING
     seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
     if seen[0] != seen[1]:
         return f"{seen[1]:.0f} samples seen, the baseline {seen[0]:.0f}"
     return ""
+
+
+def is_another_training(base: Variant, other: Variant) -> bool:
+    """Whether they learn different things, so that neither's speed pays for the other."""
+    return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
+
+
+def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
+    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
+    return before == after
 
 
 def _learns(record: Record) -> list[Any]:

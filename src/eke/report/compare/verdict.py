@@ -4,10 +4,14 @@ from collections.abc import Sequence
 
 from eke.report.compare.comparison import Comparison, OneMachine, Row
 from eke.report.compare.measures import PEAK, SAMPLES
-from eke.report.compare.parity import Parity
+from eke.report.compare.parity import ANOTHER_TRAINING, Parity, is_another_training
 from eke.report.compare.statistics import MIN_REPEATS, Decision, Ratio, ratio
+from eke.report.compare.variants import Variant
 from eke.report.compare.wording import in_words, loss_words, times
 from eke.units import format_number
+
+NAMED = 3
+"""Configurations whose names a sentence holds."""
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -37,8 +41,26 @@ def _on(part: OneMachine, rows: Sequence[Row], more_repeats: str) -> list[str]:
     if part.baseline is None:
         return ["Without a baseline there is nothing to compare with; --baseline names one."]
     others = [row for row in good if not row.is_baseline]
-    fastest = _fastest(part, others, more_repeats)
-    return [line for line in (fastest, _smallest(part, others)) if line]
+    apart = [row for row in others if is_another_training(part.baseline, row.variant)]
+    alike = [row for row in others if row not in apart]
+    told = [_fastest(part, alike, more_repeats), _smallest(part, alike)] if alike else []
+    return [line for line in (*told, _not_compared(part.baseline, apart)) if line]
+
+
+def _not_compared(base: Variant, apart: Sequence[Row]) -> str:
+    """What is left out of the sentences above, and how to have it compared."""
+    if not apart:
+        return ""
+    return (
+        f"Not compared with {base.label}: {_first_of([row.variant.label for row in apart])} "
+        f"({ANOTHER_TRAINING}); eke report SWEEP reads one sweep alone, --baseline compares with "
+        "another."
+    )
+
+
+def _first_of(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+    return f"{', '.join(labels[:NAMED])}{more}"
 
 
 def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
@@ -49,11 +71,11 @@ def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
     best = max(speeds, key=lambda row: row.ratios[SAMPLES.key].value)
     if all(row.ratios[SAMPLES.key].decision is Decision.single for row in speeds):
         found = best.ratios[SAMPLES.key]
-        what = (
-            f"highest: {best.variant.label} with {times(found)} the speed of {base}"
-            if found.value > 1
-            else f"none was faster than {base}"
-        )
+        what = f"none was faster than {base}"
+        if found.value > 1:
+            what = f"highest: {best.variant.label} with {times(found)} the speed of {base}"
+            other = best.quality.parity is Parity.other
+            what += f", {loss_words(best.quality)}" if other else ""
         return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
     faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
     sound = [r for r in faster if r.quality.parity not in (Parity.worse, Parity.unresolved)]
@@ -81,8 +103,7 @@ def _praise(top: Row, sound: Sequence[Row], base: str) -> str:
     text += f"; {loss_words(top.quality)}."
     peers = [row.variant.label for row in sound if row is not top and not _beats(top, row)]
     if peers:
-        more = f" and {len(peers) - 3} more" if len(peers) > 3 else ""
-        text += f" Not told apart from it: {', '.join(peers[:3])}{more}."
+        text += f" Not told apart from it: {_first_of(peers)}."
     return text
 
 

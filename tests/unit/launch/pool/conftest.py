@@ -50,6 +50,7 @@ class FakeRun:
     record: Record
     looks: int
     grant: Grant
+    pid: int = 0
     signals: list[int] = field(default_factory=list)
 
     def is_over(self) -> bool:

@@ -196,16 +196,16 @@ def test_what_runs_is_not_ended_because_nothing_more_can_be_leased(
     pool = make_pool(jobs, gpus(2))
     take = pool.devices["cuda"].take
 
-    def full_when_one_runs(count, *, gather=False):
+    def full_when_one_runs(count, *, gather=False, **options):
         if pool.books.running():
             raise EkeError("no device can be leased")
-        return take(count, gather=gather)
+        return take(count, gather=gather, **options)
 
     pool.devices["cuda"].take = full_when_one_runs
     pool.run()
     assert [job.outcome for job in jobs] == [Outcome.ok, Outcome.ok]
 
-    def full(count, *, gather=False):
+    def full(count, **options):
         raise EkeError("no device can be leased")
 
     pool = make_pool(make_jobs(1), gpus(2))

@@ -1,7 +1,9 @@
 """From runs to arrays: each run once, whatever sbatch answers."""
 
+import contextlib
 import dataclasses
 import json
+import os
 
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger
@@ -14,7 +16,7 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster, paths_of
 from eke.launch.slurm.dry_run import describe_arrays
 from eke.launch.slurm.submission import jobs_of, read_submissions
-from eke.launch.slurm.submit import arrays, freeze, submit_array, submitting
+from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, freeze, submit_array, submitting
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import read_plan
 from eke.record import Outcome
@@ -87,9 +89,12 @@ def test_nothing_of_the_environment_is_written(
 
 def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep) -> None:
     cluster.refusal = "sbatch: error: Invalid partition name specified"
-    with pytest.raises(EkeError, match="Invalid partition"):
-        make_cluster(jobs_here(2)).submit()
-    assert [path.name for path in sweep.slurm.iterdir()] == [".lock"]
+    jobs = jobs_here(2)
+    made = make_cluster(jobs)
+    made.submit()
+    assert list(sweep.slurm.iterdir()) == []
+    assert [(job.outcome, job.reason) for job in jobs] == [(Outcome.crashed, cluster.refusal)] * 2
+    assert made.books.board.notes == [cluster.refusal], "once, and the summary has it, too"
 
 
 @pytest.mark.parametrize("room", [10, 2], ids=["room", "full"])
@@ -197,9 +202,43 @@ def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
 
 
 def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:
+    made, waited = make_cluster(jobs_here(2)), []
+    made.sleep = waited.append
     with submitting(sweep.slurm), pytest.raises(BusyError, match="try again soon"):
-        make_cluster(jobs_here(2)).submit()
+        made.submit()
     assert cluster.submitted == []
+    assert sum(waited) == PATIENCE_S
+
+
+def test_another_sweep_finds_what_was_submitted_while_it_waited(
+    jobs_here, make_cluster, cluster, sweep
+) -> None:
+    """Two sweeps of the same second have a run in common: it is in the queue once."""
+    first, second = make_cluster(jobs_here(1)), make_cluster(jobs_here(2))
+    other = SweepPaths(sweep.folder.with_name("sweep-ba9876543210"))
+    second.paths = other
+    with contextlib.ExitStack() as held:
+        lock = held.enter_context(submitting(sweep.slurm))
+
+        def meanwhile(_: float) -> None:
+            first.books.answer_from_records()
+            first.submit_missing(lock)
+            held.close()
+
+        second.sleep = meanwhile
+        second.submit()
+    assert cluster.submitted == [1, 1]
+    assert second.elements == {0: "100_0", 1: "101_0"}
+
+
+def test_other_users_may_submit_from_the_same_folder(sweep) -> None:
+    before = os.umask(0o077)
+    try:
+        with submitting(sweep.slurm):
+            mode = (sweep.folder.parent / LOCK).stat().st_mode
+    finally:
+        os.umask(before)
+    assert mode & 0o666 == 0o666
 
 
 def test_a_run_that_somebody_works_on_is_left_out(jobs_here, make_cluster, cluster) -> None:

@@ -1,0 +1,27 @@
+"""Slots of devices: what is free of the memory behind each."""
+
+import pytest
+
+from eke.hardware import cpu_slots, free_bytes, gpu_slots
+
+MIB = 2**20
+
+
+def test_a_gpu_has_what_no_process_holds(machine):
+    machine("NVIDIA H200", "NVIDIA H200").gpus[1].processes = [(4242, 1024 * MIB)]
+    first, second = gpu_slots(1)
+    assert free_bytes(first) == 81920 * MIB
+    assert free_bytes(second) == 80896 * MIB
+
+
+@pytest.mark.parametrize("broken", ["init", ""], ids=["no driver", "unified memory"])
+def test_where_the_driver_does_not_tell_nobody_knows(machine, broken):
+    machine("NVIDIA GB10", memory_mib=None)
+    (slot,) = gpu_slots(1)
+    machine("NVIDIA GB10", memory_mib=None, broken=broken)
+    assert free_bytes(slot) is None
+
+
+def test_a_cpu_has_what_the_kernel_can_give(monkeypatch):
+    monkeypatch.setattr("eke.hardware.slots.memory_available", lambda: 3 * MIB)
+    assert [free_bytes(slot) for slot in cpu_slots(2)] == [3 * MIB, 3 * MIB]

@@ -1,0 +1,119 @@
+"""A run starts only where it has room beside what others, and runs of its sweep, hold then."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from unit.launch.scripted import record_for
+
+from eke.forecast import known_forecast, least_bytes
+from eke.hardware import cpu_slots
+from eke.launch.job import Job
+from eke.launch.pool.devices import Devices, Grant
+from eke.launch.pool.room import Room
+from eke.record import Outcome
+from eke.units import GIB
+
+WHOLE = 64 * GIB
+
+
+@pytest.fixture
+def make_large(make_jobs, plan) -> Callable[..., list[Job]]:
+    """Jobs on a device of 64 GiB, of which each needs some by the lowest forecast."""
+
+    def make(*needs: int, kind: str = "cpu") -> list[Job]:
+        jobs = make_jobs(*needs)
+        for job in jobs:
+            device = dataclasses.replace(job.plan.device, kind=kind, memory_bytes=WHOLE)
+            job.plan = dataclasses.replace(job.plan, device=device)
+        return jobs
+
+    return make
+
+
+@pytest.fixture
+def need(make_large) -> int:
+    """Bytes that each of them needs at least."""
+    found = make_large(1)[0].plan
+    return least_bytes(found, known_forecast(found))
+
+
+def room_with(free: dict[str, int] | int, held: int = 0) -> Callable[..., Room]:
+    """So much is free on each device, and each run beside holds so much of it."""
+    left = (lambda slot: free[slot.device]) if isinstance(free, dict) else (lambda slot: free)
+    return partial(Room, free=left, resident=lambda pid: held)
+
+
+def test_what_others_leave_no_room_for_is_told_and_stops_no_other(
+    make_large, make_pool, machine, need
+) -> None:
+    jobs = make_large(1, 1, 1)
+    small = dataclasses.replace(jobs[1].plan.config, ignore_forecast=True)
+    jobs[1].plan = dataclasses.replace(jobs[1].plan, config=small)
+    pool = make_pool(jobs, Devices(cpu_slots(1)))
+    pool.devices, pool.room = {"cpu": pool.devices["cuda"]}, room_with(need - 1)
+    pool.run()
+    assert [job.outcome for job in jobs] == [Outcome.crashed, Outcome.ok, Outcome.crashed]
+    assert [run for run, _ in machine.started] == ["b"]
+    assert "needs at least" in jobs[0].reason
+    assert "free now" in jobs[0].reason
+    assert "ignore_forecast=true starts it all the same" in jobs[0].reason
+
+
+def test_a_run_waits_while_others_of_its_sweep_hold_the_memory(
+    make_large, make_pool, machine, need
+) -> None:
+    jobs = make_large(1, 1, 1)
+    machine.ends = {job.plan.run_id: deque([("ok", 20, 3)]) for job in jobs}
+    pool = make_pool(jobs, Devices(cpu_slots(2), shared=True))
+    pool.devices = {"cpu": pool.devices["cuda"]}
+    looked, most = pool.step, []
+    # Right after its start a run holds nothing yet, and will need all the same.
+    pool.room = room_with(2 * need - 1)
+
+    def step() -> None:
+        looked()
+        most.append(len(pool.books.running()))
+
+    pool.step = step
+    pool.run()
+    assert {job.outcome for job in jobs} == {Outcome.ok}
+    assert max(most) == 1
+
+
+def test_what_a_run_beside_holds_already_is_not_counted_twice(make_large, need) -> None:
+    waits, runs = make_large(1, 1)
+    runs.live, runs.grant = record_for("b", "ok"), Grant(cpu_slots(1), [], shared=False)
+    slot = cpu_slots(1)[0]
+    assert room_with(need, held=need)(waits.plan, [runs]).left(slot) == need
+    assert room_with(need, held=2 * need)(waits.plan, [runs]).left(slot) == need
+    assert room_with(2 * need, held=0)(waits.plan, [runs]).left(slot) == need
+    assert room_with(2 * need)(waits.plan, []).left(slot) == 2 * need
+
+
+def test_another_gpu_that_has_room_is_taken(make_large, make_pool, machine, gpus, need) -> None:
+    jobs = make_large(1, 1, kind="cuda")
+    pool = make_pool(jobs, gpus(2, runs_per_device=2))
+    pool.room = room_with({"GPU-0": 0, "GPU-1": WHOLE})
+    pool.run()
+    assert {where for _, where in machine.started} == {"GPU 1"}
+    assert {job.outcome for job in jobs} == {Outcome.ok}
+
+
+def test_where_no_gpu_has_room_that_is_told(make_large, make_pool, machine, gpus) -> None:
+    (job,) = make_large(1, kind="cuda")
+    pool = make_pool([job], gpus(2))
+    pool.room = room_with(1)
+    pool.run()
+    assert job.outcome is Outcome.crashed
+    assert "has 64.00 GiB, 1 B of it free now" in job.reason
+
+
+def test_where_nobody_tells_what_is_free_a_run_starts(make_large, make_pool, machine, gpus) -> None:
+    (job,) = make_large(1, kind="cuda")
+    pool = make_pool([job], gpus(1))
+    pool.room = partial(Room, free=lambda slot: None)
+    pool.run()
+    assert job.outcome is Outcome.ok
