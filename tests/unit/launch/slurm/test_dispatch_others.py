@@ -147,13 +147,14 @@ def test_one_question_a_look(count, submitted, cluster, monkeypatch) -> None:
     assert not made.unfinished()
 
 
-def test_watching_ends_with_the_last_run(submitted, cluster) -> None:
+def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> None:
     made = submitted(2)
     slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        made.books.jobs[0].plan.config.slurm.poll_s = 0.0
+        # The plan is that of all tests of this folder.
+        monkeypatch.setattr(made.books.jobs[0].plan.config.slurm, "poll_s", 0.0)
         if len(slept) == 3:
             for job, element in zip(made.books.jobs, ("100_0", "100_1"), strict=True):
                 leave(job, "ok", 20)
