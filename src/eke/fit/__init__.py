@@ -1,6 +1,12 @@
 """Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
 
-from eke.fit.candidates import Candidate, Candidates, enumerate_candidates, room_of
+from eke.fit.candidates import (
+    Candidate,
+    Candidates,
+    cut_overrides,
+    enumerate_candidates,
+    room_of,
+)
 from eke.fit.experiment import free_path, refuse_what_is_no_name, write_experiment
 from eke.fit.found import Fit, all_diverge, fit_of
 from eke.fit.objective import Objective
@@ -31,6 +37,7 @@ __all__ = [
     "Value",
     "all_diverge",
     "axes_for",
+    "cut_overrides",
     "describe_candidates",
     "describe_fit",
     "describe_trial",

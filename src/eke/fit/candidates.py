@@ -43,13 +43,17 @@ class Candidate:
     @property
     def overrides(self) -> tuple[str, ...]:
         """What makes it of what was typed, the micro-batch included."""
-        batch = self.plan.batch
-        cut = (
-            f"batch.per_device={batch.per_device}",
-            f"batch.target={batch.samples_per_step}",
-            "batch.accumulation=null",
-        )
-        return (*(text for value in self.values for text in value.overrides), *cut)
+        own = (text for value in self.values for text in value.overrides)
+        return (*own, *cut_overrides(self.plan))
+
+
+def cut_overrides(plan: Plan) -> tuple[str, ...]:
+    """How a plan cuts its samples into micro-batches, to be typed."""
+    return (
+        f"batch.per_device={plan.batch.per_device}",
+        f"batch.target={plan.batch.samples_per_step}",
+        "batch.accumulation=null",
+    )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from eke.fit.search import Search
 from eke.fit.space import Numerics
 from eke.fit.trials import Measured, is_higher
 from eke.plan import Plan
+from eke.record import Outcome
 from eke.units import format_bytes, format_number, format_seconds
 
 ALLOWS = {
@@ -102,6 +103,8 @@ def describe_fit(fit: Fit, baseline: Plan) -> str:
             "what was typed diverges, and whatever computes the same does, too: lower "
             "optimizer.lr, clip by train.max_grad_norm, or let formats change by --numerics mixed"
         )
+    if {trial.outcome for trial in fit.trials} == {Outcome.diverged.value}:
+        return "all trials diverged: lower optimizer.lr, or clip by train.max_grad_norm"
     if fit.best is None:
         return "nothing could be measured; the trials' logs say why"
     lines = [_verdict(fit, fit.gain, baseline), ""]
@@ -121,7 +124,10 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
     between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
     if not gain.is_resolved:
         return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[fit.objective]}"
-    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[fit.objective]}"
+    price = ""
+    if fit.objective is Objective.memory and fit.typed is not None:
+        price = f"; a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
+    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[fit.objective]}{price}"
 
 
 def table(fit: Fit, baseline: Plan) -> list[str]:

@@ -14,6 +14,7 @@ from eke.cli import main as cli
 from eke.compose import compose, split_arguments
 from eke.errors import ConfigError
 from eke.fit import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
+from eke.fit.experiment import MADE_BY
 from eke.record import Outcome
 
 pytestmark = pytest.mark.usefixtures("own_machine")
@@ -113,6 +114,17 @@ def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     assert prepare(wish(*typed, "plan_only=true")).candidates.first is not None, "for elsewhere"
 
 
+@pytest.mark.parametrize("record", [None, object()], ids=["no record", "a record"])
+def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> None:
+    """A search that is over needs no room to be typed again."""
+    monkeypatch.setattr("eke.check.rules_work._free_bytes", lambda facts: 0)
+    monkeypatch.setattr(
+        "eke.app.fitting.preparing.place_of", lambda plan: SimpleNamespace(record=record)
+    )
+    with pytest.raises(ConfigError, match="the disk has 0 MiB") if record is None else nullcontext():
+        prepare(wish("compile=none", "memory=none", "kernels=none"))
+
+
 def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> None:
     taken = tmp_path / "experiment" / "mine.yaml"
     taken.parent.mkdir()
@@ -149,3 +161,18 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
     # Either way the reader can run it.
     winner = " ".join(fitting.candidates.found[other].overrides)
     assert is_found or winner in out
+
+
+def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
+    older = tmp_path / "experiment" / "mine.yaml"
+    older.parent.mkdir()
+    older.write_text(f"# found by {MADE_BY}.\n")
+    for module in ("preparing", "keeping"):
+        monkeypatch.setattr(f"eke.app.fitting.{module}.conf_folder", lambda: tmp_path)
+    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting.paths.folder.mkdir()
+    keep(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
+    assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from eke.fit import (
     Fit,
     describe_candidates,
     describe_fit,
+    free_path,
     short_name,
     without,
     write_experiment,
@@ -43,10 +44,8 @@ def keep(fitting: Fitting, fit: Fit) -> None:
     if fit.is_found:
         assert fit.best is not None
         _keep_option(fitting, fit.best.candidate.overrides, text)
-    elif fit.best is not None and fit.best is not fit.typed:
-        winner = fit.best.candidate.overrides
-        typed = _command(fitting, *without(fitting.typed, winner), *winner)
-        say(f"\nnothing is written: what was typed may be as good\n  {typed}")
+    else:
+        _keep_none(fitting, fit)
     say(f"\n  {folder / REPORT}   (all trials: eke report {folder})")
 
 
@@ -57,6 +56,17 @@ def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
     evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
     path = write_experiment(best, name, own, own or conf_folder(), evidence)
     say(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
+
+
+def _keep_none(fitting: Fitting, fit: Fit) -> None:
+    """Say what whoever expects an option should know."""
+    if fit.best is not None and fit.best is not fit.typed:
+        winner = fit.best.candidate.overrides
+        typed = _command(fitting, *without(fitting.typed, winner), *winner)
+        say(f"\nnothing is written: what was typed may be as good\n  {typed}")
+    path = free_path(fitting.wish.arguments.config_dir or conf_folder(), fitting.option)
+    if path.exists():
+        say(f"\n{path} is what an earlier search found, and stays as it is")
 
 
 def _command(fitting: Fitting, *overrides: str) -> str:

@@ -1,7 +1,9 @@
 """Everything of a search before its first trial: seconds, and no process."""
 
 import shlex
+from functools import partial
 
+from eke.app.answered import plan_unless_answered
 from eke.app.fitting.trying import Fitting, Wish
 from eke.app.planning import plan_for
 from eke.app.recipes import chosen_overrides
@@ -12,13 +14,16 @@ from eke.errors import ConfigError, Problem
 from eke.fit import (
     Search,
     axes_for,
+    cut_overrides,
     describe_candidates,
     enumerate_candidates,
     free_path,
     group_of,
     refuse_what_is_no_name,
+    trial_overrides,
 )
-from eke.launch import sweep_id, sweep_paths
+from eke.launch import place_of, sweep_id, sweep_paths
+from eke.launch.slurm import place_in_cluster
 from eke.pace import StepTime, forecast_time
 from eke.paths import conf_folder
 from eke.plan import Plan
@@ -49,10 +54,11 @@ def prepare(wish: Wish) -> Fitting:
         )
     option = wish.name or f"fit_{baseline.choices['model']}"
     if not composed.config.plan_only:
-        refuse_what_cannot_start(composed, in_cluster)
         free_path(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
     composed = pinned(composed, baseline)
+    if not composed.config.plan_only:
+        refuse_what_cannot_start(composed, baseline, in_cluster)
     line = PlanningLine()
     found = enumerate_candidates(
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
@@ -114,14 +120,25 @@ def refuse_what_is_no_start(wish: Wish) -> None:
         raise ConfigError(problems)
 
 
-def refuse_what_cannot_start(composed: Composed, in_cluster: bool) -> None:
-    """What was typed and cannot run here: a package is missing, a file. Nodes have their own.
+def refuse_what_cannot_start(composed: Composed, baseline: Plan, in_cluster: bool) -> None:
+    """What the first trial would be refused for, unless a record answers it: a missing package.
+
+    Its size is left out: another way to compute the same may fit.
+
+    Args:
+        composed: what was typed.
+        baseline: the same, planned.
+        in_cluster: trials run on nodes of a cluster.
 
     Raises:
-        ConfigError: the first trial would be refused for it, and every other.
+        ConfigError: every rule that it breaks.
     """
-    if not in_cluster:
-        plan_for(composed, planning=False, refuse=False, trace=False)
+    first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
+    trial = compose(first, composed.config_dir, in_sweep=True)
+    plan_unless_answered(
+        partial(plan_for, trial, in_cluster=in_cluster, refuse=False, trace=False),
+        place_in_cluster if in_cluster else place_of,
+    )
 
 
 def refuse_what_is_searched(composed: Composed) -> None:
