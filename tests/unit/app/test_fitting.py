@@ -121,7 +121,8 @@ def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> N
     monkeypatch.setattr(
         "eke.app.fitting.preparing.place_of", lambda plan: SimpleNamespace(record=record)
     )
-    with pytest.raises(ConfigError, match="the disk has 0 MiB") if record is None else nullcontext():
+    refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
+    with refused if record is None else nullcontext():
         prepare(wish("compile=none", "memory=none", "kernels=none"))
 
 
