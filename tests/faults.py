@@ -95,8 +95,8 @@ class Round:
             )  # fmt: skip
 
     def runs(self) -> list[Path]:
-        """Run folders."""
-        return [p for p in self.folder.glob("runs/*") if not p.name.startswith("sweep-")]
+        """Of this round."""
+        return runs_of(self.folder)
 
     def look(self) -> None:
         """Remember final records, and see that those known have not changed."""
@@ -120,6 +120,12 @@ class Round:
     def is_done(self) -> bool:
         """Whether every run has a final record."""
         return len(self.final) == 3
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Run folders below `runs`, which holds sweeps and a lock as well."""
+    every = [path for path in folder.glob("runs/*") if path.is_dir()]
+    return [path for path in every if not path.name.startswith("sweep-")]
 
 
 def attempts_of(run: Path) -> list[dict]:
@@ -346,7 +352,7 @@ def settle(round_: Round) -> None:
 def curves(folder: Path) -> dict[str, list[tuple[float, float]]]:
     """Run -> loss and gradient norm at each step, of the newest attempt that did it."""
     found = {}
-    for run in (p for p in folder.glob("runs/*") if not p.name.startswith("sweep-")):
+    for run in runs_of(folder):
         best = {r["train/global_step"]: r for r in rows_of(run) if "train/loss" in r}
         found[run.name] = [
             (best[s]["train/loss"], best[s]["train/grad_norm"]) for s in sorted(best)

@@ -50,7 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         "--budget-trials", type=_trials, default=8, metavar="N",
         help="trials of 20 steps at most (default 8), the one that confirms the best included",
     )  # fmt: skip
-    parser.add_argument("--name", default="", help="of the option written (default fit_MODEL)")
+    parser.add_argument(
+        "--name", default="", help="of the option written (default "
+        "fit_MODEL, with _memory, _mixed ... where one of these is asked for)",
+    )  # fmt: skip
     parser.add_argument("--config-dir", metavar="FOLDER", help="your own options; written there")
     options, overrides = parser.parse_known_args(list(arguments))
     folder = ["--config-dir", options.config_dir] if options.config_dir else []

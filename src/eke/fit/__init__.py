@@ -7,7 +7,7 @@ from eke.fit.candidates import (
     enumerate_candidates,
     room_of,
 )
-from eke.fit.experiment import free_path, refuse_what_is_no_name, write_experiment
+from eke.fit.experiment import free_path, own_path, refuse_what_is_no_name, write_experiment
 from eke.fit.found import Fit, all_diverge, fit_of
 from eke.fit.objective import Objective
 from eke.fit.point import Point, Room, Trial
@@ -48,6 +48,7 @@ __all__ = [
     "is_higher",
     "likely",
     "measured",
+    "own_path",
     "refuse_what_is_no_name",
     "room_of",
     "short_name",

@@ -59,12 +59,11 @@ def refuse_what_is_no_name(name: str) -> None:
         raise ConfigError(Problem("--name", name, why, "--name fastest"))
 
 
-def free_path(folder: Path, name: str) -> Path:
-    """Where the option would be written.
+def own_path(folder: Path, name: str) -> Path:
+    """Where the option would be written, whether or not that can be done here.
 
     Raises:
-        ConfigError: the name is none, there is a file that somebody else has written, or none can
-            be written there.
+        ConfigError: the name is none, or somebody else has written what it stands for.
     """
     refuse_what_is_no_name(name)
     path = folder / "experiment" / f"{name}.yaml"
@@ -75,6 +74,16 @@ def free_path(folder: Path, name: str) -> Path:
     if theirs.exists() and not path.exists():
         why = "eke has an experiment of this name, and it would be taken instead"
         raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
+    return path
+
+
+def free_path(folder: Path, name: str) -> Path:
+    """Where the option will be written.
+
+    Raises:
+        ConfigError: as own_path, or none can be written there.
+    """
+    path = own_path(folder, name)
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not os.access(place, os.W_OK):
         why = f"{place} cannot be written, and the best is to be kept there as an option"

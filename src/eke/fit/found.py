@@ -1,17 +1,20 @@
 """What a search has found, as values: shown, written down and tested alike."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eke.fit.candidates import Candidate, Candidates
 from eke.fit.objective import Objective
+from eke.fit.repeats import deviation_between, typical
 from eke.fit.search import Search
 from eke.fit.space import Numerics
 from eke.fit.surrogate import NOISE
-from eke.fit.trials import Measured
+from eke.fit.trials import OF_MEDIAN, Measured
 from eke.record import Outcome
+
+LESS = 0.005
+"""Share of the peak below which memory is called the same."""
 
 Z_95 = 1.96
 """Standard errors on each side of a 95 % interval."""
@@ -35,14 +38,15 @@ class Standing:
 
     @property
     def step_s(self) -> float:
-        """Seconds per optimizer step, its share of compiling included: geometric mean of trials."""
-        return math.exp(statistics.fmean(self.logarithms))
+        """Seconds per optimizer step, its share of compiling included: median of trials."""
+        return math.exp(typical(self.logarithms))
 
     @property
     def error(self) -> float:
         """Standard error of its logarithm."""
-        errors = [max(each.trial.spread, self.between, NOISE) for each in self.tried]
-        return math.sqrt(sum(error**2 for error in errors)) / len(errors)
+        count = len(self.tried)
+        one = typical([max(each.trial.spread, self.between, NOISE) for each in self.tried])
+        return one * (OF_MEDIAN if count > 2 else 1.0) / math.sqrt(count)  # of two it is the mean
 
     @property
     def samples_per_s(self) -> float:
@@ -64,6 +68,8 @@ class Gain:
     low: float
     """Of a 95 % interval of `factor`; of memory, which hardly varies, the same."""
     high: float
+    of: Objective
+    """What it is a gain in: a search for less memory may end at a faster step with as much."""
 
     @property
     def is_resolved(self) -> bool:
@@ -130,15 +136,17 @@ class Fit:
             if not before.peak_bytes or not after.peak_bytes:
                 return None
             factor = before.peak_bytes / after.peak_bytes
-            return Gain(factor, factor, factor)
+            if after is before or factor >= 1 + LESS:
+                return Gain(factor, factor, factor, self.objective)
         devices = 1.0
         if self.objective is Objective.cost:
             devices = before.candidate.point.devices / after.candidate.point.devices
         factor = devices * before.step_s / after.step_s
+        of = Objective.cost if self.objective is Objective.cost else Objective.speed
         if after is before:
-            return Gain(1.0, 1.0, 1.0)
+            return Gain(1.0, 1.0, 1.0, of)
         error = Z_95 * math.hypot(before.error, after.error)
-        return Gain(factor, factor * math.exp(-error), factor * math.exp(error))
+        return Gain(factor, factor * math.exp(-error), factor * math.exp(error), of)
 
 
 def all_diverge(trials: Sequence[Measured], typed: int | None, numerics: Numerics) -> bool:
@@ -177,12 +185,3 @@ def fit_of(
         between,
         search.further_gain(),
     )
-
-
-def deviation_between(groups: Sequence[Sequence[float]]) -> float:
-    """Standard deviation within groups, pooled over those with several values; 0 without any."""
-    repeated = [group for group in groups if len(group) > 1]
-    if not repeated:
-        return 0.0
-    squares = sum(statistics.variance(group) * (len(group) - 1) for group in repeated)
-    return math.sqrt(squares / sum(len(group) - 1 for group in repeated))

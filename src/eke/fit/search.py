@@ -14,6 +14,7 @@ from eke.fit.chances import chances
 from eke.fit.objective import Objective
 from eke.fit.once import shares
 from eke.fit.point import Point, Room, Trial, with_less_work
+from eke.fit.repeats import MOST, UNSTEADY, deviation, typical
 from eke.fit.surrogate import NOISE, Array, Surrogate, expected_improvement
 
 ENOUGH = 0.003
@@ -85,7 +86,8 @@ class Search:
     def to_confirm(self) -> list[int]:
         """Points to be run again: the best, another as good as it, and what it is compared with.
 
-        None where each of them was; what they are may change with what is found.
+        None where each of them was, and its trials agree; what they are may change with what is
+        found. Where they do not agree, one was disturbed, and a further one tells which.
         """
         ranked = self.ranking()
         if not ranked or self.left < 1:
@@ -95,8 +97,9 @@ class Search:
         again = ranked[: 2 if rivals else 1]
         if self.first in ranked and self.first not in again:
             again.append(self.first)
-        tried = [number for number, _ in self.trials]
-        return [number for number in again if tried.count(number) == 1][: self.left]
+        reach = scores[0] + CLOSE * self.objective.weight
+        again += [n for n in ranked if n not in again and self._is_unclear(n, reach)]
+        return [n for n in again if len(self._logarithms(n)) == 1 or self._disagree(n)][: self.left]
 
     def ranking(self) -> list[int]:
         """Points that were measured, the best first."""
@@ -156,10 +159,12 @@ class Search:
 
     def _posterior(self, chosen: Sequence[int]) -> tuple[Array, Array]:
         """The same without compiling."""
-        ended = [(n, trial, trial.step_s) for n, trial in self.trials if trial.step_s is not None]
-        seen = [number for number, _, _ in ended]
-        values = [math.log(step_s - trial.compiling_s) for _, trial, step_s in ended]
-        spread = [trial.spread for _, trial, _ in ended]
+        seen, values, spread = self.ranking(), [], []
+        for number in seen:
+            steady = self._logarithms(number, steady=True)
+            errors = [t.spread for n, t in self.trials if n == number and t.step_s is not None]
+            values.append(typical(steady))
+            spread.append(max(typical(errors), deviation(steady)))
         if chosen:
             mean, _ = self._surrogate.posterior(seen, values, spread)
             believed = [number for number in chosen if number not in seen]
@@ -182,9 +187,23 @@ class Search:
         return float(min(scores[number] for number in tried))
 
     def _found(self, number: int) -> float:
-        """The score by what was measured alone: the mean over a point's trials."""
-        times = [math.log(t.step_s) for n, t in self.trials if n == number and t.step_s]
-        return self._score(number, sum(times) / len(times))
+        """The score by what was measured alone."""
+        return self._score(number, typical(self._logarithms(number)))
+
+    def _logarithms(self, number: int, steady: bool = False) -> list[float]:
+        """Of a step's seconds in each trial that has some; steady is without compiling."""
+        ended = [(t, t.step_s) for n, t in self.trials if n == number and t.step_s is not None]
+        return [math.log(step_s - (t.compiling_s if steady else 0.0)) for t, step_s in ended]
+
+    def _disagree(self, number: int) -> bool:
+        """Whether a point's trials differ so much that one of them was disturbed."""
+        logarithms = self._logarithms(number)
+        return len(logarithms) < MOST and deviation(logarithms) > UNSTEADY
+
+    def _is_unclear(self, number: int, reach: float) -> bool:
+        """Whether a point whose trials disagree is among the best by the quickest of them."""
+        quickest = self._score(number, min(self._logarithms(number)))
+        return self._disagree(number) and quickest < reach
 
     def _chances(self) -> Array:
         return chances(self.points, self._with_less_work, self.trials, self.objective)

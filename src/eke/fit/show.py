@@ -1,9 +1,10 @@
 """A search in words: before it, during it, and its end."""
 
 from eke.fit.candidates import Candidate, Candidates
-from eke.fit.found import Fit, Gain, Standing
+from eke.fit.found import LESS, Fit, Gain, Standing
 from eke.fit.objective import Objective
 from eke.fit.point import Room
+from eke.fit.repeats import UNSTEADY
 from eke.fit.search import Search
 from eke.fit.space import Numerics
 from eke.fit.trials import Measured, is_higher
@@ -25,12 +26,6 @@ BETTER = {
 
 WAITING = 0.05
 """Share of a step that waits for data from which on it is worth saying."""
-
-UNSTEADY = 0.1
-"""Standard deviation between trials of one configuration from which on it is worth saying: with two
-of them, one took about 15 % longer."""
-
-
 AGAIN = "Again on a quiet one: paths.runs=ANOTHER_FOLDER"
 
 SHOWN = 8
@@ -123,11 +118,19 @@ def _verdict(fit: Fit, gain: Gain | None, baseline: Plan) -> str:
         return "what was typed is the best that was found"
     between = f" ({gain.low:.2f} to {gain.high:.2f})" if gain.high > gain.low else ""
     if not gain.is_resolved:
-        return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[fit.objective]}"
-    price = ""
-    if fit.objective is Objective.memory and fit.typed is not None:
-        price = f"; a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
-    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[fit.objective]}{price}"
+        return f"not resolved: {name} is {gain.factor:.2f}x{between} {BETTER[gain.of]}"
+    price = _price(fit, gain) if fit.objective is Objective.memory else ""
+    return f"best: {name}: {gain.factor:.2f}x{between} {BETTER[gain.of]}{price}"
+
+
+def _price(fit: Fit, gain: Gain) -> str:
+    """What a search for memory pays for what it gains, or that it pays nothing."""
+    assert fit.best is not None
+    assert fit.typed is not None
+    if gain.of is Objective.memory:
+        return f"; a step takes {fit.best.step_s / fit.typed.step_s:.2f} times as long"
+    more = (fit.best.peak_bytes or 1) / (fit.typed.peak_bytes or 1) - 1
+    return f"; its peak is {more:.1%} higher" if more >= LESS else "; the peak is the same"
 
 
 def table(fit: Fit, baseline: Plan) -> list[str]:

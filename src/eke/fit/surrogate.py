@@ -76,7 +76,7 @@ class Surrogate:
         """Mean and standard deviation of the logarithmic step time of each point.
 
         Args:
-            seen: numbers of the points that were tried; one may occur twice.
+            seen: numbers of the points that were tried, each once.
             log_step_s: what was found.
             spread: its standard error.
         """

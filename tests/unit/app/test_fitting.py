@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from eke.app.fitting.preparing import prepare
 from eke.app.planning import plan_for
 from eke.cli import main as cli
 from eke.compose import compose, split_arguments
-from eke.errors import ConfigError
+from eke.errors import ConfigError, EkeError
 from eke.fit import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
 from eke.fit.experiment import MADE_BY
 from eke.record import Outcome
@@ -69,6 +70,27 @@ def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
     assert "NVIDIA H100" in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ((), "fit_tiny"),
+        (("--objective", "memory"), "fit_tiny_memory"),
+        (("--objective", "cost", "--numerics", "reduced"), "fit_tiny_cost_reduced"),
+        (("--objective", "memory", "--name", "mine"), "mine"),
+    ],
+)
+def test_searches_for_different_things_are_different_options(flags, name, capsys, tmp_path) -> None:
+    """Found out where the name is taken: also before anything runs."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / f"{name}.yaml").write_text("seed: 1\n")
+    folder = ("--config-dir", str(tmp_path))
+    assert cli(["fit", *folder, *flags, *WORK, "plan_only=true"]) == 2
+    told = capsys.readouterr().err
+    assert f"--name = {name}" in told
+    assert f"--name {name}_fit" in told
+    assert cli(["fit", *folder, *flags, "--name", "free", *WORK, "plan_only=true"]) == 0
+
+
 @pytest.mark.parametrize("key", ["rerun", "ignore_forecast", "launcher.detach"])
 def test_what_has_no_meaning_for_a_search_is_refused(key) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -103,6 +125,35 @@ def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None
         fitting._run([job])
 
 
+class Full:
+    """A cluster whose sbatch takes so many of the jobs."""
+
+    def __init__(self, books, *_, takes: int = 0) -> None:
+        self.books, self.takes, self.refused = books, takes, {}
+
+    def submit(self) -> None:
+        """Hand them in."""
+        self.refused = {job.number: "sbatch: no such partition" for job in self.books.jobs}
+        for _ in range(self.takes):
+            self.refused.popitem()
+
+    def watch(self) -> None:
+        """They end."""
+
+
+def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
+    fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    monkeypatch.setattr("eke.app.fitting.trying.Fitting.in_cluster", True)
+    jobs = [SimpleNamespace(outcome=Outcome.crashed, kind="cpu", number=n) for n in range(2)]
+    monkeypatch.setattr("eke.app.fitting.trying.Cluster", partial(Full, takes=1))
+    fitting._run(jobs)  # one runs
+    monkeypatch.setattr("eke.app.fitting.trying.Cluster", Full)
+    with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
+        fitting._run(jobs)
+    fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))
+    fitting._run(jobs)  # the cluster does take trials: it is about these
+
+
 def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
     monkeypatch.setattr("eke.check.rules_packages._is_there", lambda name: name != "bitsandbytes")
@@ -135,7 +186,10 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
     named = replace(wish(*typed), name="mine")
     with pytest.raises(ConfigError, match="did not write it"):
         prepare(named)
-    assert prepare(replace(wish(*typed, "plan_only=true"), name="mine")).option == "mine"
+    monkeypatch.setattr("eke.fit.experiment.os.access", lambda *_: False)
+    assert prepare(replace(wish(*typed, "plan_only=true"), name="free")).option == "free"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        prepare(replace(wish(*typed), name="free"))
     with pytest.raises(ConfigError, match="letters, digits"):
         prepare(replace(wish(*typed, "plan_only=true"), name="no name"))
 

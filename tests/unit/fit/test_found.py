@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from eke.fit import Measured, Numerics, Objective, Trial, all_diverge, fit_of
-from eke.fit.found import deviation_between
+from eke.fit.repeats import deviation, deviation_between
 from eke.fit.show import describe_fit, notes
 
 SPREAD = 0.002
@@ -51,8 +52,8 @@ def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
     assert not found((0, 1.001), (1, 1.0)).rivals, "not resolved: the verdict says so"
     alike = found((0, 1.3), *((n, 1.0 + n / 1e4) for n in (1, 2, 3, 4, 5)))
     assert "do not tell it from b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
-    memory = found((0, 1.0), (1, 1.0), objective=Objective.memory)
-    assert len(memory.rivals) == 1, "as much memory"
+    memory = found((0, 1.0), (1, 1.001), objective=Objective.memory)
+    assert len(memory.rivals) == 1, "as much memory, and as fast"
 
 
 def test_only_what_is_better_by_more_than_chance_is_worth_an_option() -> None:
@@ -75,6 +76,45 @@ def test_the_price_of_less_memory_is_in_the_verdict() -> None:
     less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
     told = describe_fit(replace(fit, standings=(less, fit.typed)), WORK)
     assert "2.00x less peak memory than what was typed; a step takes 3.50 times as long" in told
+
+
+def peaks(fit, *, best: float, typed: float):
+    """The same search, its first two configurations with these peaks in MiB."""
+    found_, before = fit.standings[0], fit.typed
+    assert found_ is not before
+
+    def with_peak(standing, mib):
+        trial = replace(standing.tried[0].trial, peak_bytes=int(mib * 2**20))
+        return replace(standing, tried=(replace(standing.tried[0], trial=trial),))
+
+    found_, before = with_peak(found_, best), with_peak(before, typed)
+    return replace(fit, standings=(found_, before), typed=before)
+
+
+def test_of_equal_memory_the_faster_is_found() -> None:
+    fit = peaks(found((0, 2.0), (1, 1.0), objective=Objective.memory), best=8, typed=8)
+    assert fit.is_found
+    told = describe_fit(fit, WORK)
+    assert "best: a=1: 2.00x (1.92 to 2.08) as fast as what was typed; the peak is the same" in told
+
+
+def test_much_faster_for_a_little_memory_is_called_that() -> None:
+    fit = peaks(found((0, 8.0), (1, 1.0), objective=Objective.memory), best=8.2, typed=8)
+    told = describe_fit(fit, WORK)
+    assert "8.00x (7.67 to 8.34) as fast as what was typed; its peak is 2.5% higher" in told
+
+
+def test_one_disturbed_trial_of_three_leaves_the_gain_resolved() -> None:
+    fit = found((0, 1.2), (0, 1.21), (1, 1.0), (1, 10.0), (1, 1.01))
+    assert fit.best.step_s == pytest.approx(1.01)
+    assert fit.gain.is_resolved
+    assert fit.gain.factor == pytest.approx(1.205 / 1.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_deviation_of_few_values_is_that_of_the_distribution(count) -> None:
+    draws = np.random.default_rng(count).normal(5.0, 0.2, size=(4000, count))
+    assert np.mean([deviation(each) for each in draws]) == pytest.approx(0.2, rel=0.05)
 
 
 def test_where_all_trials_diverged_the_training_is_at_fault() -> None:
@@ -123,6 +163,7 @@ def test_deviation_is_pooled_over_what_was_repeated() -> None:
     assert deviation_between([[1.0], [2.0]]) == 0
     assert deviation_between([[0.0, 2.0], [5.0]]) == pytest.approx(math.sqrt(2))
     assert deviation_between([[0.0, 2.0], [1.0, 1.0, 1.0]]) == pytest.approx(math.sqrt(2 / 3))
+    assert deviation_between([[0.0, 0.1, 9.0]]) < 0.3, "one of them was disturbed"
 
 
 @pytest.mark.parametrize(

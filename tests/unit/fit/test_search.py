@@ -81,11 +81,11 @@ def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with(
     assert looking.to_confirm() == [1, 2, 0]
     looking.budget = 5
     assert looking.to_confirm() == [1, 2]
-    looking.tell(2, Trial(0.6))
+    looking.tell(2, Trial(0.55))
     assert looking.to_confirm() == [1]
     looking.budget = 8
     assert looking.to_confirm() == [1, 0], "2 was tried twice"
-    looking.tell(1, Trial(0.7))
+    looking.tell(1, Trial(0.57))
     assert looking.to_confirm() == [0], "2 is the best now, and confirmed"
     looking.tell(0, Trial(1.0))
     assert looking.to_confirm() == []
@@ -275,6 +275,36 @@ def test_cost_counts_devices():
         looking.tell(0, Trial(1.0))
         looking.tell(1, Trial(0.3))
         assert looking.ranking()[0] == first
+
+
+def test_a_disturbed_trial_does_not_decide():
+    """Its configuration took ten times as long once: a third trial tells which of them it was."""
+    looking = Search(points(1.0, 0.5, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.5), (1, 5.0)):
+        looking.tell(number, Trial(seconds))
+    assert looking.ranking() == [0, 1], "so far"
+    assert looking.to_confirm() == [0, 1]
+    looking.tell(0, Trial(1.01))
+    assert looking.to_confirm() == [1]
+    looking.tell(1, Trial(0.51))
+    assert looking.ranking() == [1, 0]
+    assert looking.to_confirm() == []
+    assert looking.expected_s()[1] == pytest.approx(0.51, rel=0.02)
+
+
+def test_a_machine_that_is_never_quiet_does_not_take_the_whole_budget():
+    looking = Search(points(1.0, 9.0), Objective.speed, 100, first=0)
+    for seconds in (1.0, 2.0, 4.0, 8.0):
+        assert looking.to_confirm() == ([0] if looking.trials else [])
+        looking.tell(0, Trial(seconds))
+    assert looking.to_confirm() == []
+
+
+def test_what_cannot_be_the_best_is_not_tried_again_because_its_trials_differ():
+    looking = Search(points(1.0, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (0, 1.0), (1, 3.0), (1, 9.0)):
+        looking.tell(number, Trial(seconds))
+    assert looking.to_confirm() == []
 
 
 def test_repeated_trials_are_averaged():

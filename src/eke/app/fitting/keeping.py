@@ -99,7 +99,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
         "refused": fit.candidates.refused,
         "num_too_large": fit.candidates.too_large,
         "best": list(fit.best.candidate.overrides) if fit.best else None,
-        "gain": asdict(gain) if gain else None,
+        "gain": {**asdict(gain), "of": gain.of.value} if gain else None,
         "trials": [
             {
                 "configuration": short_name(fit.candidates.found[t.number], fitting.baseline),

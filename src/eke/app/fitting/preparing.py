@@ -12,6 +12,8 @@ from eke.app.talk import say
 from eke.compose import Composed, compose, launcher_of
 from eke.errors import ConfigError, Problem
 from eke.fit import (
+    Numerics,
+    Objective,
     Search,
     axes_for,
     cut_overrides,
@@ -19,6 +21,7 @@ from eke.fit import (
     enumerate_candidates,
     free_path,
     group_of,
+    own_path,
     refuse_what_is_no_name,
     trial_overrides,
 )
@@ -52,9 +55,9 @@ def prepare(wish: Wish) -> Fitting:
         raise ConfigError(
             Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
         )
-    option = wish.name or f"fit_{baseline.choices['model']}"
-    if not composed.config.plan_only:
-        free_path(arguments.config_dir or conf_folder(), option)  # before anything takes time
+    option = wish.name or usual_name(baseline.choices["model"], wish)
+    place_of_option = free_path if not composed.config.plan_only else own_path
+    place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
     composed = pinned(composed, baseline)
     if not composed.config.plan_only:
@@ -77,6 +80,19 @@ def prepare(wish: Wish) -> Fitting:
     identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
     paths = sweep_paths(composed.config.paths.runs, identity)
     return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
+
+
+def usual_name(model: str, wish: Wish) -> str:
+    """Of the option, where none is typed: searches for different things do not replace each other.
+
+    Args:
+        model: option of the group.
+        wish: what was asked for.
+    """
+    parts = ["fit", model]
+    parts += [wish.objective.value] if wish.objective is not Objective.speed else []
+    parts += [wish.numerics.value] if wish.numerics is not Numerics.same else []
+    return "_".join(parts)
 
 
 def pinned(composed: Composed, baseline: Plan) -> Composed:

@@ -9,6 +9,7 @@ from eke.app.sweep import devices_of, make_jobs, plan_cells
 from eke.app.talk import say
 from eke.compose import Arguments, compose, launcher_of
 from eke.compose.sweep import SweepCell
+from eke.errors import EkeError
 from eke.fit import (
     Candidates,
     Fit,
@@ -60,7 +61,7 @@ class Wish:
     numerics: Numerics
     budget: int
     name: str = ""
-    """Of the option that is written; empty is `fit_` and the model's."""
+    """Of the option that is written; empty: `fit_`, the model, and how the search is unusual."""
 
 
 @dataclass
@@ -173,6 +174,7 @@ class Fitting:
                     Books(jobs, board, file, place_in_cluster), self.paths, self.paths.folder.name
                 )
                 cluster.submit()
+                self._refuse_if_none_is_taken(cluster)
                 cluster.watch()
             else:
                 devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
@@ -187,6 +189,16 @@ class Fitting:
         cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
         if heard or cut_short:
             raise KeyboardInterrupt
+
+    def _refuse_if_none_is_taken(self, cluster: Cluster) -> None:
+        """What a cluster will not take of the first trials, it will not take of the next.
+
+        Raises:
+            EkeError: sbatch took none, and nothing was measured so far.
+        """
+        measured_some = any(each.trial.step_s for each in self.trials)
+        if len(cluster.refused) == len(cluster.books.jobs) and not measured_some:
+            raise EkeError(f"no trial was submitted: {next(iter(cluster.refused.values()))}")
 
     def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
         if job is None or job.record is None:

@@ -55,6 +55,8 @@ class Cluster:
     missed: dict[int, int] = field(default_factory=dict)
     most: int = sys.maxsize
     """Runs handed in at once; halved while the queue is full, doubled while it is not."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Number of a job that sbatch would not take -> its words."""
     stamps: dict[int, int] = field(default_factory=dict)
     """Number of a job that was frozen here -> the record's age then: it says nothing of the job."""
 
@@ -112,6 +114,7 @@ class Cluster:
         for said in dict.fromkeys(str(why) for _, why in refused):
             self.books.board.note(said)  # whoever leaves at once sees no summary
         for job, why in refused:
+            self.refused[job.number] = str(why)
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
