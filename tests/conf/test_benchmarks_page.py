@@ -215,9 +215,10 @@ def test_searches_stand_beside_the_best_there_is() -> None:
 
 
 def test_a_choice_that_was_not_measured_has_no_rank() -> None:
-    row = {"configurations": 16, "trials": 5, "chosen": "attention=sdpa", "rank": 2,
+    row = {"typed": "a=1", "configurations": 16, "trials": 5, "resolved": True,
+           "chosen": "attention=sdpa", "rank": 2,
            "off_exhaustive_best": 0.027, "typed_off": 0.1, "median_off": 0.48}  # fmt: skip
-    unknown = {**row, "rank": None, "off_exhaustive_best": None}
+    unknown = {**row, "resolved": False, "rank": None, "off_exhaustive_best": None}
     found = tables.searching({"rows": [row, unknown]}).splitlines()
-    assert found[-2] == "| 16 | 5 | `attention=sdpa` | 2.7 % | 2 | 10 % | 48 % |"
-    assert found[-1] == "| 16 | 5 | `attention=sdpa` | - | - | 10 % | 48 % |"
+    assert found[-2] == "| 16 | `a=1` | 10 % | 5 | yes | `attention=sdpa` | 2.7 % | 2 | 48 % |"
+    assert found[-1] == "| 16 | `a=1` | 10 % | 5 | no | `attention=sdpa` | - | - | 48 % |"

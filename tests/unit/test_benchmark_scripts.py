@@ -117,15 +117,17 @@ def test_refused_cells_have_no_time(tmp_path) -> None:
 def test_a_choice_is_ranked_among_what_was_measured(capsys) -> None:
     keys = [fitting.key_of({"batch.per_device": size}) for size in ("8", "4", "2")]
     measured = dict(zip(keys, (0.5, 0.4, 0.6), strict=True))
-    row = fitting.rank(["batch.per_device=2"], measured)
+    row = fitting.rank(["batch.per_device=2"], [], measured)
     assert (row["rank"], row["configurations"]) == (3, 3)
     assert row["off_exhaustive_best"] == pytest.approx(0.5)
     assert row["typed_off"] == row["median_off"] == pytest.approx(0.25)
-    absent = fitting.rank(["kernels=liger"], measured)
+    absent = fitting.rank(["kernels=liger"], [], measured)
     assert absent["off_exhaustive_best"] is absent["rank"] is None
     assert absent["typed_off"] == pytest.approx(0.25)
     assert "not among what was measured" in capsys.readouterr().err
-    nothing = fitting.rank([], {})
+    poor = fitting.rank([], ["batch.per_device=2"], measured)
+    assert (poor["rank"], poor["typed_off"]) == (2, pytest.approx(0.5))
+    nothing = fitting.rank([], [], {})
     assert nothing["typed_off"] is nothing["median_off"] is None
 
 

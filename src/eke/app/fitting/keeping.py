@@ -99,6 +99,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
         "refused": fit.candidates.refused,
         "num_too_large": fit.candidates.too_large,
         "best": list(fit.best.candidate.overrides) if fit.best else None,
+        "option": fitting.option if fit.is_found else None,
         "gain": {**asdict(gain), "of": gain.of.value} if gain else None,
         "trials": [
             {

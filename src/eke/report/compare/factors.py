@@ -114,14 +114,8 @@ def _follows(key: str, group: str, found: Sequence[Factors]) -> bool:
     return len(by_option) > 1 and all(len(values) == 1 for values in by_option.values())
 
 
-def telling(
-    keys: Sequence[str],
-    one: Factors,
-    overrides: Sequence[str],
-    found: Sequence[Factors],
-    typed: Sequence[tuple[str, ...]],
-) -> Factors:
-    """What tells one configuration from the others, without what that itself says.
+class Telling:
+    """What tells each of many configurations from the others, without what that itself says.
 
     Of what was not typed for it, a key is left out where all configurations with the same option of
     its group agree on it, and one that nobody typed (a checkpoint's hash) where another key of its
@@ -129,25 +123,44 @@ def telling(
 
     Args:
         keys: of `differing`.
-        one: the settings of the configuration.
-        overrides: what was typed for it.
         found: the settings of all configurations.
         typed: what was typed for each of these.
     """
-    mine = typed_settings(overrides)
-    anybodys = {key for each in typed for key in typed_settings(each)}
 
-    def is_told(key: str) -> bool:
+    def __init__(
+        self, keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
+    ) -> None:
+        self._keys, self._found = keys, found
+        self._anybodys = {key for each in typed for key in typed_settings(each)}
+        self._answers: dict[tuple[str, str], bool] = {}
+
+    def of(self, one: Factors, overrides: Sequence[str]) -> Factors:
+        """Of one configuration.
+
+        Args:
+            one: its settings.
+            overrides: what was typed for it.
+        """
+        mine = typed_settings(overrides)
+        told = (key for key in self._keys if key in one)
+        return {key: one[key] for key in told if key in mine or self._is_told(key, one)}
+
+    def _is_told(self, key: str, one: Factors) -> bool:
         group = key.split(".")[0]
-        if "." not in key or key in mine or group not in one:
+        if "." not in key or group not in one:
             return True
-        alike = [each for each in found if each.get(group) == one[group]]
-        if len(alike) < len(found) and len({each.get(key, ABSENT) for each in alike}) == 1:
-            return False
-        others = [k for k in keys if k.startswith(f"{group}.") and k in anybodys]
-        return key in anybodys or not any(_determines(k, key, alike) for k in others)
+        case = key, one[group]  # thousands of configurations have few options
+        if case not in self._answers:
+            self._answers[case] = self._is_news(key, group, one[group])
+        return self._answers[case]
 
-    return {key: one[key] for key in keys if key in one and is_told(key)}
+    def _is_news(self, key: str, group: str, option: str) -> bool:
+        alike = [each for each in self._found if each.get(group) == option]
+        if len(alike) < len(self._found) and len({each.get(key, ABSENT) for each in alike}) == 1:
+            return False
+        anybodys = self._anybodys
+        others = [k for k in self._keys if k.startswith(f"{group}.") and k in anybodys]
+        return key in anybodys or not any(_determines(k, key, alike) for k in others)
 
 
 def _determines(one: str, other: str, found: Sequence[Factors]) -> bool:

@@ -11,11 +11,11 @@ from eke.identity import canonical
 from eke.record import Outcome, Record
 from eke.report.compare.factors import (
     Factors,
+    Telling,
     complete,
     configuration,
     differing,
     settings,
-    telling,
     typed_settings,
     usual,
 )
@@ -156,13 +156,13 @@ def _describe(
     keys = _as_typed(keys, [es[0].overrides for es in groups.values()])
     defaults = {key: usual(key, known, overrides) for key in keys}
     several = len({machine for machine, _ in groups if machine}) > 1
-    variants = []
+    names, variants = Telling(keys, known, overrides), []
     for key, members in groups.items():
         all_settings = found.get(key, lone.get(key, {}))
         factors = {k: all_settings.get(k, defaults[k] if key in lone else "") for k in keys}
         named: Factors = factors
         if key in found:
-            named = telling(keys, all_settings, typed[key], known, overrides)
+            named = names.of(all_settings, typed[key])
         label = _label(members, named)
         variants.append(Variant(tuple(members), key[0], all_settings, factors, label))
     variants = _rows_apart(variants, keys)

@@ -41,8 +41,10 @@ def _on(part: OneMachine, rows: Sequence[Row], more_repeats: str) -> list[str]:
     if part.baseline is None:
         return ["Without a baseline there is nothing to compare with; --baseline names one."]
     others = [row for row in good if not row.is_baseline]
-    apart = [row for row in others if is_another_training(part.baseline, row.variant)]
-    alike = [row for row in others if row not in apart]
+    apart: list[Row] = []
+    alike: list[Row] = []
+    for row in others:
+        (apart if is_another_training(part.baseline, row.variant) else alike).append(row)
     told = [_fastest(part, alike, more_repeats), _smallest(part, alike)] if alike else []
     return [line for line in (*told, _not_compared(part.baseline, apart)) if line]
 
