@@ -1,10 +1,14 @@
 """How much memory a run takes: the device's own counters on a GPU, a profiled step on a CPU."""
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
 from eke.build.four_bits import quant_tensors
@@ -61,8 +65,9 @@ def live_bytes(
 class AllocationProfile:
     """Context around one CPU step: the highest sum of tensor memory while it ran.
 
-    PyTorch counts no peak on a CPU; the profiler reports each allocation and release. Peak = what
-    was alive before + the highest running sum. Releases of blocks from before are not reported; a
+    PyTorch counts no peak on a CPU; the profiler reports each allocation and release of this
+    thread, and what is allocated in the process then. Peak = what was alive before + by how much
+    that was higher than at the first report. Releases of blocks from before are not reported; a
     training step has none. What that costs the one step: docs/lab.md.
 
     The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
@@ -72,15 +77,21 @@ class AllocationProfile:
     def __init__(self, alive_before: int) -> None:
         self.alive_before = alive_before
         self.peak: int | None = None
-        self._running = self._highest = 0
+        self._first: int | None = None
+        self._highest = 0
         self._profile: Any = None
+        self._counting = counted_in_every_thread()
+        self.is_complete = False
+        """Whether other threads' blocks count, also between two pieces."""
 
     def __enter__(self) -> "AllocationProfile":
+        self.is_complete = self._counting.__enter__()
         self._start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stop(counts=error[0] is None)
+        self._counting.__exit__(None, None, None)
         if error[0] is None:
             self.peak = self.alive_before + self._highest
 
@@ -100,8 +111,46 @@ class AllocationProfile:
         ended.__exit__(None, None, None)
         if not counts:
             return
-        events = ended.kineto_results.events()
-        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-        for _, num_bytes in sorted(changes, key=lambda change: change[0]):
-            self._running += num_bytes
-            self._highest = max(self._highest, self._running)
+        for change, total in allocations(ended.kineto_results.experimental_event_tree()):
+            if self._first is None:
+                self._first = total - change
+            self._highest = max(self._highest, total - self._first)
+
+
+@contextmanager
+def counted_in_every_thread() -> Iterator[bool]:
+    """Have PyTorch's CPU allocator count blocks whoever allocates and releases them.
+
+    Yields whether it does.
+
+    It does so in threads that profile memory, and else only where this flag of its own is set. A
+    thread of gloo often is the last to hold what FSDP2 gathered: without it, the same run was
+    measured at 24 and 32 MB (docs/lab.md).
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+    except (OSError, ValueError):  # another system's name, or a PyTorch without: this thread counts
+        yield False
+        return
+    flag.value = True
+    try:
+        yield True
+    finally:
+        flag.value = False
+
+
+def allocations(tree: Sequence[Any]) -> list[tuple[int, int]]:
+    """Bytes by which each event changes what is allocated, and what that is then, in their order.
+
+    Args:
+        tree: a profile's events.
+    """
+    found, left = [], list(tree)
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.alloc_size, fields.total_allocated))
+    return [(change, total) for _, change, total in sorted(found, key=lambda each: each[0])]

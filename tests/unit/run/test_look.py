@@ -9,18 +9,19 @@ from eke.run.meter import HostClock, Meter
 
 
 @pytest.mark.parametrize(
-    ("processes", "cuts"),
+    ("processes", "is_complete", "cuts"),
     [
-        pytest.param(1, ["forward", "forward"], id="before each micro-batch but the first"),
-        pytest.param(2, [], id="not where other threads free memory"),
+        pytest.param(1, False, ["forward", "forward"], id="before each micro-batch but the first"),
+        pytest.param(2, True, ["forward", "forward"], id="of several processes, too"),
+        pytest.param(2, False, [], id="not where other threads free memory and nobody counts it"),
     ],
 )
-def test_each_micro_batch_is_a_piece(processes, cuts) -> None:
+def test_each_micro_batch_is_a_piece(processes, is_complete, cuts) -> None:
     batch = SimpleNamespace(world_size=processes)
     meter = Meter(HostClock(), attempt=0, timed_from=0)
     job = SimpleNamespace(plan=SimpleNamespace(batch=batch), meter=meter)
     found: list[str] = []
-    profile = SimpleNamespace(cut=lambda: found.append("forward"))
+    profile = SimpleNamespace(cut=lambda: found.append("forward"), is_complete=is_complete)
     phases = ["data", *["forward", "backward"] * 3, "optimizer"]
     with _cut_by_micro_batch(job, profile):
         for phase in phases:

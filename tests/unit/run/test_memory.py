@@ -1,5 +1,7 @@
 """Peak memory of a CPU step, against steps whose tensors were counted by hand."""
 
+from threading import Thread
+
 import pytest
 import torch
 from torch import nn
@@ -64,6 +66,37 @@ def test_a_step_in_pieces_has_the_peak_of_the_whole() -> None:
         passing = tensor(100)
     assert profile.peak == 7 + 550 * KB
     assert kept.numel() + passing.numel() == 400 * KB
+
+
+def test_what_another_thread_releases_is_gone() -> None:
+    """As a thread of gloo does that is the last to hold what FSDP2 gathered."""
+    with AllocationProfile(0) as profile:
+        for _ in range(3):
+            box = [tensor(300)]
+            thread = Thread(target=box.clear)
+            thread.start()
+            thread.join()
+            kept = tensor(10)
+    assert 310 * KB <= profile.peak <= 320 * KB
+    assert kept.numel() == 10 * KB
+
+
+def test_what_another_thread_allocates_is_there() -> None:
+    box = []
+    with AllocationProfile(0) as profile:
+        first = tensor(100)
+        thread = Thread(target=lambda: box.append(tensor(300)))
+        thread.start()
+        thread.join()
+        last = tensor(50)
+    assert profile.peak == 450 * KB
+    assert sum(each.numel() for each in (*box, first, last)) == 450 * KB
+
+
+def test_a_torch_that_counts_one_thread_alone_is_as_before(monkeypatch) -> None:
+    monkeypatch.setattr("eke.run.memory.torch.__file__", "/nowhere/torch/__init__.py")
+    test_the_highest_sum_counts_and_not_the_sum()
+    test_a_step_in_pieces_has_the_peak_of_the_whole()
 
 
 def test_a_step_without_tensors_takes_what_was_there() -> None:
