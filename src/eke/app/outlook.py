@@ -75,9 +75,22 @@ def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
     return found.memory.verdict.value, memory, step, speed_cell(found.time)
 
 
-def outlooks_as_json(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
-    """The same for machines, under the record's field paths; refused cells say why."""
-    content = [_plain(cell, found.get(number)) for number, cell in enumerate(cells)]
+def outlooks_as_json(
+    cells: Sequence[Cell],
+    found: Mapping[int, Outlook],
+    records: Mapping[int, Mapping[str, object]],
+) -> str:
+    """The same for machines, under the record's field paths; refused cells say why.
+
+    Args:
+        cells: of the sweep.
+        found: number of a cell -> what is expected of it.
+        records: number of a cell -> what is known of a finished run of it.
+    """
+    content = [
+        _plain(cell, found.get(number)) | dict(records.get(number, {}))
+        for number, cell in enumerate(cells)
+    ]
     return json.dumps(content, indent=2)
 
 

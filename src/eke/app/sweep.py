@@ -121,8 +121,9 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     duplicates = merge_duplicates(plans)
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
+    where = place_in_cluster if launcher == "slurm" else place_of
     if as_json and planning:
-        return say(outlooks_as_json(cells, outlooks(jobs)))
+        return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
     for text in idle(arguments.overrides):
@@ -138,7 +139,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     )
     if planning:
         say("\n" + render_outlooks(cells, outlooks(jobs)))
-        say_finished(jobs, place_in_cluster if launcher == "slurm" else place_of)
+        say_finished(jobs, where)
         say_hours(jobs)
         if launcher == "slurm" and planned.jobs:
             say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
@@ -171,6 +172,22 @@ def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
         told.append(f"answered from its record: {format_number(answered, 'finished run')}")
     if told := told + done_again(places):
         say("\n" + "\n".join(told))
+
+
+def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int, dict[str, object]]:
+    """Number of a cell -> what is known of a finished run of it; only of those that have one."""
+    found: dict[int, dict[str, object]] = {}
+    for job in jobs:
+        try:
+            place = where(job.plan)
+        except EkeError as error:
+            known: dict[str, object] = {"unreadable": str(error)}
+        else:
+            folder = str(place.paths.folder)
+            known = {"answered_by": folder} if place.record else {}
+            known |= {"done_again": list(place.outdated)} if place.outdated else {}
+        found |= {number: known for number in job.cells if known}
+    return found
 
 
 def say_hours(jobs: Sequence[Job]) -> None:

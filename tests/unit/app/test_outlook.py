@@ -116,3 +116,8 @@ def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
     assert ("answered from its record: 1 finished run" in told) is (not torch)
     again = f"done again, beside the record: 1 finished run (torch: older -> {now}); eke report"
     assert (again in told) is bool(torch)
+    assert cli(["plan", "--quick", "--json", *typed]) == 0
+    first, second, _ = json.loads(capsys.readouterr().out)
+    assert not {"answered_by", "done_again"} & first.keys()
+    assert second.get("answered_by") == (None if torch else f"runs/{plan.run_id}")
+    assert second.get("done_again") == ([f"torch: older -> {now}"] if torch else None)
