@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -31,10 +32,18 @@ def check_folder(folder: Path) -> list[Problem]:
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
         return [Problem(_FLAG, str(folder), kind, f"{_FLAG} FOLDER")]
-    return [problem for path in sorted(folder.rglob("*")) for problem in _check_path(path, folder)]
+    groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
+    found = sorted([*folder.glob("*"), *folder.glob("*/*"), *_in_groups(folder, groups)])
+    return [problem for path in found for problem in _check_path(path, folder, groups)]
 
 
-def _check_path(path: Path, folder: Path) -> list[Problem]:
+def _in_groups(folder: Path, groups: Sequence[str]) -> Iterator[Path]:
+    """What lies deeper than an option does: of a folder that is no group, `runs` say, nothing."""
+    for group in groups:
+        yield from folder.glob(f"{group}/*/**/*")
+
+
+def _check_path(path: Path, folder: Path, groups: Sequence[str]) -> list[Problem]:
     shipped = conf_folder()
     place = path.relative_to(folder)
     if path.is_dir() or any(part.startswith(".") for part in place.parts):
@@ -45,7 +54,6 @@ def _check_path(path: Path, folder: Path) -> list[Problem]:
         ]
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
         return []
-    groups = [p.name for p in shipped.iterdir() if p.is_dir()]
     if len(place.parts) == 1:
         why = "has no effect: options lie in a folder named by their group"
         return [Problem(str(path), "", why, f"mv {place} experiment/{place}")]

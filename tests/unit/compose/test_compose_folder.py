@@ -101,6 +101,15 @@ def test_defaults_without_a_schema(tmp_path: Path) -> None:
     assert "names no /schema/optimizer/NAME@_here_ in its defaults" in problem.why
 
 
+def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
+    """`--config-dir .`: the files of a run are no options, nor are those of anything so deep."""
+    write(tmp_path, "runs/0c5a8c16148b9d5c/config.yaml", "seed: 1\n")
+    write(tmp_path, "experiment/mine.yaml", EXPERIMENT)
+    compose(["experiment=mine"], tmp_path)
+    write(tmp_path, "experiment/papers/yours.yml", EXPERIMENT)
+    assert "*.yaml only" in problem_of([], tmp_path).why
+
+
 def test_folder_does_not_exist(tmp_path: Path) -> None:
     assert "no such folder" in problem_of([], tmp_path / "x").why
 
