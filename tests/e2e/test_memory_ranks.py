@@ -22,6 +22,7 @@ CASES = {
     "fsdp": ("distributed=fsdp",),
     "zero1": ("distributed=zero1",),
     "zero2_8bit": ("distributed=zero2", "optimizer=adamw_8bit"),
+    "zero3_8bit": ("distributed=zero3", "optimizer=adamw_8bit"),
     "zero3_narrow": ("distributed=zero3", "precision=bf16_pure"),
     "zero2_offloaded": ("distributed=zero2", "offload=optimizer_cpu", "optimizer=sgd"),
 }
@@ -41,6 +42,7 @@ def test_what_each_of_two_processes_takes_is_foreseen(case, train_ranks, make_pl
         seen = record["effective"]["deepspeed"]
         assert seen["optimizer_bytes"] == held.optimizer
         assert seen["weights_bytes"] == held.weights
+        assert not [text for text in record["warnings"] if "precision.master" in text]
     if case == CASES["fsdp"]:
         seen = record["effective"]["sharding"]["state_bytes_per_rank"][0]
         assert (seen["optimizer"], seen["weights"]) == (held.optimizer, held.weights)

@@ -199,7 +199,7 @@ RULES = (
         verdict=Verdict.no_effect,
         path="optimizer.embeddings_32bit",
         when=lambda f: (
-            is_zero(f)
+            STAGE.get(f.config.distributed.option) in (1, 2)
             and f.config.offload.option == "none"
             and bool(getattr(f.config.optimizer, "embeddings_32bit", False))
         ),

@@ -63,7 +63,7 @@ def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
     """Whether an optimizer that quantises does so for this weight."""
     num = prod(weight.shape)
     if isinstance(optimizer, AdamW8bit | Lion8bit):
-        in_32_bits = optimizer.embeddings_32bit and weight.role is Role.embedding
+        in_32_bits = optimizer.embeddings_32bit and weight.place is Role.embedding
         return num >= optimizer.min_8bit_size and not in_32_bits
     if isinstance(optimizer, AdamWTorchAO8bit | AdamWTorchAO4bit):
         return num >= TORCHAO_MIN_SIZE and num % optimizer.block_size == 0

@@ -46,9 +46,14 @@ def piece_numbers(config: Config) -> int:
 def flat_pieces(config: Config) -> list[Weight]:
     """The pieces as the optimizer sees them: flat, and float32.
 
-    None is known as an embedding: `optimizer.embeddings_32bit` has no effect on them.
+    `optimizer.embeddings_32bit` finds those of embeddings under ZeRO-3 alone, which puts a piece in
+    the place that the group's first weight had: bitsandbytes 0.50 goes by that place.
     """
-    return [Weight((numbers,)) for numbers in pieces(config).values()]
+    knows = STAGE[config.distributed.option] == 3
+    return [
+        Weight((numbers,), place=role if knows else Role.hidden)
+        for role, numbers in pieces(config).items()
+    ]
 
 
 def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> StateBytes:

@@ -1,8 +1,12 @@
 """Number formats that were planned, and what of them the objects really have."""
 
+import torch
+
 from eke.build.attention import Seen
+from eke.build.deepspeed import piece_numbers
 from eke.build.float8 import count_float8
 from eke.build.master import master_bytes
+from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
 
 
@@ -14,13 +18,20 @@ def note_formats(job: Job) -> None:
     if compute.weights not in dtypes:
         found = ", ".join(sorted(dtypes))
         job.warn(f"precision.weights={compute.weights} had no effect: they are {found}")
-    copies = master_bytes(job.bare_model, job.optimizer)
+    copies = _bytes_of_copies(job)
     if copies or compute.master:
         job.effective["master_bytes"] = copies
     if compute.master and not copies:
         job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
     if compute.float8 != "off":
         note_float8(job)
+
+
+def _bytes_of_copies(job: Job) -> int:
+    """Bytes of the float32 weights that the optimizer steps on, where they are not the model's."""
+    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
+        return torch.float32.itemsize * sum(piece_numbers(job.update.engine))
+    return master_bytes(job.bare_model, job.optimizer)
 
 
 def note_float8(job: Job) -> None:
