@@ -16,7 +16,7 @@ from unit.plan.cases import SYNTHETIC, plan_of
 from eke.errors import ConfigError, EkeError
 from eke.launch.folder import Place
 from eke.launch.nodes import Head, follow, follower, head, run
-from eke.launch.nodes.meeting import Line, read_invitation
+from eke.launch.nodes.meeting import Invitation, Line, read_invitation, write_invitation
 from eke.launch.supervise import Spot, worker_command
 from eke.paths import RunPaths
 from eke.peers import Task, check_started_tasks, is_first, machines_at_hand, this_task
@@ -174,6 +174,22 @@ def test_machines_that_do_not_come_are_named(tmp_path) -> None:
         first.gather(0.1)
     with pytest.raises(EkeError, match="cannot reach the first one"):
         follow(file, Task(1, 3, "s"), 0.1)
+
+
+def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
+    tmp_path, monkeypatch
+) -> None:
+    """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
+    monkeypatch.setattr("eke.launch.nodes.follower.GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.nodes.follower.LOOK_S", 0.05)
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    file = tmp_path / "nodes.json"
+    write_invitation(file, Invitation("7.0.0", "localhost", port, "secret"))
+    began = time.monotonic()
+    with pytest.raises(EkeError, match=f"localhost:{port}.*refused"):
+        follow(file, Task(1, 2, "7.0.0"), timeout_s=60)
+    assert time.monotonic() - began < 30
 
 
 def test_strangers_are_sent_away(tmp_path) -> None:

@@ -20,6 +20,10 @@ POLL_S = 0.1
 LOOK_S = 0.5
 """Between two looks for the invitation."""
 
+GONE_S = 15.0
+"""How long nobody may listen where the first machine said it does: it listens before it says so,
+and until it lets us go. Else its death in between would hold all machines for `timeout_s`."""
+
 END_S = 30.0
 """How long processes may still take to end once those of the first machine have: they have agreed
 on that, and write nothing any more."""
@@ -56,7 +60,7 @@ def connect(file: Path, task: Task, timeout_s: float, problem: str) -> Line:
         EkeError: it is not to be found.
     """
     deadline = time.monotonic() + timeout_s
-    why = f"{file} has not appeared"
+    why, refused_since = f"{file} has not appeared", float("inf")
     while True:
         if found := read_invitation(file, task.step):
             try:
@@ -67,7 +71,9 @@ def connect(file: Path, task: Task, timeout_s: float, problem: str) -> Line:
                 return line
             except OSError as error:
                 why = f"{found.host}:{found.port}: {error}"
-        if time.monotonic() > deadline:
+                refused = isinstance(error, ConnectionRefusedError)
+                refused_since = min(refused_since, time.monotonic()) if refused else float("inf")
+        if time.monotonic() > min(deadline, refused_since + GONE_S):
             raise EkeError(f"machine {task.node} cannot reach the first one of this run: {why}")
         time.sleep(LOOK_S)
 
