@@ -148,6 +148,7 @@ def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> 
     monkeypatch.setattr("eke.app.fitting.trying.Cluster", partial(Full, takes=1))
     fitting._run(jobs)  # one runs
     monkeypatch.setattr("eke.app.fitting.trying.Cluster", Full)
+    fitting._run([])  # a rule refused them all: nothing was to be submitted
     with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
         fitting._run(jobs)
     fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))

@@ -197,8 +197,9 @@ class Fitting:
             EkeError: sbatch took none, and nothing was measured so far.
         """
         measured_some = any(each.trial.step_s for each in self.trials)
-        if len(cluster.refused) == len(cluster.books.jobs) and not measured_some:
-            raise EkeError(f"no trial was submitted: {next(iter(cluster.refused.values()))}")
+        refused = list(cluster.refused.values())
+        if refused and len(refused) == len(cluster.books.jobs) and not measured_some:
+            raise EkeError(f"no trial was submitted: {refused[0]}")
 
     def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
         if job is None or job.record is None:
