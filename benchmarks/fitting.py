@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,22 +115,28 @@ def real(budget: int) -> list[dict[str, Any]]:
         run(whole, str(REPO / "train.py"), "-m", *space, fine=(EXIT_OK, EXIT_FAILED))
         measured = step_times(whole)
     rows = []
-    for start, fit in zip(STARTS, found, strict=True):
+    for start, (fit, seconds) in zip(STARTS, found, strict=True):
         resolved = fit["option"] is not None
         choice = fit["best"] if resolved else start  # nothing is written: what was typed stays
-        row = {"typed": " ".join(start), "trials": len(fit["trials"]), "resolved": resolved}
+        row = {
+            "typed": " ".join(start),
+            "trials": len(fit["trials"]),
+            "seconds": seconds,
+            "resolved": resolved,
+        }
         rows.append({**row, **rank(choice, start, measured)})
     return rows
 
 
-def search_from(start: Sequence[str], folder: Path, budget: int) -> dict[str, Any]:
-    """What a search that starts there leaves in fit.json."""
+def search_from(start: Sequence[str], folder: Path, budget: int) -> tuple[dict[str, Any], float]:
+    """What a search that starts there leaves in fit.json, and its seconds from the command on."""
     options = folder / "options"
     options.mkdir(parents=True)
     flags = ("--config-dir", str(options), "--budget-trials", str(budget))
+    before = time.perf_counter()
     run(folder, "-m", "eke.cli", "fit", *flags, *TYPED, *start)
-    found: dict[str, Any] = json.loads(next(folder.glob("runs/sweep-*/fit.json")).read_text())
-    return found
+    seconds = time.perf_counter() - before
+    return json.loads(next(folder.glob("runs/sweep-*/fit.json")).read_text()), seconds
 
 
 def rank(choice: Sequence[str], start: Sequence[str], measured: Times) -> dict[str, Any]:

@@ -215,10 +215,12 @@ def test_searches_stand_beside_the_best_there_is() -> None:
 
 
 def test_a_choice_that_was_not_measured_has_no_rank() -> None:
-    row = {"typed": "a=1", "configurations": 16, "trials": 5, "resolved": True,
+    row = {"typed": "a=1", "configurations": 16, "trials": 5, "seconds": 61.2, "resolved": True,
            "chosen": "attention=sdpa", "rank": 2,
            "off_exhaustive_best": 0.027, "typed_off": 0.1, "median_off": 0.48}  # fmt: skip
     unknown = {**row, "resolved": False, "rank": None, "off_exhaustive_best": None}
     found = tables.searching({"rows": [row, unknown]}).splitlines()
-    assert found[-2] == "| 16 | `a=1` | 10 % | 5 | yes | `attention=sdpa` | 2.7 % | 2 | 48 % |"
-    assert found[-1] == "| 16 | `a=1` | 10 % | 5 | no | `attention=sdpa` | - | - | 48 % |"
+    assert (
+        found[-2] == "| 16 | `a=1` | 10 % | 5 | 61.2 | yes | `attention=sdpa` | 2.7 % | 2 | 48 % |"
+    )
+    assert found[-1] == "| 16 | `a=1` | 10 % | 5 | 61.2 | no | `attention=sdpa` | - | - | 48 % |"

@@ -331,13 +331,14 @@ def _made_up(rows: Sequence[Content]) -> str:
 
 
 def _whole_space(rows: Sequence[Content]) -> str:
-    head = ("configurations", "what was typed", "off the best", "trials",
+    head = ("configurations", "what was typed", "off the best", "trials", "seconds",
             "better by more than chance", "its choice", "off the best", "rank",
             "the median one, off it")  # fmt: skip
     cells = [
         (
             str(row["configurations"]), f"`{row['typed']}`", _share(row["typed_off"]),
-            str(row["trials"]), "yes" if row["resolved"] else "no", f"`{row['chosen']}`",
+            str(row["trials"]), number(row["seconds"]),
+            "yes" if row["resolved"] else "no", f"`{row['chosen']}`",
             _share(row["off_exhaustive_best"]), str(row["rank"] or UNKNOWN),
             _share(row["median_off"]),
         )
