@@ -86,6 +86,18 @@ def test_preempted_on_both_nodes_and_a_lost_node(
     assert "preempted after" in log
 
 
+def test_a_first_node_that_cannot_start_holds_nobody(cluster: Cluster, start, tmp_path) -> None:
+    """No Python there, say: nobody invites the second node, which would wait for half an hour."""
+    broken = tmp_path / "broken"
+    broken.write_text('#!/bin/sh\n[ "$SLURM_NODEID" = 0 ] && exit 127\nexec "$@"\n')
+    broken.chmod(0o755)
+    live = start(*CLUSTER, *NODES, f"slurm.command_prefix={broken}", "slurm.srun=['--wait=3']")
+    out = live.finish()
+    assert live.process.returncode == 1, out
+    (log,) = {path: path.read_text() for path in tmp_path.glob("runs/sweep-*/slurm/*.log")}.values()
+    assert "cannot reach" not in log, "it was ended, and did not give up"
+
+
 def variable(pid: int, name: str) -> str:
     """A variable of a process's environment."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

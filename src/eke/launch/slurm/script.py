@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eke.launch.nodes.follower import ALONE_S
 from eke.launch.slurm.request import Request
 from eke.launch.slurm.submission import job_log
 from eke.paths import source_folder
@@ -13,6 +14,11 @@ from eke.schema import GpuRequest, Slurm
 
 REQUEUE_CODE = 99
 """What the watcher of a run exits with to have its job put back into the queue."""
+
+STRAGGLERS_S = int(ALONE_S) + 300
+"""How long the tasks of a step may go on once one has ended. They end within seconds of each other,
+and within ALONE_S where the first one is lost; one that dies before it can be heard of (its node
+has no such Python, say) would have the others hold their nodes for `distributed.timeout_s`."""
 
 _AFTER = f"""\
 code=$?
@@ -73,6 +79,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
     if request.gpus:
         is_gres = profile.gpu_request is GpuRequest.gres
         chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
+    stragglers = [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
     return {
         "job_name": name,
         "time": request.minutes,
@@ -85,7 +92,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "setup": _setup(profile),
         "teardown": [_AFTER],
         # Into the script's own log, whatever name submitit has for it.
-        "srun_args": ["--output", log, "--open-mode=append", *profile.srun],
+        "srun_args": ["--output", log, "--open-mode=append", *stragglers, *profile.srun],
         # submitit would name a wckey of its own, which a cluster that checks them refuses.
         "wckey": None,
         "additional_parameters": {"requeue": True, "output": log, **options},
