@@ -166,8 +166,14 @@ def test_scancel_is_never_put_back(cluster, start, tmp_path) -> None:
     assert not cluster.ask("squeue", "--noheader")
 
 
-def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monkeypatch) -> None:
-    """The job is in the queue and nobody has written its number down: it is found by its name."""
+@pytest.mark.parametrize("again", ["seed=0", "seed=0,1"], ids=["same", "another"])
+def test_killed_between_sbatch_and_the_ledger(
+    again, cluster, train_py, tmp_path, monkeypatch
+) -> None:
+    """The job is in the queue and nobody has written its number down: it is found by its name.
+
+    So it is by another sweep that has its run, and by `eke status`.
+    """
     stub = tmp_path / "bin" / "sbatch"
     stub.parent.mkdir()
     real = subprocess.run(["which", "sbatch"], capture_output=True, text=True).stdout.strip()
@@ -176,14 +182,16 @@ def test_killed_between_sbatch_and_the_ledger(cluster, train_py, tmp_path, monke
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", f"{stub.parent}:{path}")
     command = (*CLUSTER, *SHORT, "slurm.options={begin: now+1hour}", "launcher.detach=true")
-    killed = train_py(*command)
+    killed = train_py(*command, "seed=0")
     assert killed.code == -signal.SIGKILL
     monkeypatch.setenv("PATH", path)
-    done = train_py(*command)
-    assert done.code == 0, done.text
-    assert "submitted" not in done.out
-    assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == 1
     assert "1 queued" in eke(tmp_path, "status", "runs").stdout
+    done = train_py(*command, again)
+    assert done.code == 0, done.text
+    cells = 1 + again.count(",")
+    assert ("submitted 1 run as job" in done.out) == (cells == 2), done.out
+    assert len(cluster.ask("squeue", "--noheader", "--array").splitlines()) == cells
+    assert f"{cells} queued" in eke(tmp_path, "status", "runs").stdout
 
 
 def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_path) -> None:

@@ -12,7 +12,7 @@ from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
-from eke.launch.slurm.submission import jobs_of
+from eke.launch.slurm.submission import newest_of
 from eke.launch.watched import watchers_in, watchers_of
 from eke.paths import RunPaths, SweepPaths
 from eke.record import (
@@ -88,15 +88,19 @@ def find_standings(folder: Path) -> list[Standing]:
     found = list(_runs_of(folder))
     if not found:
         raise ConfigError(no_runs([folder], "status"))
-    elements = jobs_of(paths for paths, _, _ in found)
-    jobs = {paths.folder: job for (paths, _, _), job in zip(found, elements, strict=True)}
+    newest = newest_of(paths for paths, _, _ in found)
     queue: dict[str, Element] = {}
     problem = ""
-    if any(jobs.values()):
+    if any(newest):
         try:
             queue = scheduler.queue()
         except EkeError as error:
             problem = str(error)
+    named = scheduler.ids_by_name(queue)
+    jobs = {
+        paths.folder: job.element(named) if job else ""
+        for (paths, _, _), job in zip(found, newest, strict=True)
+    }
     goes_on = bool(watchers_of(SweepPaths(folder)))
     return [
         stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)

@@ -96,7 +96,7 @@ class Cluster:
         Raises:
             EkeError: SLURM gives no answer.
         """
-        settle_intents(self.paths.slurm, self.sleep)
+        settle_intents(self.paths.slurm, [*map(paths_of, self.without_job())], self.sleep)
         self.find_queued(scheduler.queue())
         limit = scheduler.max_array_size()
         new = [job for job in self.without_job() if self.freeze(job)]

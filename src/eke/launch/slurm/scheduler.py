@@ -155,6 +155,11 @@ def queue() -> dict[str, Element]:
     return found
 
 
+def ids_by_name(found: Mapping[str, Element]) -> dict[str, str]:
+    """Job id of each name that is in the queue."""
+    return {element.name: key.split("_")[0] for key, element in found.items()}
+
+
 def last_states(elements: Sequence[str]) -> dict[str, str]:
     """The last state of jobs that are in the queue no more; absent what nobody remembers.
 
@@ -200,7 +205,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """
     if not names:
         return {}
-    found = {element.name: key.split("_")[0] for key, element in queue().items()}
+    found = ids_by_name(queue())
     missing = [name for name in names if name not in found]
     if not missing:  # no name at all would mean every job
         return {name: found[name] for name in names}

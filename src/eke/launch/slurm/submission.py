@@ -1,13 +1,14 @@
 """The ledger of a submission: written before sbatch is called, completed when it has answered.
 
-A kill between the two leaves an intent: whoever comes next asks SLURM for a job of that name before
-submitting anything again. Nothing here is pickled; a job's input is a path.
+A kill between the two leaves an intent, which each of its runs names: whoever comes next, of this
+sweep or another, asks SLURM for a job of that name before submitting any of them again. Nothing
+here is pickled; a job's input is a path.
 """
 
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a run folder says of its newest job."""
+    """What a run folder says of its newest job, or of the one that is being submitted."""
 
     submission: str
     """The submission's file."""
@@ -109,16 +110,36 @@ def read_submissions(folder: Path) -> Iterator[tuple[Path, Submission]]:
 
 
 def with_job(path: Path, submission: Submission, job_id: str) -> Submission:
-    """Note what SLURM calls it, here and in the folder of each run.
-
-    The tickets come first: a kill in between leaves an intent, with which all this is done again.
-    """
+    """Note what SLURM calls it."""
     known = replace(submission, job_id=job_id)
-    for number, run in enumerate(known.runs):
-        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the run meanwhile
-            write_ticket(RunPaths(Path(run)), Ticket(str(path), number))
     write_submission(path, known)
     return known
+
+
+def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | None]:
+    """Have each of its runs name an intent: no other sweep may submit them meanwhile.
+
+    Returns:
+        What they named before, for `put_back`.
+    """
+    before: dict[RunPaths, Ticket | None] = {}
+    for number, run in enumerate(submission.runs):
+        paths = RunPaths(Path(run))
+        earlier = read_ticket(paths)
+        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the run meanwhile
+            write_ticket(paths, Ticket(str(path), number))
+            before[paths] = earlier
+    return before
+
+
+def put_back(tickets: Mapping[RunPaths, Ticket | None]) -> None:
+    """Have runs name again what they named before an intent that has come to nothing."""
+    for paths, ticket in tickets.items():
+        with contextlib.suppress(FileNotFoundError):
+            if ticket:
+                write_ticket(paths, ticket)
+            else:
+                paths.ticket.unlink()
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
@@ -135,26 +156,50 @@ def read_ticket(paths: RunPaths) -> Ticket | None:
     return ticket if isinstance(ticket.submission, str) else None
 
 
-def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
-    """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known.
+@dataclass(frozen=True)
+class Newest:
+    """The newest job of a run, in the queue or not."""
+
+    path: Path
+    """Of its submission."""
+    submission: Submission
+    number: int
+    """Of its element."""
+
+    def element(self, job_ids: Mapping[str, str] | None = None) -> str:
+        """SLURM's name of it, `123_4`; empty while nobody knows.
+
+        Args:
+            job_ids: by name, of what is in the queue: sbatch may have taken what it answered
+                nobody.
+        """
+        job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
+        return f"{job_id}_{self.number}" if job_id else ""
+
+
+def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
+    """The newest job of each run; None where there is none, or nobody can read of it any more.
 
     Each submission is read once, however many runs are in it.
     """
-    job_ids: dict[str, str] = {}
-    found = []
+    read: dict[str, Submission | None] = {}
+    found: list[Newest | None] = []
     for paths in runs:
         ticket = read_ticket(paths)
-        if ticket is None:
-            found.append("")
-            continue
-        file = ticket.submission
-        if file not in job_ids:
-            try:
-                job_ids[file] = read_submission(Path(file)).job_id
-            except EkeError:
-                job_ids[file] = ""
-        found.append(f"{job_ids[file]}_{ticket.element}" if job_ids[file] else "")
+        if ticket is not None and ticket.submission not in read:
+            read[ticket.submission] = None
+            with contextlib.suppress(EkeError):
+                read[ticket.submission] = read_submission(Path(ticket.submission))
+        newest = None
+        if ticket is not None and (submission := read[ticket.submission]) is not None:
+            newest = Newest(Path(ticket.submission), submission, ticket.element)
+        found.append(newest)
     return found
+
+
+def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
+    """SLURM's name of each run's newest job, `123_4`; empty if there is none that is known."""
+    return [newest.element() if newest else "" for newest in newest_of(runs)]
 
 
 def job_of(paths: RunPaths) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,10 @@ from eke.launch.slurm.request import Request, make_request
 from eke.launch.slurm.script import script_text
 from eke.launch.slurm.submission import (
     Submission,
+    name_in_runs,
     new_submission,
+    newest_of,
+    put_back,
     read_submissions,
     submission_file,
     with_job,
@@ -105,23 +108,42 @@ def _open(lock: Path) -> int:
         return descriptor
 
 
-def settle_intents(folder: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+def settle_intents(
+    folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Find out what became of submissions whose sbatch nobody has seen answer.
+
+    Args:
+        folder: of a sweep's submissions; those that came to nothing are deleted.
+        runs: that are to be submitted, whatever sweep has meant to before.
+        sleep: waits.
 
     Raises:
         EkeError: SLURM gives no answer, so nothing may be submitted.
     """
     while True:
-        intents = [(path, each) for path, each in read_submissions(folder) if not each.job_id]
-        known = scheduler.jobs_of_names([each.name for _, each in intents])
-        for path, each in intents:
-            if each.name in known:
-                with_job(path, each, known[each.name])
-            elif abs(time.time() - each.created) > GIVEN_UP_S:
+        own = dict(_intents(read_submissions(folder)))
+        named = {each.path: each.submission for each in newest_of(runs) if each}
+        intents = dict(_intents(named.items())) | own
+        known = scheduler.jobs_of_names([each.name for _, each in intents.values()])
+        may_turn_up = False
+        for name, (path, each) in intents.items():
+            if name in known:
+                with_job(path, each, known[name])
+            elif abs(time.time() - each.created) <= GIVEN_UP_S:
+                may_turn_up = True
+            elif name in own:
                 forget(path)
-        if not any(path.exists() and each.name not in known for path, each in intents):
+        if not may_turn_up:
             return
         sleep(LOOK_S)
+
+
+def _intents(
+    found: Iterable[tuple[Path, Submission]],
+) -> Iterator[tuple[str, tuple[Path, Submission]]]:
+    """Those that have no number, by their name, which tells them apart however they are reached."""
+    return ((each.name, (path, each)) for path, each in found if not each.job_id)
 
 
 def submit_array(
@@ -140,9 +162,11 @@ def submit_array(
     script = path.with_suffix(".sbatch")
     write_atomic(script, script_text(request, profile, submission.name, path, len(jobs)))
     write_submission(path, submission)
+    before = name_in_runs(path, submission)
     try:
         job_id = scheduler.submit(script, [lock])
     except scheduler.SubmissionRefused:
+        put_back(before)
         forget(path)
         raise
     return with_job(path, submission, job_id)

@@ -11,7 +11,10 @@ from eke.launch.slurm.submission import (
     Ticket,
     job_of,
     jobs_of,
+    name_in_runs,
     new_submission,
+    newest_of,
+    put_back,
     read_submission,
     read_submissions,
     read_ticket,
@@ -20,7 +23,14 @@ from eke.launch.slurm.submission import (
     write_submission,
     write_ticket,
 )
-from eke.launch.slurm.submit import GIVEN_UP_S, settle_intents, submitting
+from eke.launch.slurm.submit import (
+    GIVEN_UP_S,
+    arrays,
+    freeze,
+    settle_intents,
+    submit_array,
+    submitting,
+)
 from eke.paths import RunPaths
 
 
@@ -49,6 +59,7 @@ def intend(folder, runs):
         made = ledger.replace(made, created=made.created - age_s)
         path = submission_file(folder, made)
         write_submission(path, made)
+        name_in_runs(path, made)
         path.with_suffix(".sbatch").write_text("#!/bin/bash\n")
         return path, made
 
@@ -105,7 +116,7 @@ def test_a_ledger_that_cannot_be_read_stops_everything(text, says, folder, inten
         list(read_submissions(folder))
     assert str(path) in str(caught.value)
     with pytest.raises(EkeError, match=says):
-        settle_intents(folder, pytest.fail)
+        settle_intents(folder, [], pytest.fail)
     assert path.read_text() == text
 
 
@@ -123,7 +134,7 @@ def test_no_secret_is_written(intend, runs, monkeypatch) -> None:
 def test_an_intent_that_the_queue_knows_is_adopted(intend, cluster, folder, runs) -> None:
     path, made = intend()
     cluster.names[made.name] = "12"
-    settle_intents(folder, pytest.fail)
+    settle_intents(folder, [], pytest.fail)
     assert read_submission(path).job_id == "12"
     assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
 
@@ -132,7 +143,7 @@ def test_an_intent_that_nobody_knows_is_waited_for_then_dropped(
     intend, cluster, folder, clock
 ) -> None:
     path, _ = intend()
-    settle_intents(folder, clock.sleep)
+    settle_intents(folder, [], clock.sleep)
     assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
     assert list(folder.iterdir()) == [], "the script goes, too"
     assert not path.exists()
@@ -146,14 +157,14 @@ def test_an_intent_that_turns_up_late_is_adopted(intend, cluster, folder, clock)
         if len(clock.slept) == 3:
             cluster.names[made.name] = "12"
 
-    settle_intents(folder, sleep)
+    settle_intents(folder, [], sleep)
     assert len(clock.slept) == 3
     assert read_submission(path).job_id == "12"
 
 
 def test_an_old_intent_is_dropped_at_once(intend, cluster, folder) -> None:
     path, _ = intend(age_s=GIVEN_UP_S + 1)
-    settle_intents(folder, pytest.fail)
+    settle_intents(folder, [], pytest.fail)
     assert not path.exists()
 
 
@@ -161,21 +172,44 @@ def test_no_answer_drops_nothing(intend, cluster, folder) -> None:
     path, _ = intend(age_s=10 * GIVEN_UP_S)
     cluster.down = "squeue: Unable to contact slurm controller"
     with pytest.raises(EkeError, match="Unable to contact"):
-        settle_intents(folder, pytest.fail)
+        settle_intents(folder, [], pytest.fail)
     assert path.exists()
 
 
 def test_without_intents_nobody_is_asked(intend, cluster, folder) -> None:
     path, made = intend()
     with_job(path, made, "12")
-    settle_intents(folder, pytest.fail)
+    settle_intents(folder, [], pytest.fail)
     assert cluster.asked == []
 
 
-def test_a_kill_between_the_ledger_and_the_tickets(intend, cluster, folder, runs, monkeypatch):
-    """Of three runs one has its ticket: none of them may be submitted again."""
+def test_another_sweeps_intent_for_a_run_is_adopted(intend, cluster, tmp_path, runs) -> None:
+    """Its launcher was killed behind sbatch: this sweep must not submit its runs again."""
     path, made = intend()
     cluster.names[made.name] = "12"
+    other = tmp_path / "other" / "slurm"
+    settle_intents(other, runs[1:], pytest.fail)
+    assert read_submission(path).job_id == "12"
+    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
+
+
+def test_another_sweeps_intent_is_waited_for_and_left_to_it(
+    intend, cluster, tmp_path, runs, clock
+) -> None:
+    path, _ = intend()
+    settle_intents(tmp_path / "other" / "slurm", runs, clock.sleep)
+    assert GIVEN_UP_S <= sum(clock.slept) <= GIVEN_UP_S + 2
+    assert path.exists()
+    asked = len(cluster.asked)
+    settle_intents(tmp_path / "other" / "slurm", [], pytest.fail)
+    assert len(cluster.asked) == asked, "of other runs nobody asks"
+
+
+def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None:
+    """Of three runs one has its ticket when the launcher is killed: sbatch was not called."""
+    jobs = jobs_here(3)
+    for job in jobs:
+        freeze(job)
     written = []
 
     def die_at_the_second(paths, ticket) -> None:
@@ -185,28 +219,42 @@ def test_a_kill_between_the_ledger_and_the_tickets(intend, cluster, folder, runs
         write_ticket(paths, ticket)
 
     monkeypatch.setattr(ledger, "write_ticket", die_at_the_second)
+    ((request, group),) = arrays(jobs, 10)
     with pytest.raises(KeyboardInterrupt):
-        with_job(path, made, "12")
-    monkeypatch.undo()
-    assert read_submission(path).job_id == "", "still an intent"
-    with_job(path, read_submission(path), "12")
-    assert jobs_of(runs) == ["12_0", "12_1", "12_2"]
+        submit_array(folder, "s", request, group, 0)
+    assert written
+    assert cluster.submitted == []
 
 
 def test_a_run_that_was_deleted_meanwhile_keeps_no_other(intend, runs) -> None:
-    path, made = intend()
     runs[1].folder.rmdir()
+    path, made = intend()
     with_job(path, made, "12")
     assert jobs_of(runs) == ["12_0", "", "12_2"]
+
+
+def test_what_a_refusal_puts_back(intend, runs) -> None:
+    """The log of an earlier job is still to be found; the second run never had one."""
+    path, made = intend()
+    earlier = Ticket("/of/an/earlier/job.json", 7, stalled=1)
+    write_ticket(runs[0], earlier)
+    runs[1].ticket.unlink()
+    before = name_in_runs(path, made)
+    assert read_ticket(runs[0]).submission == read_ticket(runs[1]).submission == str(path)
+    put_back(before)
+    assert read_ticket(runs[0]) == earlier
+    assert not runs[1].ticket.exists()
 
 
 # --- tickets --------------------------------------------------------------------------------------
 
 
-def test_a_ticket_of_an_intent_names_no_job(intend, runs) -> None:
-    path, _ = intend()
-    write_ticket(runs[0], Ticket(str(path), 0))
-    assert job_of(runs[0]) == ""
+def test_a_ticket_of_an_intent_names_a_job_that_the_queue_has(intend, runs) -> None:
+    _, made = intend()
+    assert job_of(runs[1]) == ""
+    newest = newest_of(runs)[1]
+    assert newest.element({"another": "13"}) == ""
+    assert newest.element({made.name: "12", "another": "13"}) == "12_1"
 
 
 @pytest.mark.parametrize(

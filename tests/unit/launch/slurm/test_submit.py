@@ -93,6 +93,7 @@ def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep
     made = make_cluster(jobs)
     made.submit()
     assert list(sweep.slurm.iterdir()) == []
+    assert not [job for job in jobs if paths_of(job).ticket.exists()]
     assert [(job.outcome, job.reason) for job in jobs] == [(Outcome.crashed, cluster.refusal)] * 2
     assert made.books.board.notes == [cluster.refusal], "once, and the summary has it, too"
 
@@ -128,7 +129,7 @@ def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) 
     assert intent.runs == tuple(str(paths_of(job).folder) for job in jobs)
 
 
-def _raise(error: Exception):
+def _raise(error: BaseException):
     raise error
 
 
@@ -151,6 +152,23 @@ def test_an_answer_that_was_lost_is_found_and_not_asked_for_twice(
     again.submit()
     assert cluster.submitted == [3]
     assert again.elements == {0: "100_0", 1: "100_1", 2: "100_2"}
+
+
+def test_nor_by_another_sweep_with_these_runs(
+    jobs_here, make_cluster, cluster, sweep, monkeypatch
+) -> None:
+    taken = cluster.submit
+    monkeypatch.setattr(
+        scheduler, "submit", lambda *asked: _raise(KeyboardInterrupt(taken(*asked)))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        make_cluster(jobs_here(2)).submit()
+    monkeypatch.setattr(scheduler, "submit", taken)
+    other = make_cluster(jobs_here(3))
+    other.paths = SweepPaths(sweep.folder.with_name("sweep-ba9876543210"))
+    other.submit()
+    assert cluster.submitted == [2, 1]
+    assert other.elements == {0: "100_0", 1: "100_1", 2: "101_0"}
 
 
 @pytest.mark.parametrize("question", ["queue", "names"])
