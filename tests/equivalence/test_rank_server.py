@@ -61,14 +61,17 @@ server.train(RunPaths(folder), 2, environment(folder))
 
 
 def test_they_end_with_whoever_asked(tmp_path) -> None:
-    """As when pytest is killed in the middle of a test."""
+    """As when pytest is killed in the middle of a test: while ranks train, or hang."""
+    # Ranks that fail may be gone before anybody has looked: one that is asked to stop before it
+    # listens is gone at once.
+    os.mkfifo(RunPaths(tmp_path).plan)
     found = {**environment(tmp_path), "PYTHONPATH": f"{REPO / 'src'}:{REPO / 'tests'}"}
     with subprocess.Popen(
         [sys.executable, "-c", ASKER, str(tmp_path)], env=found, stdout=subprocess.PIPE, text=True
     ) as asker:
         assert asker.stdout
         session = int(asker.stdout.readline())
-        wait_until(lambda: len(group_of(session)) > 2)  # the server, its store, its ranks
+        wait_until(lambda: len(group_of(session)) == 4)  # the server, its store, its ranks
         asker.kill()
     wait_until(lambda: not group_of(session))
 
