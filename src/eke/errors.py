@@ -61,6 +61,11 @@ class ConfigError(EkeError):
             self.exit_code = EkeError.exit_code
         super().__init__(self.render())
 
+    @property
+    def rule(self) -> str:
+        """The first rule that says so; empty where none does, or one without an identifier."""
+        return next((problem.rule for problem in self.problems if problem.rule), "")
+
     def short(self) -> str:
         """All problems on one line."""
         return "; ".join(

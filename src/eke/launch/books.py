@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from eke.errors import EkeError
+from eke.errors import ConfigError, EkeError
 from eke.launch.board import Board
 from eke.launch.dominance import needs_at_least
 from eke.launch.folder import Place
@@ -53,7 +53,7 @@ class Books:
                 place = self.place_of(job.plan)
                 self.answer(job, place)
             except EkeError as error:
-                self.end(job, Outcome.crashed, error.short())
+                self.fail(job, error)
             else:
                 places.append(place)
         for text in done_again(places):
@@ -97,9 +97,14 @@ class Books:
         self.board.ended(job)
         self.ledger.note(job)
 
-    def end(self, job: Job, outcome: Outcome, reason: str) -> None:
+    def fail(self, job: Job, error: EkeError) -> None:
+        """Settle a job that cannot start: now, at least."""
+        rule = error.rule if isinstance(error, ConfigError) else ""
+        self.end(job, Outcome.crashed, error.short(), rule)
+
+    def end(self, job: Job, outcome: Outcome, reason: str, rule: str = "") -> None:
         """Settle a job that has no worker."""
-        job.end(outcome, reason)
+        job.end(outcome, reason, rule)
         self.skip_what_needs_more(job)
         self.board.ended(job)
         self.ledger.note(job)

@@ -81,6 +81,8 @@ class Job:
     """How it ended; None while there is something to do."""
     reason: str = ""
     """Why it did not end well, or did not run."""
+    rule: str = ""
+    """The rule that kept it from starting; empty when none did, or one without an identifier."""
     record: Record | None = None
     folder: str = ""
     reused: bool = False
@@ -139,6 +141,6 @@ class Job:
         self.end(outcome, record.failure.message if record.failure else "")
         return False
 
-    def end(self, outcome: Outcome, reason: str = "") -> None:
+    def end(self, outcome: Outcome, reason: str = "", rule: str = "") -> None:
         """Nothing more is to be done."""
-        self.outcome, self.reason, self.waiting_for = outcome, reason, ""
+        self.outcome, self.reason, self.rule, self.waiting_for = outcome, reason, rule, ""

@@ -48,12 +48,13 @@ class Cell:
         self.run_id = ""
         outcome = Outcome.crashed if error.is_passing else Outcome.refused
         self.outcome, self.reason = outcome.name, error.short()
-        self.rule = next((problem.rule for problem in error.problems if problem.rule), "")
+        self.rule = error.rule
 
     def take(self, job: Job) -> None:
         """What has become of its run."""
         self.folder, self.reused = job.folder, job.reused
         self.outcome = job.outcome.name if job.outcome else ""
+        self.rule = job.rule
         self.reason, log = job.reason, RunPaths(Path(job.folder)).log
         if job.reason and job.record is not None and log.exists():
             self.reason = f"{job.reason} ({log})"

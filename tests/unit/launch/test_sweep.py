@@ -6,10 +6,11 @@ import json
 import time
 
 import pytest
-from unit.launch.scripted import record_for
+from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 
 import eke.launch.sweep
-from eke.errors import ConfigError, Problem
+from eke.errors import ConfigError, EkeError, Problem
+from eke.launch.books import Books
 from eke.launch.sweep import (
     WRITE_S,
     Cell,
@@ -141,3 +142,14 @@ def test_no_log_is_named_that_is_not_there(has_log, make_jobs, tmp_path) -> None
     cell = Cell(())
     cell.take(job)
     assert cell.reason == "it broke" + (f" ({tmp_path}/train.log)" if has_log else "")
+
+
+def test_a_run_that_could_not_start_now_keeps_its_rule(make_jobs, tmp_path) -> None:
+    (job,) = make_jobs(1)
+    books, cell = Books([job], QuietBoard(), QuietLedger()), Cell(())
+    books.fail(job, ConfigError(Problem("batch.per_device", "8", "no room", "", "does_not_fit")))
+    cell.take(job)
+    assert (cell.outcome, cell.rule) == ("crashed", "does_not_fit")
+    books.fail(job, EkeError("its folder is gone"))
+    cell.take(job)
+    assert (cell.outcome, cell.rule, cell.reason) == ("crashed", "", "its folder is gone")

@@ -40,10 +40,12 @@ def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
     file = SweepPaths(sweep).sweep
     content = json.loads(file.read_text())
     for cell in content["cells"]:
-        cell |= {"outcome": "crashed", "reason": "sbatch: Invalid partition"}
+        cell |= {"outcome": "crashed", "reason": "sbatch: Invalid partition", "rule": "a_rule"}
     file.write_text(json.dumps(content))
     told = ("crashed", "sbatch: Invalid partition")
-    assert outcomes(gather([sweep])) == [("ok", ""), told], "a record is the truth"
+    found = gather([sweep])
+    assert outcomes(found) == [("ok", ""), told], "a record is the truth"
+    assert [entry.rule for entry in found.entries] == ["", "a_rule"], "it was started since"
 
 
 def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):

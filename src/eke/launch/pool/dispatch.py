@@ -119,7 +119,7 @@ class Pool:
             job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
             return False
         if grant is None and (full := room.problem(devices.count - count)):
-            self.books.end(job, Outcome.crashed, full.short())
+            self.books.fail(job, full)
             return True
         if grant is None:
             job.waiting_for = devices.why
@@ -143,7 +143,7 @@ class Pool:
             job.not_before = time.monotonic() + BUSY_S
             job.waiting_for = str(error)
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, error.short())
+            self.books.fail(job, error)
         else:
             job.grant, job.where = grant, grant.name
             self.books.started(job)

@@ -160,7 +160,7 @@ class Cluster:
             job.waiting_for = str(error)
             return False
         except EkeError as error:
-            self.books.end(job, Outcome.crashed, error.short())
+            self.books.fail(job, error)
             return False
         self.stamps[job.number] = stamp_of(paths_of(job))
         return True

@@ -161,6 +161,7 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
             outcome, reason = told, why
         elif outcome == NOT_RUN:
             reason = missing_run("" if told == NOT_RUN else told, run)
+        rule = "" if record else rule  # it has been started since
     else:
         record = None
     return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
