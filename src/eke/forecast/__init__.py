@@ -6,7 +6,13 @@ from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
 from eke.forecast.pairs import note_pair
-from eke.forecast.predict import forecast, highest_phase, least_bytes, verdict
+from eke.forecast.predict import (
+    forecast,
+    highest_phase,
+    least_bytes,
+    least_host_bytes,
+    verdict,
+)
 from eke.forecast.rule import (
     DOES_NOT_FIT,
     cannot_fit,
@@ -49,6 +55,7 @@ __all__ = [
     "known_forecast",
     "largest_batch",
     "least_bytes",
+    "least_host_bytes",
     "note_choice",
     "note_forecast",
     "note_pair",

@@ -10,6 +10,7 @@ from eke.forecast.ranges import spread
 from eke.forecast.shape import WORKSPACE_BYTES
 from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
 from eke.plan import Plan
+from eke.sizes import shared_state_bytes
 from eke.units import GIB, MIB
 
 CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
@@ -106,6 +107,15 @@ def least_bytes(plan: Plan, found: Forecast) -> int:
     if plan.device.kind != "cpu":
         return found.peak.low
     return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
+
+
+def least_host_bytes(plan: Plan, found: Forecast) -> int:
+    """Bytes that a run takes of its machine's own memory, wherever it trains; no more than that."""
+    if plan.device.kind == "cpu":
+        return least_bytes(plan, found)
+    there, all_of_it = (shared_state_bytes(plan.config, plan.size, host) for host in (False, True))
+    offloaded = max(0, all_of_it.total - there.total)
+    return (PYTHON_BYTES + offloaded) * max(1, plan.processes_per_node)
 
 
 def with_room(plan: Plan, size: int) -> Plan:

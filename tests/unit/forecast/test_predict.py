@@ -6,7 +6,7 @@ import pytest
 from unit.plan.cases import CPU, GPU, plan_of
 
 from eke.forecast import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
-from eke.forecast.predict import PYTHON_BYTES, room, with_room
+from eke.forecast.predict import PYTHON_BYTES, least_bytes, least_host_bytes, room, with_room
 from eke.forecast.values import PHASES, Method, Range
 from eke.paths import conf_folder
 from eke.sizes import state_bytes
@@ -257,3 +257,14 @@ def test_a_large_model_on_a_small_gpu() -> None:
 def test_the_verdict_says_what_there_is(overrides, words) -> None:
     plan = plan_of(*SYNTHETIC, *overrides)
     assert words in render_forecast(plan, forecast(plan)).splitlines()[0]
+
+
+def test_what_a_run_on_a_gpu_takes_of_its_machine() -> None:
+    """Python of each of two processes, and what waits there: moments, and weights to step on."""
+    plain = plan_of(*SYNTHETIC, "distributed=zero2", device=GPU)
+    moved = plan_of(*SYNTHETIC, "distributed=zero2", "offload=optimizer_cpu", device=GPU)
+    assert least_host_bytes(plain, forecast(plain)) == 2 * PYTHON_BYTES
+    size = moved.size.num_parameters
+    assert least_host_bytes(moved, forecast(moved)) >= 2 * PYTHON_BYTES + 12 * size
+    here = plan_of(*SYNTHETIC, device=CPU)
+    assert least_host_bytes(here, forecast(here)) == least_bytes(here, forecast(here))

@@ -54,10 +54,8 @@ class Grant:
         return {core for slot in self.slots for core in slot.cores}
 
     def uses(self, slot: DeviceSlot) -> bool:
-        """Whether some of the memory of a slot is this run's: a CPU's slots have one in common."""
-        return any(
-            own.device == slot.device or not (own.is_gpu or slot.is_gpu) for own in self.slots
-        )
+        """Whether some of the memory of a slot is this run's: the machine's own, every run has."""
+        return not slot.is_gpu or any(own.device == slot.device for own in self.slots)
 
     def release(self) -> None:
         """Close this process's hold; a worker that still lives keeps its own."""

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from eke.errors import ConfigError
-from eke.forecast import cannot_fit, known_forecast, least_bytes, refuse_what_cannot_fit
+from eke.forecast import (
+    cannot_fit,
+    known_forecast,
+    least_bytes,
+    least_host_bytes,
+    refuse_what_cannot_fit,
+)
 from eke.hardware import DeviceSlot, free_bytes, resident_bytes
 from eke.launch.job import Job
 from eke.pace import slowdown
@@ -72,7 +78,8 @@ class Room:
 
     def _held_and_needed(self, slot: DeviceSlot, job: Job) -> tuple[int, int]:
         """Bytes of a run that is running, which may not have come to its first step."""
-        needed = least_bytes(job.plan, known_forecast(job.plan))
+        found = known_forecast(job.plan)
         if slot.is_gpu:  # a container does not know the driver's process ids
+            needed = least_bytes(job.plan, found)
             return needed, needed
-        return self.resident(job.pid), needed
+        return self.resident(job.pid), least_host_bytes(job.plan, found)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.forecast import known_forecast, least_bytes
+from eke.forecast import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
 from eke.launch.job import Job
 from eke.launch.pool.devices import Devices, Grant
@@ -92,6 +92,42 @@ def test_what_a_run_beside_holds_already_is_not_counted_twice(make_large, need) 
     assert room_with(need, held=2 * need)(waits.plan, [runs]).left(slot) == need
     assert room_with(2 * need, held=0)(waits.plan, [runs]).left(slot) == need
     assert room_with(2 * need)(waits.plan, []).left(slot) == 2 * need
+
+
+def test_what_runs_on_gpus_hold_of_the_machines_memory_is_their_sweeps(
+    make_large, make_pool, machine, gpus, need
+) -> None:
+    """A run on the CPU waits for them; it is not told that others hold what they hold."""
+    (there,) = make_large(1, kind="cuda")
+    (here,) = make_large(1)
+    here.number, here.plan = 1, dataclasses.replace(here.plan, run_id="b")
+    machine.ends = {"a": deque([("ok", 20, 3)])}
+    pool = make_pool([there, here], gpus(1))
+    pool.devices = {**pool.devices, "cpu": Devices(cpu_slots(1))}
+    whole = 2 * need - 1
+    device = dataclasses.replace(here.plan.device, memory_bytes=whole)
+    here.plan = dataclasses.replace(here.plan, device=device)
+
+    def room(plan, running) -> Room:
+        free = whole - need * len(running)
+        return Room(plan, running, lambda slot: WHOLE if slot.is_gpu else free, lambda _: need)
+
+    pool.room = room
+    pool.run()
+    assert [job.outcome for job in (there, here)] == [Outcome.ok, Outcome.ok], here.reason
+    assert [run for run, _ in machine.started] == ["a", "b"]
+
+
+def test_a_run_on_a_gpu_will_need_memory_of_the_machine(make_large, gpus) -> None:
+    """Right after its start it holds nothing yet; on the GPU it has nothing of the CPU's runs."""
+    (there,), (here,) = make_large(1, kind="cuda"), make_large(1)
+    (gpu,), (cpu,) = gpus(1).slots, cpu_slots(1)
+    there.grant, here.grant = Grant([gpu], [], shared=False), Grant([cpu], [], shared=False)
+    python = least_host_bytes(there.plan, known_forecast(there.plan))
+    assert python == GIB // 2
+    room = room_with(WHOLE)
+    assert room(here.plan, [there]).left(cpu) == WHOLE - python
+    assert room(there.plan, [here]).left(gpu) == WHOLE
 
 
 def test_another_gpu_that_has_room_is_taken(make_large, make_pool, machine, gpus, need) -> None:
