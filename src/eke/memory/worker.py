@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, TextIO
 
 from eke.collecting import collect_seldom, importing
+from eke.lacking import lacking
 from eke.plan import Plan
 from eke.schema.codec import make_converter
 
@@ -69,14 +70,19 @@ def answer_line(line: str) -> dict[str, Any]:
         plan = converter.structure(json.loads(line), Plan)
     except Exception as error:  # cattrs raises groups of whatever went wrong
         return {"reason": f"not a readable plan ({type(error).__name__})"}
-    import_libraries()
-    from eke.memory.adapt import Untraceable
-    from eke.memory.predict import trace
-
     try:
-        return {"traced": converter.unstructure(trace(plan))}
-    except Untraceable as error:
-        return {"reason": str(error)}
+        import_libraries()
+        from eke.memory.adapt import Untraceable
+        from eke.memory.predict import trace
+
+        try:
+            return {"traced": converter.unstructure(trace(plan))}
+        except Untraceable as error:
+            return {"reason": str(error)}
+    except (ImportError, AttributeError) as error:
+        if not (reason := lacking(error)):
+            raise
+        return {"reason": reason}
 
 
 if __name__ == "__main__":

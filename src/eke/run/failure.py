@@ -6,6 +6,7 @@ import traceback
 import torch
 
 from eke.errors import EkeError
+from eke.lacking import lacking
 from eke.record import Failure, Outcome
 from eke.run.ranks import is_lost_contact
 from eke.run.stop import Stopped
@@ -60,7 +61,8 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         where = f": {error.filename}" if error.filename else ""
         message = f"the disk is full ({error.strerror}{where}); free some and run again"
         return Outcome.crashed, Failure(phase, message)
-    message = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    named = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    message = lacking(error) or named
     return Outcome.crashed, Failure(phase, message, trace)
 
 

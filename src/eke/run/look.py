@@ -45,6 +45,8 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
         with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
             yield
         job.profiled_peak = profile.peak
+        if profile.problem:
+            job.warn(f"peak memory of tensors was not measured: {profile.problem}")
     else:
         yield
     job.meter.notes[-1].compiled = num_graphs(job.plan) != graphs

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
 from eke.build.four_bits import quant_tensors
@@ -72,11 +71,15 @@ class AllocationProfile:
 
     The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
     (docs/lab.md). A long step is cut into pieces, so that it holds those of one piece alone.
+
+    How to read what it keeps is PyTorch's own affair: where that has changed, nothing is measured.
     """
 
     def __init__(self, alive_before: int) -> None:
         self.alive_before = alive_before
         self.peak: int | None = None
+        self.problem = ""
+        """Why there is no peak of a step that ended well."""
         self._first: int | None = None
         self._highest = 0
         self._profile: Any = None
@@ -92,7 +95,9 @@ class AllocationProfile:
     def __exit__(self, *error: Any) -> None:
         self._stop(counts=error[0] is None)
         self._counting.__exit__(None, None, None)
-        if error[0] is None:
+        if error[0] is None and self._first is None and not self.problem:
+            self.problem = "the profiler has told of no allocation"
+        if error[0] is None and not self.problem:
             self.peak = self.alive_before + self._highest
 
     def cut(self) -> None:
@@ -109,9 +114,14 @@ class AllocationProfile:
     def _stop(self, counts: bool) -> None:
         ended, self._profile = self._profile, None
         ended.__exit__(None, None, None)
-        if not counts:
+        if not counts or self.problem:
             return
-        for change, total in allocations(ended.kineto_results.experimental_event_tree()):
+        try:
+            found = allocations(ended.kineto_results.experimental_event_tree())
+        except AttributeError as error:
+            self.problem = f"torch {torch.__version__}'s profiler is not read as before ({error})"
+            return
+        for change, total in found:
             if self._first is None:
                 self._first = total - change
             self._highest = max(self._highest, total - self._first)
@@ -145,12 +155,16 @@ def allocations(tree: Sequence[Any]) -> list[tuple[int, int]]:
 
     Args:
         tree: a profile's events.
+
+    Raises:
+        AttributeError: this PyTorch has other ones.
     """
     found, left = [], list(tree)
+    allocation = type(left[0].tag).Allocation if left else None
     while left:
         event = left.pop()
         left += event.children
-        if event.tag == _EventType.Allocation:
+        if event.tag == allocation:
             fields = event.extra_fields
             found.append((event.start_time_ns, fields.alloc_size, fields.total_allocated))
     return [(change, total) for _, change, total in sorted(found, key=lambda each: each[0])]

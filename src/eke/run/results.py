@@ -9,6 +9,7 @@ import torch
 
 from eke.build.compile import compile_report
 from eke.hardware import environment
+from eke.lacking import lacking
 from eke.pace import note_predictions
 from eke.paths import RunPaths
 from eke.plan import Plan, outline_record
@@ -36,6 +37,7 @@ def make_record(
     if job:
         for note in AT_THE_END:
             note(job)
+        note_what_was_compiled(job)
         record.warnings += job.warnings
         record.timing.eval_s = job.eval_s
         record.timing.checkpoint_s = job.checkpoint_s
@@ -75,9 +77,17 @@ def effective(job: Job) -> dict[str, Any]:
     if job.formats.scaler:
         with contextlib.suppress(RuntimeError):  # after some errors CUDA answers nothing any more
             found["loss_scale"] = job.formats.scaler.get_scale()
-    if job.plan.config.compile.option != "none":
-        found["compile"] = compile_report()
     return found
+
+
+def note_what_was_compiled(job: Job) -> None:
+    """The compiler's own counters, which are PyTorch's affair: no run is lost for want of them."""
+    if job.plan.config.compile.option == "none":
+        return
+    try:
+        job.effective["compile"] = compile_report()
+    except (ImportError, AttributeError, LookupError, TypeError) as error:
+        job.warn(f"what was compiled is not known: {lacking(error) or error}")
 
 
 def count_skipped(job: Job, rows: Sequence[metrics.Row], found: dict[str, Any]) -> list[str]:

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING
 
 from eke.collecting import importing
 from eke.errors import EkeError
+from eke.hardware import environment
+from eke.lacking import lacking
 from eke.paths import PROCESS, RANK, RunPaths
-from eke.plan import Plan, read_plan
-from eke.record import EXIT_FAILED, EXIT_USER, metrics, start_attempt
+from eke.plan import Plan, outline_record, read_plan
+from eke.record import (
+    EXIT_FAILED,
+    EXIT_USER,
+    Failure,
+    Outcome,
+    metrics,
+    start_attempt,
+    write_record,
+)
 from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
@@ -61,12 +71,27 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     number = start_attempt(paths, plan.machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
-    with importing():
-        from eke.run.attempt import Attempt, work
+    try:
+        with importing():
+            from eke.run.attempt import Attempt, work
+    except (ImportError, AttributeError) as error:
+        if not (why := lacking(error)):
+            raise
+        return record_crash(plan, paths, number, Failure("import", why))
 
     ranks = join(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
+
+
+def record_crash(plan: Plan, paths: RunPaths, attempt: int, failure: Failure) -> int:
+    """The record of a run that could not begin, without torch; returns its exit code."""
+    rows, _ = metrics.read_rows(paths.metrics)
+    record = outline_record(plan, rows, attempt, Outcome.crashed, failure)
+    record.environment = environment()
+    write_record(paths, record)
+    sys.stderr.write(f"{failure.message}\n")
+    return record.exit_code
 
 
 def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:

@@ -180,3 +180,22 @@ def test_the_true_worker_traces() -> None:
     assert answer.reason == ""
     assert answer.traced.reserved["forward"] >= answer.traced.allocated["forward"]
     assert ask.traced(replace(plan, name="another")).traced == answer.traced
+
+
+def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:
+    """Each plan gets the reason, and by formulas a forecast; the process lives on."""
+    error = ImportError("cannot import name 'X' from 'torch._subclasses' (a/path)", name="torch._s")
+    monkeypatch.setattr("eke.memory.worker.import_libraries", lambda: raise_(error))
+    answers = io.StringIO()
+    serve([json.dumps(plan_to_plain(plan_of()))] * 2, answers)
+    said = [json.loads(line)["reason"] for line in answers.getvalue().splitlines()]
+    assert len(said) == 2
+    assert "lacks what eke uses (cannot import name 'X' from 'torch._subclasses')" in said[0]
+    own = ImportError("cannot import name 'X' from 'eke.memory'", name="eke.memory")
+    monkeypatch.setattr("eke.memory.worker.import_libraries", lambda: raise_(own))
+    with pytest.raises(ImportError):
+        serve([json.dumps(plan_to_plain(plan_of()))], answers)
+
+
+def raise_(error: Exception):
+    raise error

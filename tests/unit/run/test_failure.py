@@ -116,3 +116,12 @@ def test_divergence_is_no_crash() -> None:
     outcome, failure = classify(Diverged("the loss is nan at step 7"), "optimizer")
     assert outcome is Outcome.diverged
     assert (failure.message, failure.traceback) == ("the loss is nan at step 7", "")
+
+
+def test_what_a_pytorch_lacks_is_told_with_the_release_that_has_it() -> None:
+    with pytest.raises(AttributeError) as caught:
+        torch._C._never_there  # noqa: B018  # raises
+    outcome, failure = classify(caught.value, "forward")
+    assert outcome is Outcome.crashed
+    assert "lacks what eke uses (torch._C._never_there); pip install torch==" in failure.message
+    assert "Traceback" in failure.traceback

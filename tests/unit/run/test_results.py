@@ -130,3 +130,14 @@ def test_torn_lines_are_reported(plan, tmp_path) -> None:
     record = make_record(plan, paths, 0, Outcome.preempted, None, None)
     assert record.warnings == ["1 torn lines in metrics.jsonl, from a kill"]
     assert record.steps_done == 1
+
+
+def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch) -> None:
+    """What a newer PyTorch may do to a run that has trained to its end."""
+    compiled = dataclasses.replace(plan.config, compile=plan_of("compile=inductor").config.compile)
+    own = dataclasses.replace(job, plan=dataclasses.replace(plan, config=compiled), warnings=[])
+    monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics")
+    record = make_record(own.plan, own.paths, 0, Outcome.ok, None, own)
+    assert record.outcome == "ok"
+    assert "compile" not in record.effective
+    assert any("what was compiled is not known: torch" in each for each in record.warnings)
