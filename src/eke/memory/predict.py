@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from eke.build.optimizer import build_optimizer
 from eke.build.trainable import build_trainable
 from eke.forecast.values import Traced
+from eke.lacking import lacking
 from eke.memory import sdpa
 from eke.memory.adapt import Untraceable, adapt
 from eke.memory.allocator import Allocator, CachingAllocator, PlainSum
@@ -37,7 +38,8 @@ def trace(plan: Plan) -> Traced:
         history = trace_history(adapted.plan)
     except Exception as error:  # private parts of torch are in this; any of them may change
         line = next(iter(str(error).strip().splitlines()), "")
-        raise Untraceable(f"{type(error).__name__}: {line[:300]}") from error
+        named = f"{type(error).__name__}: {line[:300]}"
+        raise Untraceable(lacking(error) or named) from error
     allocator: Allocator = ALLOCATORS[plan.device.kind]()
     peaks = replay(history, allocator)
     return Traced(
