@@ -275,8 +275,34 @@ def test_the_split_counts(folder) -> None:
 def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
     corpus = corpora.text_files(folder, "*.txt", 0.2)
     before = corpora.fingerprint(corpus)
-    monkeypatch.setattr("eke.corpus.text.read_piece", lambda piece: pytest.fail("read again"))
+    monkeypatch.setattr("eke.corpus.text._blocks", lambda piece: pytest.fail("read again"))
     assert corpora.fingerprint(corpus) == before
+
+
+HASHES = [
+    pytest.param(lambda path: corpora.fingerprint(corpora.text_files(path, "*", 0.5)), id="text"),
+    pytest.param(lambda path: corpora.files_digest([(path.name, path)]), id="rows"),
+]
+
+
+@pytest.mark.parametrize("digest", HASHES)
+def test_a_file_that_kept_size_and_time_is_another(digest, folder) -> None:
+    path = folder / "top.txt"
+    before, found = digest(path), path.stat()
+    path.write_text(path.read_text().swapcase())
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert path.stat().st_size == found.st_size
+    assert digest(path) != before
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"0123", b"g" * 16, b"0" * 17])
+@pytest.mark.parametrize("digest", HASHES)
+def test_what_is_kept_and_is_no_hash_is_made_again(digest, damaged, folder) -> None:
+    expected = digest(folder / "top.txt")
+    (kept,) = (corpora.cache_folder() / "fingerprints").iterdir()
+    kept.write_bytes(damaged)
+    assert digest(folder / "top.txt") == expected
+    assert kept.read_text() == expected
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkeypatch) -> None:

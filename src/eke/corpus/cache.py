@@ -1,9 +1,10 @@
-"""The cache folder, and hashes of files kept in it by path, size and modification time."""
+"""The cache folder, and hashes of files kept in it by path, size and times of change."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from eke.files import write_atomic
@@ -17,6 +18,40 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke"
 
 
+def stamp(path: Path) -> tuple[int, ...]:
+    """What cannot stay as it is when a file's content changes.
+
+    The time of its last change of any kind is among it: size and modification time are those of
+    the file before where a copy keeps them (`cp -p`, archives with fixed times).
+
+    Raises:
+        OSError: there is no such file.
+    """
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str:
+    """A hash of files, computed where none is kept; what is kept and is no hash does not count.
+
+    Args:
+        listing: which files, with the stamp of each; JSON-ready.
+        digits: hex digits of the hash.
+        compute: reads the files.
+    """
+    name = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
+    cached = cache_folder() / "fingerprints" / name
+    try:
+        kept = cached.read_text()
+    except (OSError, ValueError):
+        kept = ""
+    if re.fullmatch(f"[0-9a-f]{{{digits}}}", kept):
+        return kept
+    result = compute()[:digits]
+    remember(cached, result)
+    return result
+
+
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
     """32 hex digits over names and contents of files, in their order.
 
@@ -27,22 +62,18 @@ def files_digest(files: Iterable[tuple[str, Path]]) -> str:
         OSError: a file cannot be read.
     """
     listed = list(files)
-    stats = [(name, path, path.stat()) for name, path in listed]
-    listing = json.dumps([[n, str(p.absolute()), s.st_size, s.st_mtime_ns] for n, p, s in stats])
-    cached = cache_folder() / "fingerprints" / hashlib.sha256(listing.encode()).hexdigest()[:32]
-    try:
-        return cached.read_text()
-    except (OSError, ValueError):
-        pass
+    listing = [[name, str(path.absolute()), *stamp(path)] for name, path in listed]
+    return digest_once(listing, 32, lambda: _content_hash(listed))
+
+
+def _content_hash(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
-    for name, path in listed:
+    for name, path in files:
         digest.update(f"{name}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
         with open(path, "rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
-    result = digest.hexdigest()[:32]
-    remember(cached, result)
-    return result
+    return digest.hexdigest()
 
 
 def remember(path: Path, text: str) -> None:

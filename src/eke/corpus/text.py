@@ -5,7 +5,6 @@ the number of samples without torch; `eke.build.data` reads the text.
 """
 
 import hashlib
-import json
 import os
 import sysconfig
 from collections import Counter
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eke.corpus.cache import cache_folder, remember
+from eke.corpus.cache import digest_once, stamp
 from eke.corpus.files import files_below
 from eke.corpus.once import once
 from eke.errors import ConfigError, Problem
@@ -198,23 +197,20 @@ def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
 def fingerprint(corpus: Corpus) -> str:
     """16 hex digits of the SHA-256 over names, bounds and contents.
 
-    Cached by path, size and modification time, since hashing the standard library takes about a
+    Cached by path, size and times of change, since hashing the standard library takes about a
     second; a cache that cannot be written is done without.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    stats = [(piece, piece.path.stat()) for piece in corpus.pieces()]
-    listing = json.dumps(
-        [[str(p.path), p.start, p.size, s.st_size, s.st_mtime_ns] for p, s in stats]
-    )
-    cached = cache_folder() / "fingerprints" / hashlib.sha256(listing.encode()).hexdigest()[:32]
-    try:
-        return cached.read_text()
-    except OSError:
-        pass
+    pieces = corpus.pieces()
+    listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+    return digest_once(listing, 16, lambda: _content_hash(pieces))
+
+
+def _content_hash(pieces: Iterable[Piece]) -> str:
     digest = hashlib.sha256()
-    for piece in corpus.pieces():
+    for piece in pieces:
         digest.update(f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0".encode())
         try:
             for block in _blocks(piece):
@@ -223,9 +219,7 @@ def fingerprint(corpus: Corpus) -> str:
             why = f"cannot be read: {error.strerror}"
             fix = "data.path=FILE_OR_FOLDER"
             raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
-    result = digest.hexdigest()[:16]
-    remember(cached, result)
-    return result
+    return digest.hexdigest()
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from eke.pretrained.tensors import weight_files
 def content_of(found: Located) -> str:
     """`NAME@COMMIT` of a hub model; of a folder 16 hex digits over config.json and weights.
 
-    Hashing gigabytes takes a while, so it is done once per path, size and modification time; a
+    Hashing gigabytes takes a while, so it is done once per path, size and times of change; a
     cache that cannot be written is done without.
 
     Raises:
