@@ -1,9 +1,15 @@
 """recipe=low_memory and recipe=large_model_one_gpu: chosen by the forecast, and said with it."""
 
+from dataclasses import replace
+
 import pytest
 from recipe_plans import BERT, LLAMA, SEVEN, chosen, planned, said
 
+from eke.app.planning import plan_on
+from eke.compose import compose
 from eke.forecast import Verdict, forecast
+from eke.hardware import DEVICES
+from eke.plan import Plan
 from eke.recipes.search import Way, cost_of
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
@@ -11,6 +17,13 @@ LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
 
 def peak(plan) -> int:
     return forecast(plan).peak.expected
+
+
+def planned_with(capacity: int, *overrides: str) -> Plan:
+    """`eke plan` for a GPU like an H200 with so much memory."""
+    device = replace(DEVICES["h200"], memory_bytes=capacity, available_bytes=capacity)
+    composed = compose([*overrides, "hardware=h200", "tracker=none"], in_sweep=True)
+    return plan_on(composed, device, "made up", planning=True)
 
 
 @pytest.mark.slow
@@ -53,9 +66,64 @@ def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None
 
 def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
     """Gradients of 7 B parameters are kept from one piece to the next."""
-    asked = (LOW, "model=llama2_7b", "data=synthetic", "data.seq_len=512", "hardware=rtx3090")
+    asked = (LOW, *SEVEN[:2], "data.seq_len=512", "precision=bf16", "hardware=rtx3090")
     assert peak(planned(*asked, "batch=auto")) > peak(planned(*asked, "batch=fixed"))
     assert "batch" not in chosen(planned(*asked))
+
+
+ADAPTERS = (LOW, "model=llama_1b", "data=synthetic", "peft=lora")
+
+
+def test_low_memory_keeps_no_copies_of_weights_that_nobody_trains(packages) -> None:
+    """Autocast would, and 256 tokens save less than they take."""
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "hardware=rtx3090")
+    half = planned(*ADAPTERS, "precision=bf16", "hardware=rtx3090")
+    assert plan.choices["precision"] == "fp32"
+    assert 1.3 * peak(plan) < peak(half)
+    assert peak(plan) < peak(planned(*ADAPTERS[1:], "hardware=rtx3090"))
+    reason = said(plan, "precision").reason
+    assert "with precision=bf16, which keeps 16-bit copies of the weights" in reason
+    assert "precision=bf16_pure, other numerics, has them in 16 bits alone: " in reason
+    typed = [f"{key}={value}" for key, value in chosen(plan).items()]
+    assert planned(*ADAPTERS[1:], *typed, "hardware=rtx3090").run_id == plan.run_id
+
+
+def test_low_memory_has_products_in_16_bits_where_activations_are_larger(packages) -> None:
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "data.seq_len=2048", "hardware=h200")
+    assert plan.choices["precision"] == "bf16"
+
+
+def test_copies_that_leave_no_room_are_not_made(packages) -> None:
+    """Of samples so long that they would save less than what is worth slower products."""
+    packages("peft")
+    asked = (*ADAPTERS, "data.seq_len=1024", "kernels=none", "batch.per_device=8")
+    half, wide = (
+        planned(*asked, f"precision={each}", "hardware=h200") for each in ("bf16", "fp32")
+    )
+    assert peak(wide) < peak(half) < 1.1 * peak(wide)
+    between = (peak(half) + peak(wide)) // 2
+    assert planned_with(between, *asked).choices["precision"] == "fp32"
+    assert planned_with(2 * between, *asked).choices["precision"] == "bf16"
+    open_batch = planned_with(between, *asked[:-1])
+    assert open_batch.choices["precision"] == "bf16", "smaller pieces make room, too"
+    assert open_batch.choices["batch"] == "auto"
+
+
+def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> None:
+    """Recomputing all saves nothing of the expected peak, and something of the highest one."""
+    packages()
+    asked = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=256")
+    mild = planned(*asked, "hardware=h200")
+    full = planned(*asked, "memory=checkpointing", "hardware=h200")
+    assert mild.choices["memory"] != "checkpointing"
+    assert peak(mild) == peak(full)
+    highest = [forecast(plan).peak.high for plan in (full, mild)]
+    assert highest[0] < highest[1]
+    plan = planned_with(sum(highest) // 2, *asked)
+    assert plan.choices["memory"] == "checkpointing"
+    assert forecast(plan).verdict is Verdict.fits
 
 
 def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
