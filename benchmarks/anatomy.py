@@ -18,6 +18,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own
 
 import torch
 from anatomy_split import KINDS, NORM_SCOPE, PHASES, Event, split
+from arguments import at_least, writable
 from loops import make_job
 from paired import summarize
 from torch.autograd import DeviceType
@@ -155,12 +156,14 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--rounds", type=int, default=12, help="profiled steps of each model, >= 2")
+    parser.add_argument(
+        "--rounds", type=at_least(2), default=12, help="profiled steps of each model"
+    )
     parser.add_argument("--out", type=Path, help="default: results/anatomy_DEVICE.json")
     asked = parser.parse_args()
-    if asked.rounds < 2:
-        parser.error("--rounds must be at least 2")
     gpu = detect().name if torch.cuda.is_available() else None
+    name = (gpu or "cpu").lower().replace(" ", "_")
+    out = writable(parser, asked.out or Path(f"results/anatomy_{name}.json"))
     size = SIZES[asked.size]
     cases = {
         f"{model} {attention}": measure(model, attention, size, asked.rounds)
@@ -169,8 +172,6 @@ def main() -> None:
     }
     for case in cases.values():
         print_case(case)
-    name = (gpu or "cpu").lower().replace(" ", "_")
-    out = asked.out or Path(f"results/anatomy_{name}.json")
     record = {
         "benchmark": "anatomy",
         "note": "under the profiler, which adds to short operations; other jobs may have run "
@@ -186,7 +187,6 @@ def main() -> None:
         "rounds": asked.rounds,
         "cases": cases,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, record)
     print(f"\nwritten to {out}")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: it is read once
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
 
+from arguments import at_least
 from loops import bert, make_job
 from paired import Start, Turns, difference, ratio, summarize
 
@@ -45,7 +46,7 @@ def compare(job: Job, num_rounds: int) -> dict[str, Turns]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind")
+    parser.add_argument("--rounds", type=at_least(2), default=30, help="steps of each kind")
     asked = parser.parse_args()
     steps = (asked.rounds + WARMUP) * len(LOOKS)
     workloads = {

@@ -27,6 +27,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
+from arguments import at_least, writable  # noqa: E402  # after the path is there
 from provenance import machine, provenance  # noqa: E402
 from unit.fit.surfaces import OFF, Surface, make, search  # noqa: E402
 from unit.fit.surfaces_of_parts import make_of_parts  # noqa: E402
@@ -198,10 +199,12 @@ def main() -> None:
     """Measure, print, and keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["simulated", "real"])
-    parser.add_argument("--count", type=int, default=200, help="made-up machines")
-    parser.add_argument("--budget", type=int, default=8, help="trials of the real search")
+    parser.add_argument("--count", type=at_least(1), default=200, help="made-up machines")
+    parser.add_argument("--budget", type=at_least(2), default=8, help="trials of the real search")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.output:
+        writable(parser, options.output)
     rows = simulated(options.count) if options.what == "simulated" else real(options.budget)
     if options.what == "real":
         print(json.dumps(rows, indent=1))

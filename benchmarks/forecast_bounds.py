@@ -21,6 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from arguments import at_least, writable
+
 from eke.app import plan_for
 from eke.compose import compose
 from eke.errors import ConfigError
@@ -79,10 +81,11 @@ Row = dict[str, Any]
 def main() -> int:
     """Measure, print and write; returns 1 where a truth lies outside of its bounds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--count", type=at_least(1), default=120)
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--out", type=Path, default=REPO / "results" / "forecast_bounds_cpu.json")
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     rng, rows, skipped = Random(arguments.seed), [], 0

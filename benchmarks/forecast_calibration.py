@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from arguments import at_least, writable
+
 from eke.app import plan_for
 from eke.compose import compose
 from eke.files import write_atomic
@@ -95,11 +97,12 @@ def summarised(rows: list[dict[str, float]], splits: int) -> dict[str, Any]:
 def main() -> int:
     """Split, fit, compare, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--splits", type=int, default=200)
+    parser.add_argument("--splits", type=at_least(1), default=200)
     parser.add_argument("--seed", type=int, default=1)
     out = REPO / "results" / "forecast_calibration_cpu.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     content: dict[str, Any] = {"seed": arguments.seed, "environment": environment(), "files": {}}
     for name in FIXED:
         groups, rng = groups_of(name), Random(arguments.seed)

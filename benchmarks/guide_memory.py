@@ -13,6 +13,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 
+from arguments import writable  # noqa: E402  # after the path is there
 from reference.libraries_2022 import libraries_of_2022  # noqa: E402  # after the path is there
 from reference.published import SETTING, SOURCE  # noqa: E402  # after the path is there
 from unit.memory.test_guide_rows import NINE, predicted_mb  # noqa: E402  # after the path is there
@@ -26,6 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=REPO / "results" / "guide_memory.json")
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     with libraries_of_2022():
         then = [predicted_mb(row, "attention=eager") for row in NINE]
     now = [predicted_mb(row) for row in NINE]

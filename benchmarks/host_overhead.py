@@ -29,6 +29,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own
 
 import numpy as np
 import torch
+from arguments import writable
 from library_loops import Accelerated, StockTrainer, from_loader
 from loops import (
     BERT_WORKLOAD,
@@ -216,6 +217,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.steps is not None and (asked.steps < 5 * BLOCK or asked.steps % BLOCK):
         parser.error(f"--steps must be a multiple of {BLOCK}, {5 * BLOCK} or more")
+    writable(parser, asked.out)
     torch.set_num_interop_threads(1)
     record: dict[str, Any] = {
         "benchmark": "host_overhead",
@@ -226,7 +228,6 @@ def main() -> None:
         "workload": BERT_WORKLOAD,
         "cases": [],
     }
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
     for case in asked.cases:
         record["cases"].append(measure(case, asked.steps or CASES.get(case, DEFAULT_STEPS)))
         print_case(record["cases"][-1])

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from arguments import at_least, writable
 from provenance import machine, provenance
 
 from eke.app.sweep import make_jobs, plan_cells
@@ -246,12 +247,16 @@ def status(root: Path, runs: int) -> dict[str, object]:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cells", type=int, default=1000, help="of the submission")
-    parser.add_argument("--many", type=int, default=10_000, help="run folders of the status")
+    parser.add_argument("--runs", type=at_least(1), default=20)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--cells", type=at_least(1), default=1000, help="of the submission")
+    parser.add_argument(
+        "--many", type=at_least(1), default=10_000, help="run folders of the status"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.out:
+        writable(parser, options.out)
     compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -23,6 +23,8 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 
+from arguments import writable  # noqa: E402  # after the path is there
+
 from eke.app.planning import plan_for  # noqa: E402  # after the path is there
 from eke.compose import compose  # noqa: E402  # after the path is there
 from eke.errors import ConfigError  # noqa: E402  # after the path is there
@@ -149,7 +151,7 @@ def main() -> None:
     if device.kind != "cuda" and not small:
         parser.error("there is no GPU here; --size small runs on a CPU")
     name = device.name.lower().replace(" ", "_")
-    out = arguments.out or REPO / "results" / f"memory_on_gpu_{name}.json"
+    out = writable(parser, arguments.out or REPO / "results" / f"memory_on_gpu_{name}.json")
     earlier = json.loads(out.read_text())["rows"] if out.exists() else []
     rows = [row for row in earlier if "reserved" in row]
     known = {row["overrides"] for row in rows}

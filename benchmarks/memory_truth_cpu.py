@@ -17,6 +17,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 
+from arguments import at_least, writable  # noqa: E402  # after the path is there
 from memory_truth import (  # noqa: E402  # after the path is there
     Outcome,
     cases,
@@ -60,10 +61,11 @@ def summarise(outcomes: list[Outcome]) -> dict[str, Any]:
 def main() -> None:
     """Predict, measure, compare, write down."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--count", type=at_least(1), default=120)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--out", type=Path, default=REPO / "results" / "memory_truth_cpu.json")
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     chosen = cases(arguments.seed, arguments.count)
     start = time.perf_counter()
     answers = trace_all([plan_of(case) for case in chosen])

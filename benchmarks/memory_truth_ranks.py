@@ -23,6 +23,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 
+from arguments import at_least, writable  # noqa: E402  # after the path is there
 from memory_truth import COMMON, MODELS  # noqa: E402  # after the path is there
 from rank_server import RankServer  # noqa: E402  # after the path is there
 from support import environment as of_ranks  # noqa: E402  # after the path is there
@@ -176,12 +177,15 @@ def _statistics(rows: list[Row]) -> dict[str, Any]:
 def main() -> int:
     """Predict, train, compare, write down; returns 1 where a truth lies outside of its bounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--count", type=at_least(1), default=30)
     parser.add_argument("--seed", type=int, default=22)
     out = REPO / "results" / "memory_truth_ranks_cpu.json"
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--again", action="store_true")
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
+    if arguments.again and not arguments.out.exists():
+        parser.error(f"--again is of a file that is there, and {arguments.out} is not")
     rows = again(arguments.out) if arguments.again else trained(arguments)
     for name, part in summarised(rows).items():
         print(name, part)

@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from arguments import writable
 from techniques import short_name, with_sources
 
 from eke.files import write_json
@@ -298,8 +299,8 @@ def main() -> int:
     small = asked.size == "small"
     if not small and detect().kind != "cuda":
         parser.error("no CUDA device here; --size small runs the script in miniature on a CPU")
-    asked.out.mkdir(parents=True, exist_ok=True)
     name = f"on_gpu_{short_name(detect())}{'_small' if small else ''}.json"
+    writable(parser, asked.out / name)
     record = begin(asked.out / name, small)
     parts = [p for p in make_parts(small, asked.out.absolute()) if p.stage in asked.stages]
     end = time.monotonic() + (asked.budget or float("inf"))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import at_least, writable
 from loops import make_job
 from on_gpu import Finished, spawn
 from paired import summarize
@@ -267,8 +268,8 @@ def main() -> None:
     """Measure, print, write after each round."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--steps", type=at_least(4))
     parser.add_argument("--limit", type=float, default=180, help="seconds for one turn")
     parser.add_argument("--budget", type=float, default=450, help="seconds for all of it")
     parser.add_argument("--out", type=Path)
@@ -279,7 +280,7 @@ def main() -> None:
         parser.error("no CUDA device here; --size cpu is for one without")
     size = SIZES[asked.size]
     steps = asked.steps or size.steps
-    out = asked.out or Path(f"results/recipes_{asked.size}.json")
+    out = writable(parser, asked.out or Path(f"results/recipes_{asked.size}.json"))
     half = "bf16" if device.kind == "cpu" or (device.capability or (0, 0)) >= (8, 0) else "fp16"
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(size, steps, max(2, steps // 4), Path(folder), half)

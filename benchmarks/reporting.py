@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from arguments import at_least, writable
 from provenance import machine, provenance
 from unit.report.made import Run, make_sweep
 
@@ -54,10 +55,12 @@ def report(sweep: Path, formats: str) -> float:
 def main() -> None:
     """Make, report, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--counts", type=at_least(REPEATS), nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.output:
+        writable(parser, options.output)
     with tempfile.TemporaryDirectory() as folder:
         sweeps = {count: make(Path(folder) / str(count), count) for count in options.counts}
         report(sweeps[options.counts[0]], "html")  # the script of the pictures is put together once

@@ -23,6 +23,7 @@ from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler writes its own log to stderr
 
+from arguments import at_least, writable
 from launching import bare, planned, pool, seconds, use_stand_in
 from paired import summarize
 from provenance import provenance
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, default=10, help="per turn, a multiple of 10")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each loop, at least 2")
-    parser.add_argument("--runs", type=int, nargs="+", default=RUNS, help="of each sweep")
+    parser.add_argument("--runs", type=at_least(1), nargs="+", default=RUNS, help="of each sweep")
     parser.add_argument("--pool-rounds", type=int, default=3, help="at least 2")
     parser.add_argument("--budget", type=float, default=450, help="seconds; no case begins later")
     parser.add_argument("--out", type=Path)
@@ -121,8 +122,7 @@ def main() -> None:
         },
         "environment": provenance(),
     }
-    out = asked.out or Path(f"results/scaling_{asked.size}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = writable(parser, asked.out or Path(f"results/scaling_{asked.size}.json"))
     if asked.size == "cpu":  # the pool is the same whatever it would start
         record["pool"] = measure_pools(asked.runs, asked.pool_rounds)
         write_json(out, record)

@@ -28,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from arguments import at_least, writable
 from paired import summarize
 from provenance import machine, provenance
 
@@ -153,10 +154,12 @@ def results(found: dict[str, list[float]]) -> dict[str, object]:
 def main(arguments: Sequence[str]) -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7, help="at least two")
-    parser.add_argument("--runs", type=int, default=6, help="of each sweep")
+    parser.add_argument("--rounds", type=at_least(2), default=7)
+    parser.add_argument("--runs", type=at_least(2), default=6, help="of each sweep")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    if options.out:
+        writable(parser, options.out)
     load = round(os.getloadavg()[0], 1)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = str(REPO / "src")

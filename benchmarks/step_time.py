@@ -29,6 +29,7 @@ from random import Random
 from typing import Any
 
 import forecast_bounds
+from arguments import at_least, writable
 
 from eke.app.planning import plan_on
 from eke.compose.sweep import expand
@@ -75,13 +76,13 @@ def main() -> int:
     """Compare, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("published", "cpu"))
-    parser.add_argument("--count", type=int, default=48)
+    parser.add_argument("--count", type=at_least(12), default=48)
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    out = arguments.out or REPO / "results" / f"step_time_{arguments.what}.json"
+    out = writable(parser, arguments.out or REPO / "results" / f"step_time_{arguments.what}.json")
     if arguments.what == "published":
         content = published()
     else:

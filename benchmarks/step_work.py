@@ -23,6 +23,7 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
+from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
@@ -73,6 +74,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=REPO / "src/eke/pace/counted.json")
     parser.add_argument("--family", choices=FAMILIES)
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     warnings.simplefilter("ignore")
     content: dict[str, Any] = {}
     if arguments.out.exists():

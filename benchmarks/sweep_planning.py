@@ -1,16 +1,18 @@
 """What planning a sweep costs before its first run starts: composed, checked, planned.
 
-python benchmarks/sweep_planning.py results/sweep_planning.json
+python benchmarks/sweep_planning.py [results/sweep_planning.json]
 
 Seconds of processor time, so that other users of the machine do not count; wall time beside it.
 `hydra` is one composition by Hydra alone, for every cell, as before.
 """
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from arguments import writable
 from provenance import machine, provenance
 
 from eke.app.sweep import plan_cells
@@ -52,6 +54,11 @@ def measure(overrides: list[str]) -> dict[str, object]:
 
 def main() -> None:
     """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, nargs="?", help="a file for what is printed")
+    asked = parser.parse_args()
+    if asked.out:
+        writable(parser, asked.out)
     compose(["hardware=cpu"])  # imports, and Hydra's search for plugins
     found: dict[str, object] = {name: measure(typed) for name, typed in SWEEPS.items()}
     _, alone = timed(lambda: [compose([f"seed={n}", "hardware=cpu"]) for n in range(5)])
@@ -59,9 +66,8 @@ def main() -> None:
     found |= {"machine": machine(), "environment": provenance()}
     text = json.dumps(found, indent=2)
     print(text)
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w") as file:
-            file.write(text + "\n")
+    if asked.out:
+        asked.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

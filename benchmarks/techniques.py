@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from arguments import writable
+
 from eke.app import plan_for
 from eke.check import RULES, Facts, Verdict, check
 from eke.compose import compose
@@ -88,7 +90,7 @@ def main() -> int:
     if unknown := sorted(set(asked.options) - set(known)):
         parser.error(f"not an option of a technique: {' '.join(unknown)}")
     device, started = detect(), time.monotonic()
-    file = asked.out / f"techniques_{short_name(device)}.json"
+    file = writable(parser, asked.out / f"techniques_{short_name(device)}.json")
     content = begin(file, device)
     for command in asked.options or known:
         if command in content["outcomes"] and not (asked.again or asked.options):
@@ -129,7 +131,6 @@ def begin(file: Path, device: Device) -> dict[str, Any]:
 
 def write(file: Path, content: dict[str, Any]) -> None:
     """One row per line: what changed is seen in a diff."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     head = {key: value for key, value in content.items() if key != "outcomes"}
     rows = sorted(content["outcomes"].items())
     lines = ",\n".join(f"  {json.dumps(command)}: {json.dumps(row)}" for command, row in rows)

@@ -4,8 +4,8 @@ Prints seconds of start-up on the worker's own thread (imports), of opening the 
 row, milliseconds per row when ten are written at a time, and bytes. Rows hold 12 numbers.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -61,4 +61,6 @@ def main(option: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("option", choices=("wandb", "tensorboard", "mlflow", "trackio"))
+    main(parser.parse_args().option)

@@ -17,6 +17,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests"))
 
+from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
@@ -36,6 +37,7 @@ def main() -> int:
     out = REPO / "src/eke/pace/counted_updates.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args()
+    writable(parser, arguments.out)
     warnings.simplefilter("ignore")
     content: dict[str, Any] = {"clip": clipping()}
     print("clip", content["clip"], flush=True)

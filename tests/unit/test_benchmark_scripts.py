@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 
 BEFORE = dict(os.environ)
 
+import arguments  # noqa: E402  # after the path is there
 import fitting  # noqa: E402  # after the path is there
 import memory_on_gpu  # noqa: E402  # after the path is there
 import on_gpu  # noqa: E402  # after the path is there
@@ -190,3 +193,50 @@ def test_both_models_take_turns(small) -> None:
     models = [typed[0] for typed in memory_on_gpu.configurations(small)]
     assert models[::2] == [models[0]] * (len(models) // 2)
     assert set(models[1::2]) == {models[1]} != {models[0]}
+
+
+SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
+
+
+@pytest.mark.parametrize("place", ["file/out.json", "folder"])
+def test_what_cannot_be_written_is_said_before_anything_is_measured(
+    place, tmp_path, capsys
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        arguments.writable(argparse.ArgumentParser("bench"), tmp_path / place)
+    assert ended.value.code == 2
+    assert f"bench: error: {tmp_path / place} cannot be written: " in capsys.readouterr().err
+
+
+def test_a_folder_that_is_missing_is_made_and_nothing_else_is_left(tmp_path) -> None:
+    file = tmp_path / "new" / "folder" / "out.json"
+    assert arguments.writable(argparse.ArgumentParser(), file) == file
+    assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if "ArgumentParser" in s.read_text()],
+                         ids=lambda script: script.stem)  # fmt: skip
+def test_each_script_looks_at_what_it_will_write(script) -> None:
+    text = script.read_text()
+    writes = re.search(r'"(--out|--output|out)"', text) is not None
+    assert writes == ("writable(parser, " in text)
+
+
+@pytest.mark.parametrize(
+    ("script", "typed", "said"),
+    [
+        ("reporting", ("--counts", "0"), "argument --counts: 0 is too few: 4 or more"),
+        ("startup", ("--rounds", "1"), "argument --rounds: 1 is too few: 2 or more"),
+        ("launching", ("--runs", "ten"), "argument --runs: ten is no whole number"),
+        ("sweep_planning", ("--help",), "a file for what is printed"),
+        ("tracker_cost", ("foo",), "argument option: invalid choice: 'foo'"),
+    ],
+)
+def test_what_is_typed_wrongly_is_said_at_once(script, typed, said, tmp_path) -> None:
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *typed]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
