@@ -91,12 +91,33 @@ def test_searches_for_different_things_are_different_options(flags, name, capsys
     assert cli(["fit", *folder, *flags, "--name", "free", *WORK, "plan_only=true"]) == 0
 
 
-@pytest.mark.parametrize("key", ["rerun", "ignore_forecast", "launcher.detach"])
-def test_what_has_no_meaning_for_a_search_is_refused(key) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "usual"),
+    [
+        ("rerun", "TRUE", "false"),
+        ("repeat", "2", "0"),
+        ("ignore_forecast", "TRUE", "false"),
+        ("launcher.detach", "TRUE", "false"),
+    ],
+)
+def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     with pytest.raises(ConfigError) as refused:
-        prepare(wish(f"{key}=TRUE"))
+        prepare(wish(f"{key}={value}"))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.fix) == (key, f"{key}=false")
+    assert (problem.path, problem.value) == (key, value.lower())
+    assert problem.fix == f"{key}={usual}"
+
+
+ALL_TYPED = ("attention=sdpa", "compile=none", "kernels=none", "memory=none")
+
+
+def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(*ALL_TYPED, "batch.per_device=1"))
+    (problem,) = refused.value.problems
+    assert "nothing to choose from but what was typed" in problem.why
+    assert problem.fix.startswith("python train.py model=tiny ")
+    assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
 def test_in_a_cluster_nothing_is_forked() -> None:

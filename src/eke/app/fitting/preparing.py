@@ -12,6 +12,7 @@ from eke.app.talk import say
 from eke.compose import Composed, compose, launcher_of
 from eke.errors import ConfigError, Problem
 from eke.fit import (
+    Candidates,
     Numerics,
     Objective,
     Search,
@@ -68,18 +69,36 @@ def prepare(wish: Wish) -> Fitting:
     )
     line.close()
     say(describe_candidates(found, baseline, wish.numerics))
-    if not found.found:
-        why = "nothing that could be tried fits into memory"
-        if not found.too_large:
-            why = f"rules refuse all that could be tried: {', '.join(sorted(found.refused))}"
-        fix = f"eke plan --why {' '.join(composed.overrides)}"
-        raise ConfigError(Problem("eke fit", "", why, fix))
+    refuse_what_leaves_no_choice(found, composed)
     points = [candidate.point for candidate in found.found]
     search = Search(points, wish.objective, wish.budget, found.first)
     which = [text for text in composed.overrides if not text.startswith("hydra")]
     identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
     paths = sweep_paths(composed.config.paths.runs, identity)
     return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
+
+
+def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
+    """Trials of one configuration alone would tell nothing that its run does not.
+
+    Raises:
+        ConfigError: there is no candidate, or none but what was typed.
+    """
+    rules = ", ".join(sorted(found.refused))
+    if not found.found:
+        why = "nothing that could be tried fits into memory"
+        if not found.too_large:
+            why = f"rules refuse all that could be tried: {rules}"
+        fix = f"eke plan --why {' '.join(composed.overrides)}"
+        raise ConfigError(Problem("eke fit", "", why, fix))
+    if len(found.found) > 1 or found.first is None:
+        return
+    reasons = ["groups that were typed stay as they are"]
+    reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
+    reasons += ["larger ones cannot fit"] if found.too_large else []
+    why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
+    fix = f"{shlex.join(['python', 'train.py', *composed.overrides])}   (or leave a group open)"
+    raise ConfigError(Problem("eke fit", "", why, fix))
 
 
 def usual_name(model: str, wish: Wish) -> str:
@@ -167,6 +186,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
     one_run = "is about one run; trials are answered from their records"
     meant_otherwise = {
         "rerun": (config.rerun, one_run),
+        "repeat": (config.repeat, one_run),
         "ignore_forecast": (config.ignore_forecast, one_run),
         "launcher.detach": (
             config.launcher.detach,
@@ -175,7 +195,8 @@ def refuse_what_is_searched(composed: Composed) -> None:
     }
     for key, (wanted, why) in meant_otherwise.items():
         if wanted:
-            raise ConfigError(Problem(key, "true", why, f"{key}=false"))
+            usual = type(wanted)()  # False of a switch, 0 of a number
+            raise ConfigError(Problem(key, str(wanted).lower(), why, f"{key}={usual}".lower()))
 
 
 def expected_step_s(plan: Plan) -> float | None:
