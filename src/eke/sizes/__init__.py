@@ -10,7 +10,16 @@ from eke.sizes.measure import (
     structure,
     training_structure,
 )
-from eke.sizes.optimizers import FLOAT32_BYTES, is_quantised, optimizer_bytes, projection_rank
+from eke.sizes.optimizers import (
+    DESCRIPTIONS,
+    FLOAT32_BYTES,
+    Description,
+    algorithm,
+    describe,
+    is_quantised,
+    optimizer_bytes,
+    projection_rank,
+)
 from eke.sizes.rows import is_ragged
 from eke.sizes.sharing import flat_pieces, pieces, shared_state_bytes, state_files
 from eke.sizes.size import ModelSize
@@ -28,6 +37,7 @@ from eke.sizes.swapping import PIECE_BUFFERS, WEIGHT_BUFFERS, SwapBytes, is_file
 __all__ = [
     "BFLOAT16_BYTES",
     "DECODERS",
+    "DESCRIPTIONS",
     "FAMILIES",
     "FLOAT32_BYTES",
     "KEPT_WHOLE",
@@ -36,6 +46,7 @@ __all__ = [
     "VALID_TASKS",
     "WEIGHT_BUFFERS",
     "Attention",
+    "Description",
     "Flops",
     "ModelSize",
     "Role",
@@ -46,7 +57,9 @@ __all__ = [
     "Tokens",
     "Weight",
     "adapted_layers",
+    "algorithm",
     "choose_targets",
+    "describe",
     "flat_pieces",
     "has_master",
     "is_file",

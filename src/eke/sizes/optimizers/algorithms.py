@@ -1,9 +1,11 @@
-"""Bytes that each optimizer keeps for a parameter; no torch.
+"""What each optimizer keeps for a parameter, and the products of its update; no torch.
 
+By schema: options that have the same fields have the same algorithm, by another implementation.
 What a library's own code does, to the byte; scalar step counters are left out.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import prod
 from typing import cast
 
@@ -32,6 +34,29 @@ QMAP_BYTES = 256 * FLOAT32_BYTES
 """Values that the codes of 8 bits stand for."""
 
 
+@dataclass(frozen=True)
+class Algorithm:
+    """What follows from the fields of an optimizer alone."""
+
+    count_bytes: Callable[[Config, Weight, int], int]
+    """Bytes kept for one weight, of so many bytes per number."""
+    quantises: Callable[[Optimizer, Weight], bool] | None = None
+    """Whether it does so for this weight; None where it never does."""
+    num_tables: int = 0
+    """Tables of the values of 8 bits that all weights share."""
+    projects: bool = False
+    """Its states of a matrix inside a layer lie in a subspace, of `projection_rank`."""
+    keeps_singular_vectors: bool = False
+    """All of a projected matrix, of which its projection is a slice."""
+    count_flops: Callable[[Config, int, int], float] | None = None
+    """Of the matrix multiplications in an update of a matrix inside a layer, rows <= columns."""
+
+
+def algorithm(optimizer: Optimizer) -> Algorithm:
+    """Of a configured optimizer."""
+    return ALGORITHMS[type(optimizer)]
+
+
 def projection_rank(config: Config) -> int:
     """Rank of GaLore's and APOLLO's projections: what is asked for, else a quarter of the width.
 
@@ -53,21 +78,27 @@ def optimizer_bytes(
         weights: tensors that get a gradient.
         bytes_of: of one number of a weight; most optimizers keep states in the same format.
     """
-    count = BYTES[type(config.optimizer)]
-    trained = list(weights)
-    own = sum(count(config, weight, bytes_of(weight)) for weight in trained)
-    return own + _shared_bytes(config.optimizer, trained)
+    kept, trained = algorithm(config.optimizer), list(weights)
+    own = sum(kept.count_bytes(config, weight, bytes_of(weight)) for weight in trained)
+    shared = any(is_quantised(config.optimizer, weight) for weight in trained)
+    return own + shared * kept.num_tables * QMAP_BYTES
 
 
 def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
     """Whether an optimizer that quantises does so for this weight."""
-    num = prod(weight.shape)
-    if isinstance(optimizer, AdamW8bit | Lion8bit):
-        in_32_bits = optimizer.embeddings_32bit and weight.place is Role.embedding
-        return num >= optimizer.min_8bit_size and not in_32_bits
-    if isinstance(optimizer, AdamWTorchAO8bit | AdamWTorchAO4bit):
-        return num >= TORCHAO_MIN_SIZE and num % optimizer.block_size == 0
-    return False
+    quantises = algorithm(optimizer).quantises
+    return quantises is not None and quantises(optimizer, weight)
+
+
+def _quantised_by_bitsandbytes(optimizer: Optimizer, weight: Weight) -> bool:
+    fields = cast(AdamW8bit | Lion8bit, optimizer)
+    in_32_bits = fields.embeddings_32bit and weight.place is Role.embedding
+    return prod(weight.shape) >= fields.min_8bit_size and not in_32_bits
+
+
+def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
+    num, block = prod(weight.shape), cast(AdamWTorchAO8bit | AdamWTorchAO4bit, optimizer).block_size
+    return num >= TORCHAO_MIN_SIZE and num % block == 0
 
 
 TORCHAO_MIN_SIZE = 4096
@@ -75,14 +106,6 @@ TORCHAO_MIN_SIZE = 4096
 
 BITSANDBYTES_BLOCK = 256
 """bitsandbytes 0.50, optim/optimizer.py, init_state."""
-
-
-def _shared_bytes(optimizer: Optimizer, weights: list[Weight]) -> int:
-    """Bitsandbytes keeps one table of values per moment for all parameters."""
-    if not any(is_quantised(optimizer, weight) for weight in weights):
-        return 0
-    moments = {AdamW8bit: 2, Lion8bit: 1}
-    return moments.get(type(optimizer), 0) * QMAP_BYTES
 
 
 def _adamw(config: Config, weight: Weight, weight_bytes: int) -> int:
@@ -159,18 +182,37 @@ def _low_rank(weight: Weight, rank: int, weight_bytes: int) -> int:
     return weight_bytes * rank * (2 * max(weight.shape) + min(weight.shape))
 
 
-BYTES: dict[type[Optimizer], Callable[[Config, Weight, int], int]] = {
-    AdamW: _adamw,
-    AdamW8bit: _adamw_8bit,
-    AdamWTorchAO8bit: _torchao(8),
-    AdamWTorchAO4bit: _torchao(4),
-    ScheduleFree: _adamw,
-    Adafactor: _adafactor,
-    SGD: _sgd,
-    Lion: _lion,
-    Lion8bit: _lion,
-    Muon: _muon,
-    GaLore: _galore,
-    Apollo: _apollo,
+NEWTON_SCHULZ_STEPS = 5
+"""Of Muon: torch.optim.Muon's default (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+
+
+def _newton_schulz(config: Config, rows: int, columns: int) -> float:
+    """X X^T, its square, and their sum times X."""
+    return NEWTON_SCHULZ_STEPS * (4.0 * rows * rows * columns + 2.0 * rows**3)
+
+
+def _into_the_subspace(config: Config, rows: int, columns: int) -> float:
+    return 2.0 * projection_rank(config) * rows * columns
+
+
+def _there_and_back(config: Config, rows: int, columns: int) -> float:
+    return 2 * _into_the_subspace(config, rows, columns)
+
+
+ALGORITHMS: dict[type[Optimizer], Algorithm] = {
+    AdamW: Algorithm(_adamw),
+    AdamW8bit: Algorithm(_adamw_8bit, _quantised_by_bitsandbytes, num_tables=2),
+    AdamWTorchAO8bit: Algorithm(_torchao(8), _quantised_by_torchao),
+    AdamWTorchAO4bit: Algorithm(_torchao(4), _quantised_by_torchao),
+    ScheduleFree: Algorithm(_adamw),
+    Adafactor: Algorithm(_adafactor),
+    SGD: Algorithm(_sgd),
+    Lion: Algorithm(_lion),
+    Lion8bit: Algorithm(_lion, _quantised_by_bitsandbytes, num_tables=1),
+    Muon: Algorithm(_muon, count_flops=_newton_schulz),
+    GaLore: Algorithm(
+        _galore, projects=True, keeps_singular_vectors=True, count_flops=_there_and_back
+    ),
+    Apollo: Algorithm(_apollo, projects=True, count_flops=_into_the_subspace),
 }
-"""Optimizer schema -> bytes it keeps for one weight, of so many bytes per number."""
+"""Schema of the optimizer -> its algorithm."""
