@@ -32,7 +32,7 @@ from eke.schema import (
     Switch,
     Weights,
 )
-from eke.sizes import STAGE, predicted_frac
+from eke.sizes import STAGE, describe, predicted_frac
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def smaller_states(plan: Plan) -> Iterator[Change]:
     config = plan.config
     if type(config.optimizer) is not AdamW:
         return
-    if config.memory.optimizer_in_backward or config.optimizer.option == "adamw_bf16_sr":
+    if config.memory.optimizer_in_backward or describe(config.optimizer).rounds_at_random:
         return
     smaller: tuple[tuple[Optimizer, Published], ...] = (
         (AdamW8bit(option="adamw_8bit"), ADAM_8BIT),
