@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from eke.forecast.shape import Shape, trains_adapters
 from eke.pace.values import Span, exactly
 from eke.plan import Plan
 from eke.schema import Rows, Synthetic
+from eke.sizes import DESCRIPTIONS
 
 ONE = exactly(1.0)
 
@@ -62,6 +64,10 @@ def _replays_graphs(plan: Plan) -> bool:
     return plan.config.compile.replays_graphs
 
 
+def _has_optimizer(option: str, plan: Plan, shape: Shape) -> bool:
+    return plan.config.optimizer.option == option
+
+
 Condition = Callable[[Plan, Shape], object]
 
 NOTES: tuple[tuple[Condition, str], ...] = (
@@ -109,13 +115,10 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         lambda plan, shape: plan.config.offload.option != "none",
         "the host's processor, and a disk, are known as wide ranges",
     ),
-    (
-        lambda plan, shape: plan.config.optimizer.option == "galore",
-        "galore: its decompositions, every few hundred steps, are left out",
-    ),
-    (
-        lambda plan, shape: plan.config.optimizer.option == "paged_adamw_8bit",
-        "paged states: as if nothing had to be paged in",
+    *(
+        (partial(_has_optimizer, option), description.not_timed)
+        for option, description in DESCRIPTIONS.items()
+        if description.not_timed
     ),
     (
         lambda plan, shape: plan.config.memory.empty_cache_every is not None,

@@ -15,28 +15,12 @@ from typing import Any
 from eke.pace.products import Contents
 from eke.pace.values import Span, exactly
 from eke.plan import Plan
-from eke.schema import Apollo, GaLore, Muon
-from eke.sizes import STAGE, projection_rank
+from eke.sizes import STAGE, algorithm, describe
 
 COUNTED = Path(__file__).parent / "counted_updates.json"
 
-PLAIN = ("adamw", "adamw_forloop", "adamw_foreach", "adamw_fused")
-"""Options that are torch's AdamW: the plan has chosen which of its implementations."""
-
-ALIKE = {
-    "adamw_apex_fused": "adamw_fused",
-    "adamw_bf16_sr": "adamw_fused",
-    "adamw_deepspeed_cpu": "adamw_fused",
-    "adamw_torchao_4bit": "adamw_8bit",
-    "adamw_torchao_8bit": "adamw_8bit",
-    "apollo": "galore",
-    "paged_adamw_8bit": "adamw_8bit",
-}
-"""Options that no trace shows (they compile themselves, or are another library's kernels), and what
-stands in for them."""
-
-NEWTON_SCHULZ_STEPS = 5
-"""Of Muon: torch.optim.Muon's default (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
+"""Implementations of AdamW that no trace shows, and what stands in for them."""
 
 ADDS = 12
 """Bytes per number of a gradient that is added to another: two reads and a write of float32."""
@@ -94,9 +78,11 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
 def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """What was counted of the optimizer."""
     option, table = plan.config.optimizer.option, counted_updates()
-    if option in PLAIN:
-        option = f"adamw_{plan.compute.optimizer_implementation or 'foreach'}"
-    stands_in = ALIKE.get(option)
+    known = describe(plan.config.optimizer)
+    stands_in = known.counted_as
+    if known.implementation:
+        loop = plan.compute.optimizer_implementation or "foreach"
+        option, stands_in = f"adamw_{loop}", HOST_LOOPS.get(loop, "")
     note = f"{option}: counted as {stands_in}, which moves about as much" if stands_in else ""
     option = stands_in or option
     narrow = "narrow" if plan.compute.weights != "float32" and not plan.compute.master else "wide"
@@ -108,13 +94,7 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 def _flops(plan: Plan, contents: Contents) -> float:
     """Matrix multiplications inside an update."""
-    optimizer = plan.config.optimizer
-    if isinstance(optimizer, Muon):
-        # X X^T, its square, and their sum times X, for rows <= columns.
-        per = [n * (4.0 * r * r * c + 2.0 * r**3) for r, c, n in contents.matrices]
-        return NEWTON_SCHULZ_STEPS * sum(per)
-    if isinstance(optimizer, GaLore | Apollo):
-        rank = projection_rank(plan.config)
-        ways = 2 if isinstance(optimizer, GaLore) else 1  # into the small space, and back
-        return sum(ways * 2.0 * rank * r * c * n for r, c, n in contents.matrices)
-    return 0.0
+    count = algorithm(plan.config.optimizer).count_flops
+    if count is None:
+        return 0.0
+    return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)
