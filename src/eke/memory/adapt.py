@@ -8,7 +8,7 @@ from eke.build.sources import is_packed
 from eke.forecast.values import Method
 from eke.plan import Plan
 from eke.schema import Backend, PretrainedModel
-from eke.sizes import is_ragged
+from eke.sizes import DESCRIPTIONS, describe, is_ragged
 
 
 class Untraceable(Exception):
@@ -100,15 +100,17 @@ def _float8(found: Adapted) -> Adapted:
 def _optimizer(found: Adapted) -> Adapted:
     plan = found.plan
     optimizer = plan.config.optimizer
-    if optimizer.option == "adamw_apex_fused":
-        found = _with(found, optimizer=replace(optimizer, option="adamw_fused"))
-        compute = replace(plan.compute, optimizer_implementation="fused")
+    option, known = optimizer.option, describe(optimizer)
+    if known.twin:
+        found = _with(found, optimizer=replace(optimizer, option=known.twin))
+        loop = DESCRIPTIONS[known.twin].implementation
+        compute = replace(plan.compute, optimizer_implementation=loop)
         found = replace(found, plan=replace(found.plan, compute=compute))
-        return _note(found, "optimizer=adamw_apex_fused: traced as PyTorch's fused AdamW")
-    if optimizer.option in ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"):
-        return _bound(found, f"optimizer={optimizer.option}: its compiled step is traced eagerly")
-    if optimizer.option == "paged_adamw_8bit" and plan.device.kind == "cuda":
-        return _note(found, "optimizer=paged_adamw_8bit: pages lie in the host's memory")
+        return _note(found, f"optimizer={option}: traced as PyTorch's {loop} AdamW")
+    if known.compiles:
+        return _bound(found, f"optimizer={option}: its compiled step is traced eagerly")
+    if known.pages and plan.device.kind == "cuda":
+        return _note(found, f"optimizer={option}: pages lie in the host's memory")
     return found
 
 

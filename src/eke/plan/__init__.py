@@ -2,7 +2,7 @@
 
 from eke.plan.batches import possible_batches, samples_to_keep
 from eke.plan.heads import shares_heads
-from eke.plan.make import NAMED_IMPLEMENTATIONS, make_plan, replan, with_batch
+from eke.plan.make import make_plan, replan, with_batch
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.show import render_plan
@@ -10,7 +10,6 @@ from eke.plan.store import plan_to_plain, read_plan, write_plan
 from eke.plan.swap import remove_swap, swap_files, swap_folder
 
 __all__ = [
-    "NAMED_IMPLEMENTATIONS",
     "BatchPlan",
     "ComputePlan",
     "Decision",

@@ -15,11 +15,9 @@ from eke.plan.samples import DataPlan, plan_data
 from eke.schema import (
     MAX_STEPS,
     Adapters,
-    Apollo,
     Compute,
     Config,
     Evaluation,
-    GaLore,
     PretrainedModel,
     Switch,
     Weights,
@@ -28,23 +26,19 @@ from eke.schema.codec import make_converter
 from eke.sizes import (
     FLOAT32_BYTES,
     adapted_layers,
+    algorithm,
+    describe,
     has_master,
     is_ia3,
     model_size,
     projection_rank,
 )
+from eke.sizes.optimizers import AUTO
 from eke.units import format_number
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
 in loss within about a minute on two cores."""
-
-NAMED_IMPLEMENTATIONS = {
-    "adamw_forloop": "forloop",
-    "adamw_foreach": "foreach",
-    "adamw_fused": "fused",
-}
-"""Options that name an implementation of torch's AdamW; `adamw` is given one."""
 
 PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
           "max_bad_frac")  # fmt: skip
@@ -312,19 +306,19 @@ def _autocast(compute: str, weights: Weights) -> str | None:
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
     """The rank of a low-rank optimizer; nothing for the others."""
-    if not isinstance(config.optimizer, GaLore | Apollo):
+    if not algorithm(config.optimizer).projects:
         return {}
     rank = projection_rank(config)
-    if config.optimizer.rank is None:
+    if getattr(config.optimizer, "rank", None) is None:
         reason = f"a quarter of model.hidden_size {config.model.hidden_size}"
         decisions.append(Decision("optimizer.rank", str(rank), reason))
     return {"optimizer.rank": rank}
 
 
 def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
-    option = config.optimizer.option
-    if option != "adamw":
-        return NAMED_IMPLEMENTATIONS.get(option, "")
+    named = describe(config.optimizer).implementation
+    if named != AUTO:
+        return named
     if config.offload.option != "none":
         reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
         decisions.append(Decision("optimizer implementation", "deepspeed_cpu", reason))

@@ -1,5 +1,6 @@
 """Formats of the weights, and what the optimizer keeps for them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,9 +8,10 @@ from torch.optim import Optimizer
 
 from eke.build.optimizer.lowrank import projected_parameters
 from eke.build.optimizer.states import is_quantised, num_paged_bytes, state_tensors
-from eke.plan import NAMED_IMPLEMENTATIONS
 from eke.run.job import Job
-from eke.schema import AdamW8bit, AdamWTorchAO4bit, AdamWTorchAO8bit, Apollo, GaLore, Lion8bit
+from eke.schema import Optimizer as OptimizerConfig
+from eke.sizes import algorithm, describe
+from eke.sizes.optimizers import AUTO
 
 
 def note_states(job: Job) -> None:
@@ -21,50 +23,31 @@ def note_states(job: Job) -> None:
     job.effective |= found
     config = job.plan.config.optimizer
     _note_class(job, found)
-    for schemas, key, what in WANTED:
-        if isinstance(config, schemas) and not found[key]:
+    for wanted, key, what in _effects(config):
+        if wanted and not found[key]:
             job.warn(f"optimizer={config.option} had no effect: {what}")
-    if config.option == "paged_adamw_8bit" and not found["optimizer_paged_bytes"]:
-        job.warn(f"optimizer={config.option} had no effect: no state is paged")
-    if config.option == "adamw_bf16_sr" and not found["optimizer_stochastic_rounding"]:
-        job.warn(f"optimizer={config.option} had no effect: no weight is rounded at random")
 
 
-TORCH = "AdamW torch"
-CLASSES = {
-    "adamw": (TORCH, "DeepSpeedCPUAdam deepspeed"),
-    "adamw_forloop": (TORCH,),
-    "adamw_foreach": (TORCH,),
-    "adamw_fused": (TORCH,),
-    "adamw_apex_fused": ("FusedAdam apex",),
-    "adafactor": ("Adafactor transformers",),
-    "lion": ("Lion bitsandbytes",),
-    "sgd": ("SGD torch",),
-    "muon": ("Muon+AdamW torch", "Muon torch"),
-    "schedule_free": ("AdamWScheduleFree schedulefree",),
-}
-"""Option -> class and library of what it builds; what the others do shows in their state."""
+def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
+    """Whether it is the option's, the number that shows it, and what a zero means."""
+    kept, known = algorithm(config), describe(config)
+    yield kept.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
+    yield kept.projects, "optimizer_projected_frac", "no state is projected"
+    yield known.pages, "optimizer_paged_bytes", "no state is paged"
+    at_random = "optimizer_stochastic_rounding"
+    yield known.rounds_at_random, at_random, "no weight is rounded at random"
 
 
 def _note_class(job: Job, found: dict[str, Any]) -> None:
     """Warn where the optimizer, or its loop over the weights, is another one than asked for."""
-    option = job.plan.config.optimizer.option
+    option, known = job.plan.config.optimizer.option, describe(job.plan.config.optimizer)
     built = f"{found['optimizer']} {found['optimizer_library']}"
-    if option in CLASSES and built not in CLASSES[option]:
+    if known.built and built not in known.built:
         job.warn(f"optimizer={option} had no effect: it is {found['optimizer']}")
         return
     loop = found["optimizer_implementation"]
-    if option in NAMED_IMPLEMENTATIONS and loop != NAMED_IMPLEMENTATIONS[option]:
+    if known.implementation not in ("", AUTO, loop):
         job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
-
-
-QUANTISED = (AdamW8bit, AdamWTorchAO8bit, AdamWTorchAO4bit, Lion8bit)
-
-WANTED: tuple[tuple[tuple[type, ...], str, str], ...] = (
-    (QUANTISED, "optimizer_quantised_frac", "no state is quantised"),
-    ((GaLore, Apollo), "optimizer_projected_frac", "no state is projected"),
-)
-"""Schemas, the number that shows their effect, and what a zero means."""
 
 
 def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
