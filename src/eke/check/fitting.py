@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from eke.check.rule import Facts
-from eke.check.rules_distributed import FAILS_ON_PARTS
 from eke.schema import FSDP, Adafactor, AdamW, Config, Lora, Offload, QLora, Weights
-from eke.sizes import STAGE, StateBytes, model_size, shared_state_bytes
+from eke.sizes import STAGE, StateBytes, describe, model_size, shared_state_bytes
 
 ROOM = 1.05
 """Share of the state that is left for activations, at least: nothing trains on the last byte."""
@@ -72,7 +71,7 @@ def _all_gpus(facts: Facts) -> Iterator[Change]:
     config, count = facts.config, facts.device.count
     contradicts = config.batch.target and config.batch.target % (config.batch.micro_batch * count)
     several = facts.device.kind == "cuda" and count > 1
-    if several and config.optimizer.option not in FAILS_ON_PARTS and not contradicts:
+    if several and not describe(config.optimizer).fails_on_parts and not contradicts:
         shared = replace(config, distributed=FSDP("fsdp", count))
         yield f"distributed=fsdp distributed.num_processes={count}", shared
 

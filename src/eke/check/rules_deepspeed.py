@@ -7,31 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_precision import is_narrow
 from eke.schema import Checkpointing, Switch
-from eke.sizes import STAGE, state_bytes
+from eke.sizes import STAGE, describe, state_bytes
+from eke.sizes.optimizers import AUTO, PIECES
 from eke.units import format_bytes
-
-PIECES = "ZeRO hands it flat pieces"
-EMPTY = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
-UNROUNDED = f"{PIECES} of no whole number of blocks, whose states it silently keeps in float32"
-
-FAILS_ON_PIECES = {
-    "adafactor": (
-        f"keeps a row and a column of statistics for each matrix; {PIECES}, and it silently "
-        "becomes another algorithm with 4 bytes a parameter"
-    ),
-    "muon": f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)",
-    "galore": EMPTY,
-    "apollo": EMPTY,
-    "schedule_free": (
-        "evaluates and saves an average, which it would put into ZeRO's pieces, where the model "
-        "does not see it"
-    ),
-    "adamw_torchao_8bit": UNROUNDED,
-    "adamw_torchao_4bit": UNROUNDED,
-    "adamw_bf16_sr": "rounds bfloat16 weights at random; ZeRO steps on float32 copies",
-}
-"""Optimizer -> what happens; the others gave the same curve under ZeRO as without it, but apex's,
-which needs a GPU and is on DeepSpeed's own list (runtime/zero/utils.py)."""
 
 RECOMPUTES_FROZEN = (0, 19, 3)
 """DeepSpeed from which frozen weights can be recomputed under ZeRO-3; 0.19.2 fails.
@@ -69,7 +47,9 @@ def _without_offload(facts: Facts) -> str:
 
 
 def _compiles_adam(facts: Facts) -> bool:
-    return is_zero(facts) and offloads(facts) and facts.config.optimizer.option == "adamw"
+    """Whether the plan's choice is DeepSpeed's AdamW for the host."""
+    chosen = describe(facts.config.optimizer).implementation == AUTO
+    return is_zero(facts) and offloads(facts) and chosen
 
 
 def _installed() -> str:
@@ -94,11 +74,11 @@ RULES = (
         id="zero_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: is_zero(f) and f.config.optimizer.option in FAILS_ON_PIECES,
+        when=lambda f: is_zero(f) and describe(f.config.optimizer).fails_on_pieces != "",
         value=lambda f: f.config.optimizer.option,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
-            f"{FAILS_ON_PIECES[f.config.optimizer.option]}"
+            f"{describe(f.config.optimizer).fails_on_pieces}"
         ),
         fix=lambda f: "optimizer=adamw",
         source="arXiv:1910.02054, section 5; docs/design/deepspeed.md",

@@ -3,41 +3,11 @@
 from eke.check.rule import Facts, Rule, Verdict
 from eke.hardware import usable_cores
 from eke.schema import Packing, PeerToPeer
+from eke.sizes import describe
 
 FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
-
-MIXED = "(torch: got mixed torch.Tensor and DTensor)"
-PLAIN = (
-    "bitsandbytes' kernels take whole tensors (torch: Operator "
-    "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
-)
-QUANTISED = (
-    "it trains, and its quantised parts cannot be read back from a checkpoint (torch: Weights only "
-    "load failed)"
-)
-FLAT = (
-    "its 4-bit states are flat, and its compiled step takes them for matrices (torch: wrong number "
-    "of dimensions)"
-)
-DRAWN = (
-    "each process would draw the same random numbers for another part: on two it strayed from "
-    "float32 copies as far as one does, and parts of uneven sizes have not been seen"
-)
-
-FAILS_ON_PARTS = {
-    "adafactor": f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}",
-    "galore": f"it projects whole matrices {MIXED}",
-    "apollo": f"it projects whole matrices {MIXED}",
-    **dict.fromkeys(("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"), PLAIN),
-    "adamw_apex_fused": "apex's kernels take whole tensors",
-    "adamw_torchao_8bit": QUANTISED,
-    "adamw_torchao_4bit": FLAT,
-    "adamw_bf16_sr": DRAWN,
-}
-"""Optimizer -> what goes wrong when each process has only a part of every tensor; the others train
-on parts like on whole tensors (tests/equivalence/test_ranks.py)."""
 
 
 def _is_cut(facts: Facts) -> bool:
@@ -47,11 +17,11 @@ def _is_cut(facts: Facts) -> bool:
 
 
 def _optimizer_needs_whole(facts: Facts) -> bool:
-    return _is_cut(facts) and facts.config.optimizer.option in FAILS_ON_PARTS
+    return _is_cut(facts) and describe(facts.config.optimizer).fails_on_parts != ""
 
 
 def _why_whole(facts: Facts) -> str:
-    reason = FAILS_ON_PARTS[facts.config.optimizer.option]
+    reason = describe(facts.config.optimizer).fails_on_parts
     return f"distributed=fsdp gives each process a part of every tensor; {reason}"
 
 

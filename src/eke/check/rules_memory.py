@@ -4,17 +4,7 @@ from eke.check.capability import older_than
 from eke.check.rule import Facts, Rule, Verdict
 from eke.check.rules_precision import BF16_CAPABILITY
 from eke.schema import Batch, Checkpointing, Compute, Memory
-from eke.sizes import has_master
-
-COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
-
-NOT_IN_BACKWARD = {
-    "schedule_free": COUNTS,
-    "adamw_apex_fused": COUNTS,
-    "adamw_bf16_sr": "draws the random numbers of a step once, and the same for each weight then",
-}
-"""Optimizer -> what goes wrong when it steps one weight at a time; it does not matter to the others
-(tests/equivalence/test_in_backward.py)."""
+from eke.sizes import describe, has_master
 
 LOMO = "arXiv:2306.09782, section 3"
 ROTATED_IN_PLACE = ("llama", "qwen2", "mixtral", "other")
@@ -198,11 +188,13 @@ RULES = (
         verdict=Verdict.impossible,
         path="memory.optimizer_in_backward",
         when=lambda f: (
-            _memory(f).optimizer_in_backward and f.config.optimizer.option in NOT_IN_BACKWARD
+            _memory(f).optimizer_in_backward
+            and describe(f.config.optimizer).fails_in_backward != ""
         ),
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: (
-            f"optimizer={f.config.optimizer.option} {NOT_IN_BACKWARD[f.config.optimizer.option]}"
+            f"optimizer={f.config.optimizer.option} "
+            f"{describe(f.config.optimizer).fails_in_backward}"
         ),
         fix=lambda f: "optimizer=adamw",
         source="tests/equivalence/test_in_backward.py",

@@ -14,7 +14,7 @@ from eke.check.rules_work import existing_parent
 from eke.hardware import file_system
 from eke.paths import user_path
 from eke.schema import NvmeOffload, Weights, WeightsPlace
-from eke.sizes import SwapBytes, state_files
+from eke.sizes import SwapBytes, describe, state_files
 from eke.units import format_bytes
 
 DOCS = "https://www.deepspeed.ai/docs/config-json/#asynchronous-io"
@@ -25,10 +25,6 @@ IN_MEMORY = ("tmpfs", "ramfs")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "9p",
           "fuse.sshfs", "afs", "orangefs", "panfs")  # fmt: skip
 """File systems behind a network, as /proc/mounts names them."""
-
-COMPARED = ("adamw", "adamw_forloop", "adamw_foreach", "adamw_fused", "sgd", "lion")
-"""Optimizers whose moments were seen to come back from files as they went. States of 8 bits do not:
-DeepSpeed reads what it takes for moments, and not the scales of their blocks."""
 
 APT = "apt-get install libaio-dev"
 
@@ -123,7 +119,8 @@ def _instead(facts: Facts) -> str:
 def _is_plain(facts: Facts) -> bool:
     """Whether all of the state comes back from files: float32 weights, moments of their shape."""
     config = facts.config
-    return config.precision.weights is Weights.float32 and config.optimizer.option in COMPARED
+    returns = describe(config.optimizer).returns_from_files
+    return config.precision.weights is Weights.float32 and returns
 
 
 def _weights_on_disk(facts: Facts) -> bool:

@@ -8,25 +8,35 @@ from eke.check.capability import (
     without_compiler,
 )
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import AdamW8bit, AdamWTorchAO4bit, AdamWTorchAO8bit, Apollo, GaLore, Lion8bit
-from eke.sizes import Role, is_quantised, projection_rank, structure
-
-TORCHAO = ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr")
-"""Options that compile their step."""
+from eke.sizes import (
+    Description,
+    Role,
+    algorithm,
+    describe,
+    is_quantised,
+    projection_rank,
+    structure,
+)
 
 TRITON_CAPABILITY = (7, 0)
-
-UNQUANTISED = {"lion_8bit": "lion"}
-"""Option with quantised states -> the same with float32 states; the others' is adamw."""
 
 
 def _option(facts: Facts) -> str:
     return facts.config.optimizer.option
 
 
+def _known(facts: Facts) -> Description:
+    return describe(facts.config.optimizer)
+
+
+def _library(facts: Facts) -> str:
+    """The package that the optimizer is of."""
+    return _known(facts).package.partition(".")[0]
+
+
 def _quantises_nothing(facts: Facts) -> bool:
     optimizer = facts.config.optimizer
-    if not isinstance(optimizer, AdamW8bit | Lion8bit | AdamWTorchAO8bit | AdamWTorchAO4bit):
+    if algorithm(optimizer).quantises is None:
         return False
     return not any(is_quantised(optimizer, weight) for weight in structure(facts.config).weights)
 
@@ -50,7 +60,7 @@ def _rank_limit(facts: Facts) -> int:
 
 
 def _rank_saves_nothing(facts: Facts) -> bool:
-    if not isinstance(facts.config.optimizer, GaLore | Apollo):
+    if not algorithm(facts.config.optimizer).projects:
         return False
     return projection_rank(facts.config) >= _rank_limit(facts)
 
@@ -71,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         id="muon_needs_matrices",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: f.config.optimizer.option == "muon" and f.config.peft.option == "ia3",
+        when=lambda f: _known(f).needs_matrices and f.config.peft.option == "ia3",
         value=lambda f: f.config.optimizer.option,
         why=lambda f: "updates matrices inside Transformer layers; peft=ia3 trains vectors alone",
         fix=lambda f: "optimizer=adamw",
@@ -81,19 +91,19 @@ RULES: tuple[Rule, ...] = (
         id="apex_needs_cuda",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: _option(f) == "adamw_apex_fused" and f.device.kind == "cpu",
+        when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
         value=_option,
-        why=lambda f: f"apex has kernels for CUDA only; {f.device.name} is a CPU",
-        fix=lambda f: "optimizer=adamw_fused",
+        why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
+        fix=lambda f: f"optimizer={_known(f).twin}",
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(
         id="torchao_needs_compiler",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: _option(f) in TORCHAO and lacks_compiler(f),
+        when=lambda f: _known(f).compiles and lacks_compiler(f),
         value=_option,
-        why=lambda f: f"torchao compiles its step; {without_compiler(f)}",
+        why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
         fix=lambda f: f"optimizer=adamw_8bit{with_compiler(f)}",
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
         versions="torchao 0.18",
@@ -102,11 +112,11 @@ RULES: tuple[Rule, ...] = (
         id="torchao_needs_volta",
         verdict=Verdict.impossible,
         path="optimizer",
-        when=lambda f: _option(f) in TORCHAO and older_than(f, TRITON_CAPABILITY),
+        when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
         value=_option,
         why=lambda f: (
-            "torchao compiles its step to Triton, which needs CUDA compute capability 7.0 or "
-            f"newer; {capability_of(f)}"
+            f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
+            f"or newer; {capability_of(f)}"
         ),
         fix=lambda f: "optimizer=adamw_8bit",
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
@@ -115,7 +125,7 @@ RULES: tuple[Rule, ...] = (
         id="paging_needs_cuda",
         verdict=Verdict.no_effect,
         path="optimizer",
-        when=lambda f: _option(f) == "paged_adamw_8bit" and f.device.kind == "cpu",
+        when=lambda f: _known(f).pages and f.device.kind == "cpu",
         value=_option,
         why=lambda f: "pages are moved between a GPU and its host; on a CPU there is one memory",
         fix=lambda f: "optimizer=adamw_8bit",
@@ -126,7 +136,7 @@ RULES: tuple[Rule, ...] = (
         id="rounding_needs_bf16_weights",
         verdict=Verdict.no_effect,
         path="optimizer",
-        when=lambda f: _option(f) == "adamw_bf16_sr" and not _has_bf16_weights(f),
+        when=lambda f: _known(f).rounds_at_random and not _has_bf16_weights(f),
         value=_option,
         why=lambda f: "weights are float32, which a step stores as it computes them: unrounded",
         fix=lambda f: "optimizer=adamw",
@@ -137,10 +147,10 @@ RULES: tuple[Rule, ...] = (
         id="schedule_free_has_no_schedule",
         verdict=Verdict.unsafe,
         path="schedule",
-        when=lambda f: _option(f) == "schedule_free" and f.config.schedule.option != "constant",
+        when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
         value=lambda f: f.config.schedule.option,
         why=lambda f: (
-            "optimizer=schedule_free averages weights instead of lowering its learning rate; with "
+            f"optimizer={_option(f)} averages weights instead of lowering its learning rate; with "
             "both, the last weights hardly move and the average stays behind"
         ),
         fix=lambda f: "schedule=constant",
@@ -157,7 +167,7 @@ RULES: tuple[Rule, ...] = (
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
             "are not whole blocks"
         ),
-        fix=lambda f: f"optimizer={UNQUANTISED.get(_option(f), 'adamw')}",
+        fix=lambda f: f"optimizer={_known(f).unquantised}",
         source="bitsandbytes, optim/optimizer.py, init_state; torchao, optim/adam.py, _new_buffer",
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,

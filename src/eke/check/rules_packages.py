@@ -4,26 +4,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from eke.check.rule import Facts, Rule, Verdict
+from eke.sizes import DESCRIPTIONS
 
 NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("tracker", "wandb"): ("wandb", "pip install wandb"),
     ("tracker", "tensorboard"): ("tensorboard", 'pip install "eke[tensorboard]"'),
     ("tracker", "mlflow"): ("mlflow", 'pip install "eke[mlflow]"'),
     ("tracker", "trackio"): ("trackio", 'pip install "eke[trackio]"'),
-    ("optimizer", "adamw_8bit"): ("bitsandbytes", 'pip install "eke[bitsandbytes]"'),
-    ("optimizer", "paged_adamw_8bit"): ("bitsandbytes", 'pip install "eke[bitsandbytes]"'),
-    ("optimizer", "lion"): ("bitsandbytes", 'pip install "eke[bitsandbytes]"'),
-    ("optimizer", "lion_8bit"): ("bitsandbytes", 'pip install "eke[bitsandbytes]"'),
-    ("optimizer", "adamw_torchao_8bit"): ("torchao", 'pip install "eke[torchao]"'),
-    ("optimizer", "adamw_torchao_4bit"): ("torchao", 'pip install "eke[torchao]"'),
-    ("optimizer", "adamw_bf16_sr"): ("torchao", 'pip install "eke[torchao]"'),
-    ("optimizer", "adamw_apex_fused"): (
-        "apex.optimizers",
-        "build it from github.com/NVIDIA/apex; the package index has another project of that name",
-    ),
-    ("optimizer", "schedule_free"): ("schedulefree", 'pip install "eke[schedulefree]"'),
-    ("optimizer", "galore"): ("galore_torch", 'pip install "eke[galore]"'),
-    ("optimizer", "apollo"): ("apollo_torch", 'pip install "eke[apollo]"'),
+    **{
+        ("optimizer", option): (description.package, description.install)
+        for option, description in DESCRIPTIONS.items()
+        if description.package
+    },
     ("attention", "flash2"): ("flash_attn", "pip install flash-attn --no-build-isolation"),
     ("attention", "flash3"): (
         "flash_attn_interface",

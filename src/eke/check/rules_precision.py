@@ -3,7 +3,7 @@
 from eke.check.capability import capability_of, older_than
 from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import Compute, Evaluation, Float8, PretrainedModel, Switch, Weights
-from eke.sizes import has_master
+from eke.sizes import describe, has_master
 
 TF32_CAPABILITY = (8, 0)
 BF16_CAPABILITY = (8, 0)
@@ -15,9 +15,6 @@ SMALLEST_STEP = 2.0**-9
 """Of a weight near 1, in bfloat16: half of the distance to the next number below it."""
 
 NO_WAY_FROM_BF16 = "autocast does not widen it to float32, and float16 cannot hold its range"
-
-ROUNDS_STOCHASTICALLY = frozenset({"adamw_bf16_sr"})
-"""Optimizers in whose roundings small updates add up."""
 
 
 def _evaluates_in(facts: Facts, compute: Compute) -> bool:
@@ -44,7 +41,7 @@ def _loses_updates(facts: Facts) -> bool:
     return (
         is_narrow(facts)
         and not has_master(config)
-        and config.optimizer.option not in ROUNDS_STOCHASTICALLY
+        and not describe(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
     )
 
