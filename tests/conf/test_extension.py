@@ -29,6 +29,7 @@ from eke.hardware.table import DEVICES
 from eke.plan.deepspeed import OFFLOADED
 from eke.run.engines import ENGINES
 from eke.schema import Backend
+from eke.sizes import DESCRIPTIONS, Description
 from eke.track import TRACKERS
 
 CATALOGUE = make_catalogue()
@@ -125,6 +126,31 @@ def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with) -> None
         plan_with("optimizer=rmsprop", "optimizer.beta2=1")
     with pytest.raises(ConfigError, match="optimizer=rmsprop has no momentum"):
         plan_with("optimizer=rmsprop", "optimizer.momentum=0.5")
+
+
+FAILS = Description(
+    fails_on_parts="it takes roots of whole matrices",
+    fails_on_pieces="takes roots of whole matrices",
+    fails_in_backward="counts calls as steps",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (("distributed=fsdp", "distributed.num_processes=2"), FAILS.fails_on_parts),
+        (("distributed=zero2", "distributed.num_processes=2"), FAILS.fails_on_pieces),
+        (("memory=optimizer_in_backward", "train.max_grad_norm=null"), FAILS.fails_in_backward),
+    ],
+    ids=["parts", "pieces", "in_backward"],
+)
+def test_what_a_new_optimizer_cannot_do_is_one_entry_of_its_description(
+    overrides, why, plan_with, monkeypatch
+) -> None:
+    assert plan_with("optimizer=rmsprop", *overrides).choices["optimizer"] == "rmsprop"
+    monkeypatch.setitem(DESCRIPTIONS, "rmsprop", FAILS)
+    with pytest.raises(ConfigError, match=why):
+        plan_with("optimizer=rmsprop", *overrides)
 
 
 TABLES = {

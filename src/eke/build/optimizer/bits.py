@@ -7,7 +7,7 @@ import torch
 from eke.build.optimizer.groups import Groups, split
 from eke.plan import Plan
 from eke.schema import AdamW8bit, Lion, Lion8bit
-from eke.sizes import Role
+from eke.sizes import Role, describe
 
 
 def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
@@ -16,7 +16,7 @@ def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 
     config = plan.config.optimizer
     assert isinstance(config, AdamW8bit)
-    paged = config.option.startswith("paged_") and plan.device.kind == "cuda"
+    paged = describe(config).pages and plan.device.kind == "cuda"
     optimizer: torch.optim.Optimizer = BitsAndBytes(
         groups,
         lr=config.lr,

@@ -1,0 +1,122 @@
+"""Every optimizer has a full description, and nothing else in eke knows one by its name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from support import REPO
+
+from eke.build.optimizer import BUILDERS
+from eke.compose.catalogue import make_catalogue
+from eke.pace.updates import counted_updates
+from eke.schema.optimizer import OPTIMIZERS
+from eke.sizes import DESCRIPTIONS, Description, algorithm
+from eke.sizes.optimizers import AUTO, LOOPS
+from eke.sizes.optimizers.algorithms import ALGORITHMS
+from eke.sizes.optimizers.temporaries import unknown
+
+SOURCE = REPO / "src" / "eke"
+
+
+def test_every_option_has_a_description_and_a_builder() -> None:
+    options = set(make_catalogue().options["optimizer"])
+    assert set(DESCRIPTIONS) == set(BUILDERS) == options
+
+
+def test_every_schema_has_an_algorithm() -> None:
+    assert set(ALGORITHMS) == set(OPTIMIZERS.values())
+
+
+def fields_of(option: str) -> str:
+    """The schema that the option's file names."""
+    text = (REPO / "conf" / "optimizer" / f"{option}.yaml").read_text()
+    (line,) = [line for line in text.splitlines() if "/schema/optimizer/" in line]
+    return line.partition("/schema/optimizer/")[2].partition("@")[0]
+
+
+@pytest.mark.parametrize("option", DESCRIPTIONS)
+def test_a_description_is_full(option) -> None:
+    known = DESCRIPTIONS[option]
+    kept = algorithm(OPTIMIZERS[fields_of(option)](option=option))
+    # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
+    seen = known.built or kept.quantises or kept.projects or known.pages or known.rounds_at_random
+    assert seen
+    # Its temporaries are known, or those of what is traced in its place.
+    assert known.implementation or known.temporaries is not unknown or known.twin
+    # Its step was counted, or what stands in for it was.
+    loop = "fused" if known.implementation == AUTO else known.implementation
+    counted = known.counted_as or (f"adamw_{loop}" if loop else option)
+    assert f"{counted}/wide" in counted_updates()
+
+
+@pytest.mark.parametrize("option", DESCRIPTIONS)
+def test_a_description_names_what_exists(option) -> None:
+    known = DESCRIPTIONS[option]
+    assert {known.unquantised, known.twin or "adamw", known.counted_as or "adamw"} <= {*BUILDERS}
+    assert known.implementation in {"", AUTO, *LOOPS}
+    if known.twin:
+        assert DESCRIPTIONS[known.twin].implementation in LOOPS
+    if known.cuda_only:
+        assert known.twin, "the rule that refuses it on a CPU proposes this"
+
+
+@pytest.mark.parametrize("option", DESCRIPTIONS)
+def test_the_card_names_the_package(option) -> None:
+    text = (REPO / "conf" / "optimizer" / f"{option}.yaml").read_text()
+    (needs,) = [line for line in text.splitlines() if line.startswith("# Needs ")]
+    known = DESCRIPTIONS[option]
+    assert bool(known.package) == bool(known.install)
+    assert known.install in needs if "pip install" in known.install else True
+    assert ("pip install" in needs) == ("pip install" in known.install)
+
+
+NAMES_IT = {
+    "schema/": "the fields themselves",
+    "sizes/optimizers/": "the descriptions",
+    "build/optimizer/": "builds it, and reads the fields that its library takes",
+    "check/rules_packages.py": "what to type where a package is missing: a default, not a fact",
+    "check/rules_work.py": "two fields of one schema that contradict each other",
+    "check/fitting.py": "proposes options, cheapest first",
+    "forecast/savers.py": "proposes options, mildest first",
+    "pace/updates.py": "the key of what was counted where nothing else is known",
+    "plan/ds_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
+}
+"""Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,
+which may name any."""
+
+
+def named_in(path: Path) -> set[str]:
+    """Optimizers a module names: strings that are an option, schemas that it imports, and prefixes
+    that it looks for in an option's name."""
+    tree = ast.parse(path.read_text())
+    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    schemas = {schema.__name__ for schema in OPTIMIZERS.values()}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in said and text in DESCRIPTIONS:
+                found.add(text)
+            case ast.ImportFrom(module=str(module)) if module.startswith("eke.schema"):
+                found |= schemas & {alias.name for alias in node.names}
+            case ast.Call(func=ast.Attribute(attr="startswith" | "endswith", value=value)):
+                if ast.unparse(value).endswith("optimizer.option"):
+                    found.add(ast.unparse(node))
+    return found
+
+
+def test_nothing_else_names_an_optimizer() -> None:
+    names = {
+        str(path.relative_to(SOURCE)): found
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (found := named_in(path))
+    }
+    others = {path: found for path, found in names.items() if not path.startswith((*NAMES_IT,))}
+    assert others == {}, "ask eke.sizes.describe or eke.sizes.algorithm for a fact"
+    assert all(any(path.startswith(allowed) for path in names) for allowed in NAMES_IT)
+
+
+def test_an_option_that_nobody_described_is_assumed_to_be_able_to_do_anything() -> None:
+    nobodys = Description()
+    failures = (nobodys.fails_on_parts, nobodys.fails_on_pieces, nobodys.fails_in_backward)
+    assert failures == ("", "", "")
+    assert nobodys.temporaries is unknown
