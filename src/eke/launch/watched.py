@@ -34,6 +34,7 @@ def watching(paths: SweepPaths) -> Iterator[None]:
     lock = paths.watcher(socket.gethostname(), os.getpid())
     made = lock.with_name(f".new{lock.name}")
     with contextlib.ExitStack() as held:
+        held.callback(_forget_killed, paths)  # also those that were killed beside this one
         with contextlib.suppress(OSError):
             lock.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o644)
@@ -42,10 +43,14 @@ def watching(paths: SweepPaths) -> Iterator[None]:
             held.callback(_forget, made)
             try_lock(descriptor)
             os.replace(made, lock)  # nobody sees it unlocked, and takes it for one that is over
-        for left in paths.watchers():
-            if not is_locked(left):  # by one that was killed
-                _forget(left)
+        _forget_killed(paths)
         yield
+
+
+def _forget_killed(paths: SweepPaths) -> None:
+    for left in paths.watchers():
+        if not is_locked(left):
+            _forget(left)
 
 
 def _forget(lock: Path) -> None:

@@ -36,7 +36,9 @@ def test_several_are_known_and_a_killed_one_is_forgotten(sweep, monkeypatch) -> 
             assert len(watchers_of(sweep)) == 2
         monkeypatch.undo()
         assert len(watchers_of(sweep)) == 1
-    assert not sweep.watcher("a-host", 7).exists()
+        assert not sweep.watcher("a-host", 7).exists()
+        sweep.watcher("a-host", 9).touch()  # killed while this one watched
+    assert list(sweep.folder.iterdir()) == []
 
 
 def test_its_name_says_who_it_is(sweep) -> None:
