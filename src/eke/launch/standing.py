@@ -98,7 +98,8 @@ def find_standings(folder: Path) -> list[Standing]:
             problem = str(error)
     named = scheduler.ids_by_name(queue)
     jobs = {
-        paths.folder: job.element(named) if job else ""
+        # What sbatch was to take has a name, whoever knows its number.
+        paths.folder: job.element(named) or (job.submission.name if problem else "") if job else ""
         for (paths, _, _), job in zip(found, newest, strict=True)
     }
     goes_on = bool(watchers_of(SweepPaths(folder)))

@@ -157,6 +157,19 @@ def test_a_job_that_is_over_is_not_queued(run, queue) -> None:
     assert only(paths.folder).state == "not started"
 
 
+def test_a_job_whose_number_nobody_has_written_down(run, queue, tmp_path) -> None:
+    """Its launcher was killed behind sbatch."""
+    paths = run(element=2)
+    write_submission(tmp_path / "eke-s-1.json", Submission("eke-s-1", (), 5, 0.0))
+    assert only(paths.folder).state == "not started"
+    queue["5_2"] = Element("PENDING", "", "eke-s-1", "Priority")
+    found = only(paths.folder)
+    assert (found.state, found.where, found.job) == ("queued", "job 5_2: Priority", "5_2")
+    queue.down = "squeue: no controller"
+    found = only(paths.folder)
+    assert (found.state, found.where) == ("unknown", "job eke-s-1")
+
+
 def test_without_an_answer_it_is_unknown(run, queue) -> None:
     paths = run(element=2)
     queue.down = "squeue: no controller"
