@@ -110,7 +110,7 @@ def least_bytes(plan: Plan, found: Forecast) -> int:
 
 
 def least_host_bytes(plan: Plan, found: Forecast) -> int:
-    """Bytes that a run takes of its machine's own memory, wherever it trains; no more than that."""
+    """Bytes that a run takes at least of its machine's own memory, wherever it trains."""
     if plan.device.kind == "cpu":
         return least_bytes(plan, found)
     there, all_of_it = (shared_state_bytes(plan.config, plan.size, host) for host in (False, True))
