@@ -6,7 +6,7 @@ cuBLAS 11 uses tensor cores for any size, at best with multiples of 16 bytes, on
 import math
 
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Compute, PretrainedModel, Switch
+from eke.schema import Compute, PretrainedModel, SequenceClassification, Switch
 from eke.units import format_value
 
 NVIDIA = (
@@ -39,6 +39,11 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def _is_multiplied(key: str, facts: Facts) -> bool:
+    """Whether a size is a side of a product: a classifier's vocabulary is only looked up."""
+    return key != "vocab_size" or not isinstance(facts.config.task, SequenceClassification)
+
+
 def _model_rule(key: str, what: str) -> Rule:
     """A side of the model's weights; a checkpoint has the sides it has."""
 
@@ -56,7 +61,9 @@ def _model_rule(key: str, what: str) -> Rule:
         verdict=Verdict.no_benefit,
         path=f"model.{key}",
         when=lambda f: (
-            not isinstance(f.config.model, PretrainedModel) and size(f) % _divisor(f) != 0
+            not isinstance(f.config.model, PretrainedModel)
+            and _is_multiplied(key, f)
+            and size(f) % _divisor(f) != 0
         ),
         value=size,
         why=lambda f: f"{_why(f)} {what}",

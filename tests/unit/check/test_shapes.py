@@ -43,6 +43,12 @@ def test_a_width_stays_one_that_its_heads_divide() -> None:
     assert proposals(H200, *typed)["model.hidden_size"] == "model.hidden_size=48"
 
 
+def test_a_classifier_has_no_output_layer_as_wide_as_its_vocabulary() -> None:
+    typed = ("precision=bf16", "model.vocab_size=50257")
+    assert "model.vocab_size" in proposals(H200, *typed)
+    assert "model.vocab_size" not in proposals(H200, *typed, "task=sequence_classification")
+
+
 @pytest.mark.parametrize(
     ("per_device", "seq_len", "more", "fix"),
     [
