@@ -1,5 +1,6 @@
 """Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
 
+from eke.fit.apart import spelt_out
 from eke.fit.candidates import (
     Candidate,
     Candidates,
@@ -52,6 +53,7 @@ __all__ = [
     "refuse_what_is_no_name",
     "room_of",
     "short_name",
+    "spelt_out",
     "trial_overrides",
     "without",
     "write_experiment",

@@ -108,6 +108,65 @@ def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     assert problem.fix == f"{key}={usual}"
 
 
+def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
+    """Overrides of each value of an axis that is a candidate's."""
+    found = [v for each in fitting.candidates.found for v in each.values]
+    return [v.overrides for v in dict.fromkeys(found) if v.name.startswith(f"{axis}=")]
+
+
+def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys) -> None:
+    """And none of them is what was typed once more, which would be one run tried as two."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# mine -- an earlier find.\ndefaults:\n"
+        "- override /memory: checkpointing\nmemory:\n  every_n: 2\n"
+    )
+    typed = ("experiment=mine", "attention=sdpa", "compile=none", "kernels=none")
+    folder = ["--config-dir", str(tmp_path)]
+    asked = replace(wish(*typed), arguments=split_arguments([*folder, *WORK, *typed]))
+    fitting = prepare(asked)
+    plans = [each.plan for each in fitting.candidates.found]
+    configs = [(plan.config.memory, plan.batch.per_device) for plan in plans]
+    assert len({repr(each) for each in configs}) == len(configs)
+    assert ("memory=checkpointing", "memory.every_n=1") in values_of(fitting, "memory")
+    assert () in values_of(fitting, "memory")
+    selective = [m for m, _ in configs if m.option == "checkpointing_selective"]
+    assert {each.every_n for each in selective} == {1}
+
+
+def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# mine -- one.\noptimizer:\n  lr: 0.5\n"
+    )
+    typed = ("experiment=mine", "precision=fp32", *ALL_TYPED)
+    folder = ["--config-dir", str(tmp_path)]
+    asked = wish(*typed, numerics=Numerics.reduced)
+    fitting = prepare(replace(asked, arguments=split_arguments([*folder, *WORK, *typed])))
+    rates = {each.plan.config.optimizer.lr for each in fitting.candidates.found}
+    assert rates == {0.5}
+    assert ("optimizer=adamw_8bit",) in values_of(fitting, "optimizer")
+
+
+def test_over_a_recipe_techniques_are_what_their_names_say(capsys) -> None:
+    """It types keys of groups that a search may change."""
+    mlm = (
+        "model=tiny_bert", "task=masked_lm", *WORK[1:], "model.vocab_size=30522", "compile=none",
+        "batch.per_device=64",
+    )  # fmt: skip
+    asked = replace(wish(), arguments=split_arguments([*mlm, "recipe=low_memory"]))
+    fitting = prepare(asked)
+    assert "kernels=sparse_prediction" in fitting.typed
+    assert "kernels.fused_linear_cross_entropy=true" in fitting.typed
+    kernels = {
+        (each.plan.config.kernels.sparse_prediction,
+         each.plan.config.kernels.fused_linear_cross_entropy): v.name
+        for each in fitting.candidates.found for v in each.values if v.name.startswith("kernels=")
+    }  # fmt: skip
+    assert (False, False) in kernels
+    assert kernels[False, True] == "kernels=fused_linear_cross_entropy"
+
+
 ALL_TYPED = ("attention=sdpa", "compile=none", "kernels=none", "memory=none")
 
 

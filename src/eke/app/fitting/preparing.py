@@ -24,6 +24,7 @@ from eke.fit import (
     group_of,
     own_path,
     refuse_what_is_no_name,
+    spelt_out,
     trial_overrides,
 )
 from eke.launch import place_of, sweep_id, sweep_paths
@@ -61,6 +62,7 @@ def prepare(wish: Wish) -> Fitting:
     place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
     axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
     composed = pinned(composed, baseline)
+    axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
     if not composed.config.plan_only:
         refuse_what_cannot_start(composed, baseline, in_cluster)
     line = PlanningLine()
