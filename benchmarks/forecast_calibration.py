@@ -23,6 +23,7 @@ from arguments import at_least, writable
 
 from eke.app import plan_for
 from eke.compose import compose
+from eke.errors import ConfigError
 from eke.files import write_atomic
 from eke.forecast.calibration import Pair, fit
 from eke.forecast.notes import notes_of
@@ -45,7 +46,7 @@ Groups = dict[tuple[str, ...], list[Pair]]
 
 
 def groups_of(name: str) -> Groups:
-    """The pairs of a file of results by their doubts."""
+    """The pairs of a file of results by their doubts; without what rules refuse by now."""
     content = json.loads((REPO / "results" / f"{name}.json").read_text())
     rows = content["rows"] if "rows" in content else content["configurations"]
     found: Groups = defaultdict(list)
@@ -53,7 +54,11 @@ def groups_of(name: str) -> Groups:
         predicted, measured = row[COLUMN[name]], row["measured"]
         if predicted is None or measured is None:
             continue
-        plan = plan_for(compose([*row["overrides"].split(), *FIXED[name]]), planning=True)
+        try:
+            plan = plan_for(compose([*row["overrides"].split(), *FIXED[name]]), planning=True)
+        except ConfigError as error:  # rules have come since it was measured
+            sys.stderr.write(f"left out: {name}, row {number}: {error.short()}\n")
+            continue
         pair = Pair(str(number), str(number), predicted, measured)
         found[tuple(sorted(notes_of(plan)))].append(pair)
     return found
