@@ -41,8 +41,7 @@ def test_a_description_is_full(option) -> None:
     # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
     seen = known.built or kept.quantises or kept.projects or known.pages or known.rounds_at_random
     assert seen
-    # Its temporaries are known, or those of what is traced in its place.
-    assert known.implementation or known.temporaries is not unknown or known.twin
+    assert known.implementation or known.temporaries is not unknown
     # Its step was counted, or what stands in for it was.
     loop = "fused" if known.implementation == AUTO else known.implementation
     counted = known.counted_as or (f"adamw_{loop}" if loop else option)

@@ -62,6 +62,12 @@ def test_selective_checkpointing_computes_no_product_again() -> None:
     assert selective.moved.expected > plain.moved.expected
 
 
+def test_each_iteration_of_muon_is_the_same_work_again() -> None:
+    five, twenty = (work_of(small("optimizer=muon", f"optimizer.ns_steps={n}")) for n in (5, 20))
+    assert twenty.updates.flops == pytest.approx(4 * five.updates.flops)
+    assert five.updates.flops > 0
+
+
 def test_accumulation_is_the_same_work_in_pieces() -> None:
     whole = work_of(small("batch.per_device=8"))
     pieces = work_of(small("batch.per_device=2", "batch.accumulation=4"))

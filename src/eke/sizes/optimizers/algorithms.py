@@ -182,13 +182,13 @@ def _low_rank(weight: Weight, rank: int, weight_bytes: int) -> int:
     return weight_bytes * rank * (2 * max(weight.shape) + min(weight.shape))
 
 
-NEWTON_SCHULZ_STEPS = 5
-"""Of Muon: torch.optim.Muon's default (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
-
-
 def _newton_schulz(config: Config, rows: int, columns: int) -> float:
-    """X X^T, its square, and their sum times X."""
-    return NEWTON_SCHULZ_STEPS * (4.0 * rows * rows * columns + 2.0 * rows**3)
+    """In each iteration X X^T, its square, and their sum times X.
+
+    Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+    """
+    iterations = cast(Muon, config.optimizer).ns_steps
+    return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
 def _into_the_subspace(config: Config, rows: int, columns: int) -> float:

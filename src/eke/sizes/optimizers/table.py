@@ -58,6 +58,7 @@ DESCRIPTIONS: dict[str, Description] = {
             "name"
         ),
         built=("FusedAdam apex",),
+        temporaries=temporaries.one_kernel,
         counted_as="adamw_fused",
         twin="adamw_fused",
         cuda_only=True,
