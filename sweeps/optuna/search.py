@@ -99,6 +99,18 @@ def run(trial: optuna.Trial, overrides: Sequence[str]) -> tuple[optuna.trial.Tri
     return optuna.trial.TrialState.COMPLETE if good else optuna.trial.TrialState.FAIL, curve.last
 
 
+def refuse_other_runs(study: optuna.Study, overrides: Sequence[str]) -> None:
+    """Losses of other models or other data say nothing here: a study has one command."""
+    typed = sorted(overrides)
+    earlier = study.user_attrs.get("overrides", typed)
+    if earlier != typed:
+        sys.exit(
+            f"study {study.study_name} is of other runs: {' '.join(earlier)}\n"
+            "  -> --study NAME for one of these"
+        )
+    study.set_user_attr("overrides", typed)
+
+
 def main() -> None:
     """Ask, run, tell, until there are as many trials as asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,11 +128,13 @@ def main() -> None:
         direction="minimize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
     )
+    refuse_other_runs(study, overrides)
     # The storage does not keep the sampler's state: with the same seed it would begin anew.
     study.sampler = optuna.samplers.TPESampler(seed=options.seed + len(study.trials))
     while len([t for t in study.trials if t.state.is_finished()]) < options.trials:
         trial = study.ask()
         point = suggest(trial)
+        trial.set_user_attr("overrides", point)
         state, loss = run(trial, [*overrides, *point])
         told = loss if state is optuna.trial.TrialState.COMPLETE else None
         study.tell(trial, told, state=state)
@@ -128,8 +142,7 @@ def main() -> None:
     done = [t for t in study.trials if t.state is optuna.trial.TrialState.COMPLETE]
     if not done:
         sys.exit("no trial came to its end; their logs say why")
-    best = [f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in study.best_params.items()]  # fmt: skip
+    best = study.best_trial.user_attrs.get("overrides", [])  # as that run had them, rounded
     print(f"best: loss {study.best_value:.4f}: python train.py {' '.join([*overrides, *best])}")
 
 

@@ -1,5 +1,6 @@
 """sweeps/optuna: ask and tell around train.py, with pruning by what metrics.jsonl says."""
 
+import json
 import os
 import subprocess
 import sys
@@ -42,7 +43,15 @@ def test_trials_are_runs_and_the_same_command_goes_on(search, tmp_path) -> None:
     assert [sorted(trial.intermediate_values) for trial in trials] == [[0, 4, 8, 12]] * 2
     assert all(trial.value == trial.intermediate_values[12] for trial in trials)
     assert len(list(tmp_path.glob("runs/*/record.json"))) == 2
-    assert "best: loss" in again.out
+    best = next(line for line in again.out.splitlines() if line.startswith("best: loss "))
+    command = best.partition(": python train.py ")[2].split()
+    ran = [json.loads(f.read_text())["overrides"] for f in tmp_path.glob("runs/*/record.json")]
+    assert sorted(command) in [sorted(overrides) for overrides in ran]
+    other = search("--trials", "3", *last_wins(*WORK, "train.steps=16"))
+    assert other.code == 1
+    assert "study eke is of other runs: " in other.err
+    assert "-> --study NAME" in other.err
+    assert len(study_of(tmp_path).trials) == 2
 
 
 @pytest.mark.slow
