@@ -16,8 +16,9 @@ from eke.units import format_bytes
 
 STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
 
-WIDE = ("precision=fp32",)
-"""What is there as long as nobody decides."""
+WIDE = (("precision=tf32",), ("precision=fp32",))
+"""Products without copies, the faster ones first; the last is what is there as long as nobody
+decides."""
 PURE = ("precision=bf16_pure",)
 PIECES = ("batch=auto",)
 
@@ -66,16 +67,19 @@ def lowest(
 def without_copies(
     mix: Mix, cut: Situation | None, situation: Situation, change: Change
 ) -> tuple[Candidate, Situation] | None:
-    """Formats as they were, where 16 bits need more memory than they save.
+    """Products of float32 weights, where copies in 16 bits need more memory than they save.
 
     Autocast keeps copies of float32 weights. Where all of them are trained, gradients and states
     take their place later in the step; where adapters are, nothing does.
     """
-    narrow, wide = mix.situation, change(mix.situation, WIDE)
-    plain = change(situation, WIDE)
-    if wide is None or plain is None or situation.found.new_in(plain.found, ("precision",)):
+    for overrides in WIDE:
+        plain = change(situation, overrides)
+        if plain is not None and not situation.found.new_in(plain.found, ("precision",)):
+            break
+    else:
         return None
-    if wide.forecast is None or not saves_enough(mix, cut, wide.forecast):
+    narrow, wide = mix.situation, change(mix.situation, overrides)
+    if wide is None or wide.forecast is None or not saves_enough(mix, cut, wide.forecast):
         return None
     before, after = (format_bytes(m.peak.expected) for m in (mix.forecast, wide.forecast))
     why = (
@@ -86,11 +90,11 @@ def without_copies(
     if pure and pure.forecast and pure.found.refused.keys() <= narrow.found.refused.keys():
         why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
         why += format_bytes(pure.forecast.peak.expected)
-    return Candidate(WIDE, why), plain
+    return Candidate(overrides, why), plain
 
 
 def saves_enough(mix: Mix, cut: Situation | None, wide: Forecast) -> bool:
-    """Whether products in 32 bits, several times as slow, are worth what they save."""
+    """Whether slower products, TF32's or float32's, are worth what they save."""
     found = mix.forecast if cut is None else cut.forecast
     makes_room = found is None or found.verdict is Verdict.does_not_fit
     worth = mix.forecast.peak.expected >= WORTH * wide.peak.expected

@@ -1,6 +1,7 @@
 """What an exception that ended a run means."""
 
 import errno
+import os
 import traceback
 
 import torch
@@ -61,9 +62,20 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         where = f": {error.filename}" if error.filename else ""
         message = f"the disk is full ({error.strerror}{where}); free some and run again"
         return Outcome.crashed, Failure(phase, message)
-    named = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
-    message = lacking(error) or named
+    message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+    if type(error).__module__.startswith("torch._inductor"):
+        message += f"; {_where_compiled_code_is()}"
     return Outcome.crashed, Failure(phase, message, trace)
+
+
+def _where_compiled_code_is() -> str:
+    """A file of the compiler's that a crash or a full disk left empty ends every later run."""
+    # Only here: the compiler is not imported by runs that do without.
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
+    return f"if what the compiler keeps in {folder} is damaged: {fix}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -125,3 +125,18 @@ def test_what_a_pytorch_lacks_is_told_with_the_release_that_has_it() -> None:
     assert outcome is Outcome.crashed
     assert "lacks what eke uses (torch._C._never_there); pip install torch==" in failure.message
     assert "Traceback" in failure.traceback
+
+
+def test_where_compiled_code_is_kept_is_said_when_the_compiler_fails(monkeypatch) -> None:
+    """A file that was left empty there has been seen to end every later run."""
+    from torch._inductor.exc import InductorError  # seconds, and no other test needs it
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kept/here")
+    error = InductorError(AttributeError("module 'x' has no attribute 'y'"), None)
+    outcome, failure = classify(error, "forward")
+    assert outcome is Outcome.crashed
+    assert failure.message.startswith("InductorError: AttributeError: module 'x' has no")
+    assert "what the compiler keeps in /kept/here is damaged" in failure.message
+    assert "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER" in failure.message
+    _, other = classify(AttributeError("another"), "forward")
+    assert "TORCHINDUCTOR" not in other.message
