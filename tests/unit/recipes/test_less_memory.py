@@ -79,7 +79,7 @@ def test_low_memory_keeps_no_copies_of_weights_that_nobody_trains(packages) -> N
     packages("peft", "bitsandbytes", "torchao")
     plan = planned(*ADAPTERS, "hardware=rtx3090")
     half = planned(*ADAPTERS, "precision=bf16", "hardware=rtx3090")
-    assert plan.choices["precision"] == "fp32"
+    assert plan.choices["precision"] == "tf32"
     assert 1.3 * peak(plan) < peak(half)
     assert peak(plan) < peak(planned(*ADAPTERS[1:], "hardware=rtx3090"))
     reason = said(plan, "precision").reason
@@ -87,6 +87,13 @@ def test_low_memory_keeps_no_copies_of_weights_that_nobody_trains(packages) -> N
     assert "precision=bf16_pure, other numerics, has them in 16 bits alone: " in reason
     typed = [f"{key}={value}" for key, value in chosen(plan).items()]
     assert planned(*ADAPTERS[1:], *typed, "hardware=rtx3090").run_id == plan.run_id
+
+
+def test_they_are_not_kept_where_there_is_no_tf32_either(packages) -> None:
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "hardware=v100_16")
+    assert plan.choices["precision"] == "fp32"
+    assert "with precision=fp16, which keeps 16-bit copies" in said(plan, "precision").reason
 
 
 def test_low_memory_has_products_in_16_bits_where_activations_are_larger(packages) -> None:
@@ -104,7 +111,7 @@ def test_copies_that_leave_no_room_are_not_made(packages) -> None:
     )
     assert peak(wide) < peak(half) < 1.1 * peak(wide)
     between = (peak(half) + peak(wide)) // 2
-    assert planned_with(between, *asked).choices["precision"] == "fp32"
+    assert planned_with(between, *asked).choices["precision"] == "tf32"
     assert planned_with(2 * between, *asked).choices["precision"] == "bf16"
     open_batch = planned_with(between, *asked[:-1])
     assert open_batch.choices["precision"] == "bf16", "smaller pieces make room, too"
