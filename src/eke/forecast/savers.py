@@ -13,6 +13,7 @@ from eke.published import (
     LORA,
     QUARTER_BATCH,
     SELECTIVE,
+    TF32,
     Published,
 )
 from eke.schema import (
@@ -105,6 +106,30 @@ def narrower(plan: Plan) -> Iterator[Change]:
     already = config.precision.compute is not Compute.float32
     speed = (1.0, "as fast, and updates are rounded") if already else (slowdown, reason)
     yield Change(("precision=bf16_pure",), replace(config, precision=pure), *speed, keeps=False)
+
+
+def without_copies(plan: Plan) -> Iterator[Change]:
+    """Products of the float32 weights themselves: autocast's copies of them may be what is large.
+
+    Of weights that nobody trains they stay for the whole step.
+    """
+    config, on_cpu = plan.config, plan.device.kind == "cpu"
+    now = config.precision
+    narrow = now.compute in (Compute.bfloat16, Compute.float16)
+    if not narrow or now.weights is not Weights.float32 or now.float8.value != "off":
+        return
+    precision = replace(now, compute=Compute.float32, tf32=Switch.off)
+    if not on_cpu:
+        tensor_cores = replace(precision, option="tf32", tf32=Switch.on)
+        relative = TF32.slowdown / FP16.slowdown
+        changed = replace(config, precision=tensor_cores)
+        yield Change(("precision=tf32",), changed, relative, f"on tensor cores: {TF32.source}")
+    slowdown = None if on_cpu else 1 / FP16.slowdown
+    reason = f"without tensor cores: {FP16.source}"
+    if on_cpu:
+        reason = "depends on the processor's units for 16 bits"
+    changed = replace(config, precision=replace(precision, option="fp32"))
+    yield Change(("precision=fp32",), changed, slowdown, reason)
 
 
 def smaller_states(plan: Plan) -> Iterator[Change]:
@@ -215,6 +240,7 @@ SAVERS: tuple[Saver, ...] = (
     smaller_batches,
     checkpointing,
     narrower,
+    without_copies,
     smaller_states,
     sharing,
     offloading,

@@ -24,6 +24,7 @@ from eke.forecast.pairs import group_of
 from eke.forecast.predict import with_room
 from eke.forecast.savers import SAVERS
 from eke.forecast.stored import advice_for, memory_seen
+from eke.hardware import DEVICES
 from eke.plan import Plan, outline_record
 from eke.record import MeasuredMemory, Outcome
 from eke.units import GIB, MIB
@@ -37,6 +38,7 @@ CASES = (
     ("optimizer=adamw", "batch.per_device=1"),
     ("memory=checkpointing_selective",),
     ("precision=bf16",),
+    ("precision=fp16", "peft=lora"),
     ("distributed=ddp", "distributed.num_processes=2"),
     ("distributed=zero2", "distributed.num_processes=2"),
     ("model=tiny_bert", "task=masked_lm"),
@@ -168,6 +170,18 @@ def test_proposals_are_judged_by_what_is_known_best() -> None:
     text = " ".join(render_advice(forecast(plan), found).split())
     assert f"(traced, calibrated by {NEEDED} runs): fits" in text
     assert "(by formulas): fits" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "first"), [(GPU, "precision=tf32"), (DEVICES["v100_16"], "precision=fp32")]
+)
+def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -> None:
+    wide = ("peft=lora", "model.hidden_size=1024", "batch.per_device=1")
+    plan = plan_of(*WORK, *wide, "precision=fp16", device=device)
+    plain = plan_of(*WORK, *wide, "precision=fp32", device=device)
+    found = advise(with_room(plan, int(1.1 * forecast(plain).peak.expected)))
+    same = [each.overrides for each in found if each.keeps]
+    assert (first,) in same
 
 
 def test_smaller_batches_keep_the_samples_of_a_step() -> None:
