@@ -1,8 +1,8 @@
 """recipe=low_memory: the least memory that techniques of a step's own cost can reach.
 
 Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
-8 bits); float32 weights. Products stay in 32 bits where copies in 16 need more than they save.
-Clipping and where state lives stay as typed, and so does the micro-batch where it fits.
+8 bits); float32 weights. Products are TF32's, or float32's, where copies in 16 bits need more than
+they save. Clipping and where state lives stay as typed, and so does the micro-batch where it fits.
 """
 
 from collections.abc import Callable
