@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from eke.build.samples import Source, seeded
-from eke.corpus import BYTE_TOKENS, Packs, Vocabulary
+from eke.corpus import BYTE_TOKENS, Frame, Packs, Vocabulary
 from eke.schema import Config, MaskedLM, Seq2SeqLM
 from eke.tokens import IGNORED
 
@@ -94,6 +94,8 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     assert isinstance(config.task, MaskedLM)
     assert vocabulary.mask is not None, "a tokenizer without one is refused when it is loaded"
     tokens = samples.source.row(index).tokens
+    if not samples.source.framed and not vocabulary.is_bytes:
+        put_into_frame(tokens, vocabulary, vocabulary.frame)
     generator = seeded(config.seed, epoch, index)
     chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
@@ -114,15 +116,25 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """One label per sequence; the sequence ends in the end of text, which T5 pools at."""
-    source, vocabulary = samples.source, samples.vocabulary
+    """One label per sequence."""
+    source = samples.source
     tokens = source.row(index).tokens
     if not source.framed:
-        if samples.config.model.family == "t5" and not vocabulary.is_bytes:
-            # T5 pools at every end of text; those between documents must not be any.
-            tokens[tokens == vocabulary.eos] = vocabulary.pad
-        tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+        put_into_frame(tokens, samples.vocabulary, samples.vocabulary.frame)
     return {"input_ids": tokens, "labels": np.asarray(source.label(index))}
+
+
+def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
+    """Have a stretch of text begin and end as the tokenizer writes a text, in place.
+
+    Stretches of byte tokens and of random ones end in the end of text, which T5 pools at.
+    """
+    prefix, suffix = frame.prefix, frame.suffix
+    if vocabulary.is_bytes:
+        assert vocabulary.eos is not None, "byte tokens have one"
+        suffix = (vocabulary.eos,)
+    tokens[: len(prefix)] = prefix[: len(tokens)]
+    tokens[max(0, len(tokens) - len(suffix)) :] = suffix[: len(tokens)]
 
 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
@@ -137,7 +149,9 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     if not samples.source.framed:
         whole = config.data.seq_len + (config.task.target_len or config.data.seq_len)
         cut = max(1, len(tokens) * config.data.seq_len // whole)  # ragged: the same proportion
-        tokens[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+        if not vocabulary.is_bytes:
+            put_into_frame(tokens[:cut], vocabulary, vocabulary.frame)
+        put_into_frame(tokens[cut:], vocabulary, vocabulary.target_frame)
     target = tokens[cut:]
     shifted = np.concatenate([[vocabulary.pad], target[:-1]])
     return {"input_ids": tokens[:cut], "labels": target, "decoder_input_ids": shifted}

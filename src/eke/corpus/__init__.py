@@ -32,7 +32,7 @@ from eke.corpus.text import (
     text_files,
     window_length,
 )
-from eke.corpus.vocabulary import AUTO, BYTE_TOKENS, BYTES, Vocabulary, tokenizer_of
+from eke.corpus.vocabulary import AUTO, BYTE_TOKENS, BYTES, Frame, Vocabulary, tokenizer_of
 
 __all__ = [
     "AUTO",
@@ -43,6 +43,7 @@ __all__ = [
     "EVAL_FRAC",
     "SKIPPED_FOLDERS",
     "Corpus",
+    "Frame",
     "HubSource",
     "Manifest",
     "Packs",

@@ -71,8 +71,8 @@ class Request:
     """Columns; None where the task does not read one."""
     task: str = "causal_lm"
     num_labels: int = 0
-    frame: str = "decoder"
-    """What begins and ends a row: decoder, encoder or encoder_decoder."""
+    separator: str | None = None
+    """Between a prompt and its response; None: a newline where neither has white space there."""
     tokenizer: str = BYTES
     tokenizer_content: str = ""
     seq_len: int = 0
@@ -139,25 +139,12 @@ def _common(config: Config, option: str, path: str, tokenizer: str) -> Request:
         content="",
         task=config.task.option,
         num_labels=labels,
-        frame=_frame(config),
         tokenizer=_absolute(tokenizer),
         tokenizer_content=tokenizer_content(tokenizer),
         seq_len=config.data.seq_len,
         target_len=target_len,
         packing=config.data.packing is Packing.on,
     )
-
-
-ENCODERS = ("bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert")
-"""Families that classify at a token in front of the text."""
-
-
-def _frame(config: Config) -> str:
-    by_task = {"causal_lm": "decoder", "masked_lm": "encoder", "seq2seq_lm": "encoder_decoder"}
-    family = config.model.family
-    by_family = "encoder" if family in ENCODERS else "decoder"
-    default = "encoder_decoder" if family == "t5" else by_family
-    return by_task.get(config.task.option, default)
 
 
 def _rows(config: Config, data: Rows) -> Request:
@@ -169,6 +156,7 @@ def _rows(config: Config, data: Rows) -> Request:
         text=None if pairs else data.text,
         prompt=data.prompt if pairs else None,
         response=data.response if pairs else None,
+        separator=data.separator if pairs and task == "causal_lm" else None,
         label=data.label if task == "sequence_classification" else None,
         eval_frac=data.eval_frac,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eke.corpus.cache import cache_folder
-from eke.corpus.vocabulary import Vocabulary
+from eke.corpus.vocabulary import Frame, Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,12 @@ class Manifest:
     """Rows read, bad and empty ones included."""
     num_bad: int = 0
     num_truncated: int = 0
+    num_other_prompts: int = 0
+    """Rows that do not begin with the tokens of their prompt alone: generation begins elsewhere."""
+    num_doubled: int = 0
+    """Rows with the same special token twice at the beginning or at the end."""
+    first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """The first and the last tokens of the first row, decoded."""
     num_empty: int = 0
     bad_rows: tuple[str, ...] = ()
     """Place and reason of the first ones: `data.jsonl:17 is not JSON`."""
@@ -102,7 +108,11 @@ def read_manifest(folder: Path) -> Manifest | None:
 def _manifest(content: dict[str, Any]) -> Manifest:
     vocabulary = content.pop("vocabulary")
     vocabulary["special"] = tuple(vocabulary["special"])
+    for name in ("frame", "target_frame"):
+        vocabulary[name] = Frame(*(tuple(vocabulary[name][side]) for side in ("prefix", "suffix")))
     streams = tuple(Stream(**stream) for stream in content.pop("streams"))
+    first, last = content.pop("first_row")
+    content["first_row"] = (tuple(first), tuple(last))
     lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
     return Manifest(**{**content, **lists}, vocabulary=Vocabulary(**vocabulary), streams=streams)
 

@@ -20,6 +20,19 @@ def tokenizer_of(data: Data) -> str:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """Special tokens around a text."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """Special ids of one tokenizer; the default is eke's byte tokens."""
 
@@ -39,6 +52,10 @@ class Vocabulary:
     """Ids that are never chosen for masking; for byte tokens none (BOS is a separator there)."""
     first_random: int = NUM_SPECIAL_TOKENS
     """Smallest id that masking may put in place of a token."""
+    frame: Frame = Frame()
+    """What the tokenizer itself writes around a text; for windows of byte tokens nothing."""
+    target_frame: Frame = Frame()
+    """The same around a target of seq2seq."""
 
     @property
     def is_bytes(self) -> bool:

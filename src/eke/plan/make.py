@@ -87,7 +87,8 @@ def make_plan(
         compute=compute,
         size=model_size(config),
         decisions=tuple(decisions),
-        warnings=(*warnings, *hints),
+        warnings=(*warnings, *data.warnings, *hints),
+        data_warnings=data.warnings,
         machine=machine_fingerprint(device),
         data_fingerprint=data.fingerprint,
         vocabulary=data.vocabulary,
@@ -148,7 +149,7 @@ def with_batch(
         config=config,
         batch=batch,
         decisions=(first, *reasons, *own, *kept),
-        warnings=(*warnings, *hints),
+        warnings=(*warnings, *plan.data_warnings, *hints),
         deepspeed=deepspeed,
     )
 

@@ -108,6 +108,8 @@ class Plan:
     size: ModelSize
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
+    data_warnings: tuple[str, ...]
+    """Those of them that the data gives rise to."""
     """Settings without effect and the like, shown once."""
     machine: dict[str, str]
     """Fingerprint of device and software, for reuse of the record."""

@@ -37,6 +37,7 @@ class DataPlan:
     vocabulary: Vocabulary = BYTE_TOKENS
     store: str = ""
     """Key of the prepared tokens; empty where nothing is prepared."""
+    warnings: tuple[str, ...] = ()
 
 
 def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
@@ -100,19 +101,25 @@ def _prepared(config: Config, request: Request, decisions: list[Decision]) -> Da
     store = corpora.open_store(request)
     manifest = store.manifest
     vocabulary = dataclasses.replace(manifest.vocabulary, tokenizer=request.tokenizer)
-    problems = [*_too_small_a_vocabulary(config, vocabulary), *_too_many_bad(config, manifest)]
+    problems = [
+        *_too_small_a_vocabulary(config, vocabulary),
+        *_without_end(config, vocabulary),
+        *_too_many_bad(config, manifest),
+    ]
     if problems:
         raise ConfigError(problems)
     if manifest.streams:
         train, evaluation = _windows(config, manifest, decisions)
     else:
         train, evaluation = _rows(config, store, decisions)
+    _note_tokens(manifest, decisions)
     if not vocabulary.is_bytes:
         reason = f"{vocabulary.size} tokens" + (
             "; it has no padding token, its end of text pads" if vocabulary.pad_is_eos else ""
         )
         decisions.append(Decision("data.tokenizer", _shown(request.tokenizer), reason))
-    return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key)
+    warnings = _token_warnings(config, manifest)
+    return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
 
 
 def _shown(path: str) -> str:
@@ -133,6 +140,42 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
     fix = f"model.vocab_size={vocabulary.size}"
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
+
+
+def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
+    """T5 classifies at the end of text, which the tokenizer has to write."""
+    classifies = isinstance(config.task, SequenceClassification) and config.model.family == "t5"
+    if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
+        return []
+    why = "writes no end-of-text token, at which T5 classifies"
+    return [Problem("data.tokenizer", vocabulary.tokenizer, why, "data.tokenizer=bytes")]
+
+
+def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
+    """What a row begins and ends with, and what is unusual about it."""
+    first, last = (" ".join(repr(token)[1:-1] or "''" for token in e) for e in manifest.first_row)
+    shown = f"{first} .. {last}" if last else first
+    if not shown:
+        return
+    reason = "the first and last tokens of the first row"
+    if manifest.num_other_prompts:
+        count = format_number(manifest.num_other_prompts, "row")
+        reason += f"; {count} begin with other tokens than the prompt alone has"
+    decisions.append(Decision("data tokens", shown, reason))
+
+
+def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
+    """What is doubled or missing around rows."""
+    found = []
+    if manifest.num_doubled:
+        count = format_number(manifest.num_doubled, "row")
+        found.append(
+            f"{count} with the same special token twice at an end: the text has what the tokenizer "
+            "writes itself"
+        )
+    if manifest.vocabulary.eos is None and config.task.option == "causal_lm":
+        found.append("the tokenizer has no end of text: the model does not learn to stop")
+    return tuple(found)
 
 
 def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:

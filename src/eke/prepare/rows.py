@@ -12,7 +12,7 @@ from eke.prepare.lines import Row, csv_rows, jsonl_rows
 from eke.prepare.sequences import Sequences
 from eke.prepare.splits import Splits, parts_of
 from eke.prepare.tables import hub_rows, parquet_rows
-from eke.prepare.tokenizers import Tokenizer
+from eke.prepare.tokenizers import Ends, Tokenizer, ends_of, is_doubled
 from eke.prepare.writer import Writer
 from eke.units import format_number
 
@@ -61,6 +61,8 @@ class RowStore:
     columns: Columns = field(init=False)
     sequences: Sequences = field(init=False)
     splits: Splits = field(init=False)
+    num_doubled: int = 0
+    first_row: Ends = ((), ())
     _end: int = 0
 
     def __post_init__(self) -> None:
@@ -92,6 +94,9 @@ class RowStore:
             "num_rows": counts.num_rows,
             "num_bad": counts.num_bad,
             "num_truncated": self.sequences.num_truncated,
+            "num_other_prompts": self.sequences.num_other_prompts,
+            "num_doubled": self.num_doubled,
+            "first_row": self.first_row,
             "num_empty": counts.num_empty,
             "bad_rows": tuple(counts.bad_rows),
             "bad_fix": self._bad_fix(),
@@ -198,6 +203,11 @@ class RowStore:
         self.counts.num_empty += len(batch) - len(kept)
         if not kept:
             return
+        self.first_row = (
+            self.first_row if any(self.first_row) else ends_of(self.tokenizer, kept[0][1])
+        )
+        special = self.tokenizer.vocabulary.special
+        self.num_doubled += sum(is_doubled(tokens, special) for _, tokens, _ in kept)
         first = self.writer.counts["cuts"]
         sizes = np.array([len(tokens) for _, tokens, _ in kept], np.int64)
         self.writer.append("tokens", np.concatenate([tokens for _, tokens, _ in kept]))

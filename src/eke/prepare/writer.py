@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,8 +78,7 @@ class Writer:
         self._files: dict[str, BinaryIO] = {}
         self._digest = hashlib.sha256()
         # Where the tokenizer lies does not count, what its ids mean does.
-        meaning = (vocabulary.size, vocabulary.pad, vocabulary.bos, vocabulary.eos, vocabulary.mask)
-        self.note(repr((meaning, vocabulary.special)))
+        self.note(repr(replace(vocabulary, tokenizer="")))
 
     def dtype(self, name: str) -> "np.dtype[Any]":
         """Format of one array."""

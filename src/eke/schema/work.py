@@ -140,6 +140,9 @@ class Rows(Data):
     response: str | None = None
     """Column that is predicted after the prompt: the answer in causal_lm, the target in
     seq2seq_lm."""
+    separator: str | None = None
+    """Between prompt and response (causal_lm). null is a newline, and nothing where either has
+    white space there already, or where the prompt was rendered by a template."""
     label: str = "label"
     """Column with the class: a whole number from 0 on, or a text (numbered in sorted order)."""
     tokenizer: str = "auto"
