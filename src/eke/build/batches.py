@@ -87,6 +87,8 @@ class Collator:
     """One row of all samples, whose positions restart at each."""
     sparse: bool = False
     """Say where the labels that count are."""
+    shift: Callable[[Tensor], Tensor] | None = None
+    """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
 
     def __call__(self, samples: list[Sample]) -> MicroBatch:
         """One micro-batch from at least one sample."""
@@ -94,10 +96,6 @@ class Collator:
         ids = [row["input_ids"] for row in rows]
         inputs = {"input_ids": self._pad(ids, self.pad)}
         num_tokens = sum(map(len, ids))
-        if "decoder_input_ids" in rows[0]:
-            shifted = [row["decoder_input_ids"] for row in rows]
-            inputs["decoder_input_ids"] = self._pad(shifted, self.pad)
-            num_tokens += sum(map(len, shifted))
         if "position_ids" in rows[0]:
             # Padding at position 0 is a sequence of its own each: nothing sees it.
             inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
@@ -106,8 +104,12 @@ class Collator:
         each = [row["labels"] for row in rows]
         labels = np.stack(each) if each[0].ndim == 0 else self._pad(each, IGNORED)
         counts = labels != IGNORED
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        if self.shift:
+            tensors["decoder_input_ids"] = self.shift(torch.from_numpy(labels))
+            num_tokens += sum(map(len, each))
         return MicroBatch(
-            inputs={name: torch.from_numpy(array) for name, array in inputs.items()},
+            inputs=tensors,
             labels=torch.from_numpy(labels),
             num_samples=len(samples),
             num_targets=int(np.count_nonzero(counts)),

@@ -2,6 +2,7 @@
 
 from eke.build.batches import Collator
 from eke.build.loss import is_sparse
+from eke.build.shift import build_shift
 from eke.plan import Plan
 from eke.schema import Packing
 from eke.sizes import DECODERS, is_ragged
@@ -19,4 +20,5 @@ def build_collator(plan: Plan) -> Collator:
         multiple=multiple,
         padding_free=config.data.packing is Packing.padding_free,
         sparse=is_sparse(plan),
+        shift=build_shift(plan),
     )

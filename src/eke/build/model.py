@@ -16,8 +16,8 @@ from eke.build.float8 import convert_linear_layers
 from eke.build.four_bits import is_four_bit, quantise
 from eke.build.heads import HEADS
 from eke.build.precision import weights_dtype
-from eke.build.pretrained import LoadReport, load_pretrained
-from eke.build.special import set_special_ids
+from eke.build.pretrained import LoadReport, checkpoint_configuration, load_pretrained
+from eke.build.special import is_padding_alone, learn_padding, set_special_ids
 from eke.build.unused import freeze_unused
 from eke.plan import Plan
 from eke.schema import (
@@ -72,6 +72,7 @@ def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.M
         model, report = load_pretrained(plan, place)
     else:
         model, report = _random_model(plan, place), LoadReport()
+    learn_padding(plan, model)
     freeze_unused(model)
     cast_experts(model)
     convert_linear_layers(plan, model, device)
@@ -85,9 +86,10 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
     import transformers
 
     config = plan.config
-    model_config = BUILDERS[config.model.family](config)
-    model_config.use_cache = False
-    set_special_ids(model_config, plan)
+    model_config = model_configuration(plan)
+    pad = model_config.pad_token_id
+    if pad is not None and not is_padding_alone(plan.vocabulary, pad):
+        model_config.pad_token_id = None  # drawn as any other token; classifiers need it below
     head = getattr(transformers, HEADS[config.task.option])
     forked = [device] if device.type == "cuda" else []
     dtype = weights_dtype(plan)
@@ -98,7 +100,22 @@ def _random_model(plan: Plan, device: torch.device) -> torch.nn.Module:
             dtype=dtype,
             attn_implementation=ATTENTION[config.attention.option],
         )
+    model.config.pad_token_id = pad
     return cast(torch.nn.Module, model)
+
+
+def model_configuration(plan: Plan) -> Any:
+    """Transformers' configuration of the planned model, as it is built and saved.
+
+    Raises:
+        RunError: a checkpoint's cannot be used.
+    """
+    if isinstance(plan.config.model, PretrainedModel):
+        return checkpoint_configuration(plan)
+    config = BUILDERS[plan.config.model.family](plan.config)
+    config.use_cache = False
+    set_special_ids(config, plan)
+    return config
 
 
 def _common(config: Config) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     forked = [device] if device.type == "cuda" else []
     _check_content(typed)
     try:
-        model_config = _configuration(plan)
+        model_config = checkpoint_configuration(plan)
         with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
             torch.manual_seed(config.seed)
             if device.type == "meta":
@@ -148,8 +148,12 @@ def commit_of(model: PretrainedModel) -> str:
     return model.content.partition("@")[2] or "main"
 
 
-def _configuration(plan: Plan) -> Any:
-    """The checkpoint's own configuration, with what training and the task ask for."""
+def checkpoint_configuration(plan: Plan) -> Any:
+    """The checkpoint's own configuration, with what training and the task ask for.
+
+    Raises:
+        RunError: transformers cannot use it.
+    """
     from transformers import AutoConfig
 
     config = plan.config

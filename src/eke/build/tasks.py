@@ -12,9 +12,9 @@ from eke.schema import Config, MaskedLM, Seq2SeqLM
 from eke.tokens import IGNORED
 
 Sample = dict[str, np.ndarray]
-"""`input_ids` (length,), `labels` (length,) or (), `decoder_input_ids` (target,) in seq2seq, and
-`position_ids` (length,) where several sequences lie end to end; int64. Arrays, for what is done to
-them is little, and NumPy begins sooner than torch (docs/lab.md, 2026-11-23)."""
+"""`input_ids` (length,), `labels` (length,), (target,) or (), and `position_ids` (length,) where
+several sequences lie end to end; int64. Arrays, for what is done to them is little, and NumPy begins
+sooner than torch (docs/lab.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -140,7 +140,7 @@ def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> 
 def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     """Source and target of a row; of a stretch of text the second part is the target.
 
-    The target ends in the end of text and is shifted behind the padding token, where T5 starts.
+    The decoder's inputs are made of the labels of a micro-batch, by the model's own shift.
     """
     config, vocabulary = samples.config, samples.vocabulary
     assert isinstance(config.task, Seq2SeqLM)
@@ -153,8 +153,7 @@ def seq2seq_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
             put_into_frame(tokens[:cut], vocabulary, vocabulary.frame)
         put_into_frame(tokens[cut:], vocabulary, vocabulary.target_frame)
     target = tokens[cut:]
-    shifted = np.concatenate([[vocabulary.pad], target[:-1]])
-    return {"input_ids": tokens[:cut], "labels": target, "decoder_input_ids": shifted}
+    return {"input_ids": tokens[:cut], "labels": target}
 
 
 TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {

@@ -43,7 +43,7 @@ class Vocabulary:
     pad: int = PAD
     """Fills rows up; the tokenizer's end of text where it has no padding of its own."""
     pad_is_eos: bool = False
-    """The tokenizer has no padding token."""
+    """The end of text pads: the tokenizer has no padding token, or names the same for both."""
     bos: int | None = BOS
     eos: int | None = EOS
     mask: int | None = MASK

@@ -115,7 +115,7 @@ def _prepared(config: Config, request: Request, decisions: list[Decision]) -> Da
     _note_tokens(manifest, decisions)
     if not vocabulary.is_bytes:
         reason = f"{vocabulary.size} tokens" + (
-            "; it has no padding token, its end of text pads" if vocabulary.pad_is_eos else ""
+            "; its end of text pads" if vocabulary.pad_is_eos else ""
         )
         decisions.append(Decision("data.tokenizer", _shown(request.tokenizer), reason))
     warnings = _token_warnings(config, manifest)

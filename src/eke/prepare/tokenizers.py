@@ -225,7 +225,7 @@ def _vocabulary(request: Request, loaded: Any) -> Vocabulary:
         tokenizer=request.tokenizer,
         size=size,
         pad=fallback if pad is None else pad,
-        pad_is_eos=pad is None,
+        pad_is_eos=pad is None or pad == eos,
         bos=loaded.bos_token_id,
         eos=eos if eos is not None else loaded.sep_token_id,
         mask=loaded.mask_token_id,

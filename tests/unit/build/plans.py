@@ -47,6 +47,7 @@ def hand_plan(*overrides: str) -> Plan:
         size=model_size(config),
         decisions=(),
         warnings=(),
+        data_warnings=(),
         machine={},
         data_fingerprint="",
     )

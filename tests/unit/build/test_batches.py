@@ -10,12 +10,11 @@ from eke.build.batches import Collator, Order, StepSampler, cut_step
 from eke.tokens import IGNORED, PAD
 
 
-def sample(*tokens, labels=None, decoder=None):
-    made = {
+def sample(*tokens, labels=None):
+    return {
         "input_ids": np.asarray(tokens),
         "labels": np.asarray(tokens if labels is None else labels),
     }
-    return made | ({"decoder_input_ids": np.asarray(decoder)} if decoder else {})
 
 
 # --- collator -----------------------------------------------------------------------------------
@@ -44,11 +43,14 @@ def test_class_labels_are_stacked() -> None:
 
 
 def test_source_and_target_are_padded_on_their_own() -> None:
-    batch = Collator(needs_mask=True)(
-        [sample(5, labels=[6, 2], decoder=[0, 6]), sample(7, 8, 9, labels=[2], decoder=[0])]
+    def shift(labels):
+        return labels.roll(1, 1).clamp(min=0)
+
+    batch = Collator(needs_mask=True, shift=shift)(
+        [sample(5, labels=[6, 2]), sample(7, 8, 9, labels=[2])]
     )
     assert batch.inputs["input_ids"].shape == (2, 3)
-    assert batch.inputs["decoder_input_ids"].tolist() == [[0, 6], [0, PAD]]
+    assert batch.inputs["decoder_input_ids"].tolist() == [[2, 6], [0, 2]]
     assert batch.labels.tolist() == [[6, 2], [2, IGNORED]]
     assert batch.num_tokens == 4 + 3
     assert batch.num_targets == 3
