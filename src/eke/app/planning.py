@@ -21,7 +21,7 @@ from eke.hardware import Device, choose
 from eke.pace import slowdown
 from eke.peers import machines_at_hand
 from eke.plan import Plan, make_plan
-from eke.pretrained import resolve_model, resolve_tokenizer
+from eke.pretrained import resolve_attention, resolve_model, resolve_tokenizer
 from eke.schema import Config
 from eke.units import format_bytes
 
@@ -83,7 +83,9 @@ def plan_on(
         ConfigError: every rule it breaks.
     """
     device, reason = enough_of(composed.config, device, reason)
-    config = resolve_model(composed.config, composed.overrides, planning)
+    config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
+    choices = {**composed.choices, "attention": config.attention.option}
+    composed = replace(composed, choices=choices)
     recipe = adapted(composed, resolve_tokenizer(config), device, num_nodes)
     config = recipe.config
     refuse = not planning if refuse is None else refuse

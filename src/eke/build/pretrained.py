@@ -5,7 +5,7 @@ transformers is imported inside the functions: naming a builder must not cost it
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from eke.build.attention import ATTENTION
 from eke.build.draws import drawn_in_float32
 from eke.build.heads import HEADS
 from eke.build.precision import weights_dtype
-from eke.build.unused import freeze_unreached, small_inputs
+from eke.build.unused import freeze_unreached, give_all_gradients, small_inputs
 from eke.corpus import Vocabulary
 from eke.errors import ConfigError, RunError
 from eke.plan import Plan
@@ -123,7 +123,9 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     _check_size(plan, model)
     if typed.family == "other":
         unreached = freeze_unreached(model, small_inputs(model))
-        report = LoadReport(report.new_weights, report.unused_weights, unreached)
+        report = replace(report, unreached=unreached.frozen)
+        if plan.batch.world_size > 1:
+            give_all_gradients(model, unreached.routed)
     return cast(nn.Module, model), report
 
 

@@ -13,8 +13,8 @@ from eke.tokens import IGNORED
 
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,) or (), and `position_ids` (length,) where
-several sequences lie end to end; int64. Arrays, for what is done to them is little, and NumPy begins
-sooner than torch (docs/lab.md, 2026-11-23)."""
+several sequences lie end to end; int64. Arrays: NumPy is faster than torch for small samples
+(docs/lab.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""

@@ -4,7 +4,9 @@ They never get a gradient. Data parallelism waits for one from every trainable p
 optimizer would decay them, so they are frozen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,36 +36,107 @@ def freeze_unused(model: nn.Module) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def freeze_unreached(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Stop training what one forward pass does not reach; returns the names.
+@dataclass(frozen=True)
+class Unreached:
+    """What some forward passes did not reach."""
+
+    frozen: tuple[str, ...]
+    """Parameters that none reached: no longer trained."""
+    routed: tuple[str, ...]
+    """Lists of modules of which a pass reached a part: a router chooses among them."""
+
+
+def freeze_unreached(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Unreached:
+    """Stop training what no forward pass reaches.
 
     For architectures that the table does not know. Follows the graph of the logits back to the
-    parameters without computing a gradient: the cost is one forward pass over `inputs`.
+    parameters without computing a gradient: the cost is a forward pass for each batch. What a
+    router chooses among is trained where any of it is reached.
     """
+    passes = []
     with torch.random.fork_rng(devices=_devices(model)):
-        logits = model(**inputs).logits
-    reached = _leaves(logits)
+        for inputs in batches:
+            passes.append(_leaves(model(**inputs).logits))
+    kept = set().union(*passes)
+    routed = []
+    for name, groups in _alike(model):
+        # A sample passes all layers of a stack, but a few experts only.
+        if any(0 < len(group & reached) < len(group) for group in groups for reached in passes):
+            routed.append(name)
+            kept |= set().union(*(group for group in groups if group & kept))
     frozen = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in reached:
+        if parameter.requires_grad and id(parameter) not in kept:
             parameter.requires_grad_(False)
             frozen.append(name)
-    return tuple(frozen)
+    return Unreached(tuple(frozen), tuple(routed))
 
 
-def small_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Two rows of eight tokens, with the model's own end of text last."""
+def _alike(model: nn.Module) -> Iterator[tuple[str, list[set[int]]]]:
+    """Lists of modules with the same parameters, and the ids of those that have the same place."""
+    for name, module in model.named_modules():
+        children = list(module.children()) if isinstance(module, LISTS) else []
+        shapes = [[(n, p.shape) for n, p in child.named_parameters()] for child in children]
+        if len(children) > 1 and shapes[0] and all(each == shapes[0] for each in shapes):
+            columns = zip(*(child.parameters() for child in children), strict=True)
+            yield name, [{id(parameter) for parameter in column} for column in columns]
+
+
+LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+def give_all_gradients(model: nn.Module, routed: Iterable[str]) -> None:
+    """Have experts that a batch does not reach get a gradient of zero, and not none.
+
+    Ranks that share gradients wait for one of every parameter, and their batches reach different
+    experts. The output is unchanged.
+
+    Args:
+        model: changed in place.
+        routed: names of lists of experts.
+    """
+    for name in routed:
+        experts = model.get_submodule(name)
+        is_called = type(experts).forward not in {kind.forward for kind in LISTS}
+        owner = experts if is_called else model.get_submodule(name.rpartition(".")[0])
+        owner.register_forward_hook(partial(_add_nothing, experts))
+
+
+def _add_nothing(experts: nn.Module, _: nn.Module, __: Any, output: Any) -> Any:
+    first, *rest = output if isinstance(output, tuple) else (output,)
+    for parameter in experts.parameters():
+        if parameter.requires_grad:
+            first = first + 0 * parameter.view(-1)[0].to(first.dtype)
+    return (first, *rest) if isinstance(output, tuple) else first
+
+
+NUM_PROBES = 4
+"""Batches that are tried: one may pass by what another reaches."""
+
+
+def small_inputs(model: nn.Module) -> list[dict[str, Tensor]]:
+    """Some batches of two rows of eight tokens, with the model's own end of text last.
+
+    The first one repeats a token, which shows what is routed; the others vary.
+    """
     config: Any = model.config
     device = next(model.parameters()).device
     vocabulary = int(config.vocab_size)
     low = min(NUM_SPECIAL_TOKENS, vocabulary - 1)
-    ids = torch.full((2, 8), low, device=device)
-    if isinstance(getattr(config, "eos_token_id", None), int):
-        ids[:, -1] = config.eos_token_id
-    inputs = {"input_ids": ids}
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = ids
-    return inputs
+    end = getattr(config, "eos_token_id", None)
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for number in range(NUM_PROBES):
+        high = vocabulary if number else low + 1
+        ids = torch.randint(low, high, (2, 8), generator=generator).to(device)
+        if isinstance(end, int) and 0 <= end < vocabulary:
+            ids[ids == end] = low
+            ids[:, -1] = end
+        inputs = {"input_ids": ids}
+        if getattr(config, "is_encoder_decoder", False):
+            inputs["decoder_input_ids"] = ids
+        batches.append(inputs)
+    return batches
 
 
 def _devices(model: nn.Module) -> list[torch.device]:

@@ -242,6 +242,37 @@ BACKEND_RULES = (
     ),
 )
 
+SUPPORT = {
+    "sdpa": "supports_sdpa",
+    "flash2": "supports_flash_attn",
+    "flash3": "supports_flash_attn",
+    "flex": "supports_flex_attn",
+}
+"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
+
+
+def _implemented(facts: Facts, option: str) -> bool:
+    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
+
+
+CLASS_RULES = (
+    Rule(
+        id="attention_is_implemented",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: not _implemented(f, _option(f)),
+        value=_option,
+        why=lambda f: (
+            f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
+            f"task={f.config.task.option} does not have it"
+        ),
+        fix=lambda f: "attention=sdpa" if _implemented(f, "sdpa") else "attention=eager",
+        source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
+        "_supports_flex_attn",
+        versions="transformers 5.17 to 5.23",
+    ),
+)
+
 FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
@@ -361,4 +392,4 @@ FLEX_RULES = (
     ),
 )
 
-RULES = (*BACKEND_RULES, *FLASH_RULES, *FLEX_RULES)
+RULES = (*BACKEND_RULES, *CLASS_RULES, *FLASH_RULES, *FLEX_RULES)

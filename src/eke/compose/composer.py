@@ -19,7 +19,8 @@ from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import admits, is_interpolation
 from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
 from eke.errors import ConfigError, Problem
-from eke.schema import VARIANTS, Config, Sweep
+from eke.pretrained import resolve_attention
+from eke.schema import VARIANTS, Config, PretrainedModel, Sweep
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,12 @@ def typed_tree(
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
     config.sweep = Sweep()
+    choices = dict(tree.choices)
+    if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later
+        config = resolve_attention(config)
+        choices["attention"] = config.attention.option
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
-    return Composed(config=config, choices=tree.choices, overrides=typed, config_dir=own)
+    return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
 
 
 def _what_fails(

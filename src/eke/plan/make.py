@@ -287,6 +287,10 @@ def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> 
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)
+    model = config.model
+    if isinstance(model, PretrainedModel) and model.supports_sdpa is False:
+        reason = f"transformers' class for {model.model_type} has no sdpa"
+        decisions.append(Decision("attention", config.attention.option, reason))
     return ComputePlan(
         autocast=autocast,
         loss_scaling=scaling,

@@ -2,7 +2,7 @@
 
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import Located, locate
-from eke.pretrained.resolve import resolve_model
+from eke.pretrained.resolve import resolve_attention, resolve_model
 from eke.pretrained.tokens import is_of_eke_without_tokenizer, resolve_tokenizer
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "content_of",
     "is_of_eke_without_tokenizer",
     "locate",
+    "resolve_attention",
     "resolve_model",
     "resolve_tokenizer",
 ]

@@ -12,11 +12,12 @@ from typing import Any
 from eke.errors import ConfigError, Problem
 from eke.pretrained.agreement import compare
 from eke.pretrained.architecture import KNOWN, read_sizes
+from eke.pretrained.classes import class_attribute, first_position
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
 from eke.pretrained.tensors import Shapes, read_shapes
-from eke.schema import Config, PretrainedModel, SequenceClassification
+from eke.schema import AUTO_ATTENTION, Config, PretrainedModel, SequenceClassification
 from eke.units import format_value
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
@@ -57,7 +58,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     compare(family, sizes, shapes, found.typed)
     filled = dataclasses.replace(
         model,
-        **_tied(family, sizes, shapes),
+        **{**_tied(family, sizes, shapes), **_of_the_class(config, raw, sizes)},
         family=family,
         model_type=str(raw["model_type"]),
         name_or_path=str(found.folder) if found.is_local else found.typed,
@@ -65,6 +66,30 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
         num_parameters=sum(map(prod, shapes.values())) if family == "other" else None,
     )
     return dataclasses.replace(config, model=filled)
+
+
+def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """What the class of the model says: attention that it has, and positions that it can use."""
+    kind, task = str(raw["model_type"]), config.task.option
+    found: dict[str, Any] = {
+        f"supports_{name}": class_attribute(kind, task, f"_supports_{name}")
+        for name in ("sdpa", "flash_attn", "flex_attn")
+    }
+    if positions := sizes.get("max_position_embeddings"):
+        pad = raw.get("pad_token_id")
+        # The default of all configuration classes whose table of positions begins behind it.
+        first = first_position(kind, pad if isinstance(pad, int) else 1)
+        found["max_position_embeddings"] = max(1, positions - first)
+    return found
+
+
+def resolve_attention(config: Config) -> Config:
+    """The configuration with an implementation in place of `attention=auto`."""
+    if config.attention.option != AUTO_ATTENTION:
+        return config
+    lacks = isinstance(config.model, PretrainedModel) and config.model.supports_sdpa is False
+    attention = dataclasses.replace(config.attention, option="eager" if lacks else "sdpa")
+    return dataclasses.replace(config, attention=attention)
 
 
 def read_config(found: Located) -> dict[str, Any]:

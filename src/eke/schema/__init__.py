@@ -1,6 +1,6 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
-from eke.schema.attention import Attention, Backend
+from eke.schema.attention import AUTO_ATTENTION, Attention, Backend
 from eke.schema.cluster import GpuRequest, Resources, Slurm
 from eke.schema.compiling import Compile, CompileMode
 from eke.schema.config import SCHEMA_VERSION, VARIANTS, Config, register
@@ -64,6 +64,7 @@ from eke.schema.work import (
 )
 
 __all__ = [
+    "AUTO_ATTENTION",
     "DEFAULT_PER_DEVICE",
     "FSDP",
     "MAX_STEPS",

@@ -14,6 +14,10 @@ class Backend(Enum):
     math = "math"
 
 
+AUTO_ATTENTION = "auto"
+"""Option that stands for sdpa, or eager where the model's class has no other."""
+
+
 @dataclass
 class Attention:
     """Attention implementation."""

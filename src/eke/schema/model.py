@@ -135,6 +135,12 @@ class PretrainedModel(Model):
     """Filled in."""
     max_position_embeddings: int | None = field(default=None, metadata=at_least(0))
     """Filled in; null where positions have no table."""
+    supports_sdpa: bool | None = None
+    """Filled in: the class of the task has PyTorch's attention; null where that is unknown."""
+    supports_flash_attn: bool | None = None
+    """Filled in, likewise."""
+    supports_flex_attn: bool | None = None
+    """Filled in, likewise."""
     type_vocab_size: int = field(default=0, metadata=at_least(0))
     """Filled in for BERT."""
     num_decoder_layers: int | None = field(default=None, metadata=at_least(0))

@@ -8,7 +8,7 @@ from unit.sizes.configs import make_config
 from eke.build.samples import Row
 from eke.build.tasks import TASKS, TaskSamples
 from eke.schema import VARIANTS
-from eke.tokens import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS, PAD
+from eke.tokens import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS
 
 
 class Counting:

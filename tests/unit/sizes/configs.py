@@ -6,6 +6,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from eke.paths import conf_folder
+from eke.pretrained import resolve_attention
 from eke.schema import Config, register
 from eke.sizes import VALID_TASKS
 
@@ -17,7 +18,7 @@ def make_config(*overrides: str) -> Config:
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = OmegaConf.to_object(compose("config", overrides=list(overrides)))
     assert isinstance(config, Config)
-    return config
+    return resolve_attention(config)
 
 
 TINY = {

@@ -1,0 +1,141 @@
+"""Facts of transformers' model classes, read from their source: an import would import torch."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+MAPPINGS = {
+    "causal_lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "seq2seq_lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+"""`task.option` -> table of `models/auto/modeling_auto.py`: model type -> class."""
+
+ROOT_CLASS = "PreTrainedModel"
+"""transformers' base of all models; it supports nothing by itself."""
+
+
+@cache
+def models_folder() -> Path | None:
+    """Transformers' folder `models`; None where it is not installed."""
+    spec = find_spec("transformers")
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places)), "models") if places else None
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Raises OSError: there is no such file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _table(path: Path, name: str) -> dict[str, str]:
+    """A literal `NAME = OrderedDict([(key, value), ...])`; of several values the first."""
+    found: dict[str, str] = {}
+    for node in _tree(path).body:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
+            continue
+        for pair in ast.walk(node.value):
+            if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
+                key, value = pair.elts
+                value = value.elts[0] if isinstance(value, ast.Tuple) else value
+                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                    found.setdefault(str(key.value), str(value.value))
+    return found
+
+
+def source_of(model_type: str) -> Path | None:
+    """The file with the classes of a model type; None where transformers has none of its name."""
+    folder = models_folder()
+    if folder is None:
+        return None
+    try:
+        special = _table(folder / "auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+    except OSError:
+        special = {}
+    module = special.get(model_type, model_type.replace("-", "_"))
+    found = sorted((folder / module).glob("modeling_*.py"))
+    whole = [path for path in found if path.stem == f"modeling_{model_type.replace('-', '_')}"]
+    return next(iter([*whole, *found]), None)
+
+
+def class_attribute(model_type: str, task: str, name: str) -> bool | None:
+    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell.
+
+    Args:
+        model_type: of config.json.
+        task: option of the group `task`.
+        name: of the attribute.
+    """
+    folder, source = models_folder(), source_of(model_type)
+    if folder is None or source is None:
+        return None
+    try:
+        head = _table(folder / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type)
+        return None if head is None else _attribute(source, head, name)
+    except (OSError, SyntaxError):
+        return None
+
+
+def _attribute(path: Path, class_name: str, name: str) -> bool | None:
+    """A class attribute that is True or False in the source, by the order of its bases."""
+    if class_name == ROOT_CLASS:
+        return False
+    definition = next(
+        (n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == class_name), None
+    )
+    if definition is None:
+        place = next(_imported_from(path, class_name), None)
+        return None if place is None else _attribute(place, class_name, name)
+    for node in definition.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.AnnAssign):
+            target = node.target
+        if isinstance(target, ast.Name) and target.id == name:
+            value = node.value  # type: ignore[attr-defined]  # both kinds of assignment have one
+            return bool(value.value) if isinstance(value, ast.Constant) else None
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+    answers = [answer for base in bases if (answer := _attribute(path, base, name)) is not None]
+    return next(iter(answers), None)
+
+
+def _imported_from(path: Path, class_name: str) -> Iterator[Path]:
+    """Files of transformers' models that a name was imported from."""
+    for node in _tree(path).body:
+        if isinstance(node, ast.ImportFrom) and any(n.name == class_name for n in node.names):
+            parts = (node.module or "").split(".")
+            place = path.parents[node.level - 1].joinpath(*parts).with_suffix(".py")
+            if node.level and place.is_file():
+                yield place
+
+
+def first_position(model_type: str, pad: int) -> int:
+    """Row of the table of positions that a sequence begins with.
+
+    RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
+    table's `padding_idx`; all others begin with the first.
+
+    Args:
+        model_type: of config.json.
+        pad: `pad_token_id` of config.json.
+    """
+    source = source_of(model_type)
+    try:
+        nodes = ast.walk(_tree(source)) if source else iter(())
+        for node in nodes:
+            is_table = isinstance(node, ast.Assign) and any(
+                ast.unparse(target).endswith("position_embeddings") for target in node.targets
+            )
+            value = node.value if isinstance(node, ast.Assign) else None
+            if is_table and isinstance(value, ast.Call):
+                names = {word.arg for word in value.keywords}
+                text = ast.unparse(value)
+                if "padding_idx" in names and "config.max_position_embeddings" in text:
+                    return pad + 1
+    except (OSError, SyntaxError):
+        return 0
+    return 0
