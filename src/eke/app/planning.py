@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eke.app.batching import Means, Permitted, at_rest, choose_batch, permitted
+from eke.app.fine_tuning import fine_tuned
 from eke.app.recipes import adapted
 from eke.check import BY_SIZE, Facts, check
-from eke.compose import Composed
+from eke.compose import Composed, is_set
 from eke.errors import ConfigError, Problem
 from eke.forecast import (
     Forecast,
@@ -21,7 +22,7 @@ from eke.hardware import Device, choose
 from eke.pace import slowdown
 from eke.peers import machines_at_hand
 from eke.plan import Plan, make_plan
-from eke.pretrained import resolve_attention, resolve_model, resolve_tokenizer
+from eke.pretrained import follow_head, resolve_attention, resolve_model, resolve_tokenizer
 from eke.schema import Config
 from eke.units import format_bytes
 
@@ -86,8 +87,13 @@ def plan_on(
     config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
     choices = {**composed.choices, "attention": config.attention.option}
     composed = replace(composed, choices=choices)
-    recipe = adapted(composed, resolve_tokenizer(config), device, num_nodes)
-    config = recipe.config
+    if not is_set(composed, "task.num_labels"):
+        config = follow_head(config)
+    config, first, _ = fine_tuned(resolve_tokenizer(config), composed)
+    recipe = adapted(composed, config, device, num_nodes)
+    # Once more, since a recipe may have chosen another optimizer.
+    config, again, remark = fine_tuned(recipe.config, composed)
+    usual = {decision.key: decision for decision in (*first, *again)}
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
@@ -103,6 +109,8 @@ def plan_on(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = recipe.shown_in(plan)
+    warnings = (*plan.warnings, remark) if remark else plan.warnings
+    plan = replace(plan, decisions=(*plan.decisions, *usual.values()), warnings=warnings)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan

@@ -32,7 +32,9 @@ def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     after = {n: names[n] if n < len(names) else f"LABEL_{n}" for n in range(task.num_labels)}
     config.id2label = after
     config.label2id = {name: number for number, name in after.items()}
-    trained = isinstance(plan.config.model, PretrainedModel) and not report.new_weights
+    trained = isinstance(plan.config.model, PretrainedModel) and not (
+        report.new_weights or report.resized_weights
+    )
     named = any(name != f"LABEL_{number}" for number, name in before.items())
     if not trained or not named or before == after:
         return []

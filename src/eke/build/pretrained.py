@@ -47,6 +47,8 @@ class LoadReport:
 
     new_weights: tuple[str, ...] = ()
     """Drawn at random, by the run's seed: the task's head."""
+    resized_weights: tuple[str, ...] = ()
+    """Drawn likewise, since the task has another number of classes than the checkpoint's head."""
     unused_weights: tuple[str, ...] = ()
     """In the checkpoint without a place in the model: another task's head."""
     unreached: tuple[str, ...] = ()
@@ -60,6 +62,12 @@ class LoadReport:
             found.append(
                 f"random at the start, since the checkpoint lacks them: "
                 f"{format_number(len(self.new_weights), 'tensor')}, {_listed(self.new_weights)}"
+            )
+        if self.resized_weights:
+            found.append(
+                f"random at the start, since the checkpoint's have another size: "
+                f"{format_number(len(self.resized_weights), 'tensor')}, "
+                f"{_listed(self.resized_weights)}"
             )
         if self.unused_weights:
             found.append(
@@ -220,8 +228,8 @@ def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"config.json describes it: {_listed(extra)}"
         )
         raise _refusal(typed, why, "a config.json that belongs to the weights")
-    new = sorted({*info["missing_keys"], *mismatched})
-    return LoadReport(tuple(new), tuple(sorted(unexpected)))
+    new = sorted({*info["missing_keys"]} - set(mismatched))
+    return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
 
 
 def _is_head(model: Any, name: str) -> bool:

@@ -99,12 +99,11 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
     generator = seeded(config.seed, epoch, index)
     chosen = torch.rand(len(tokens), generator=generator).numpy() < config.task.mask_frac
     at_least = int(torch.randint(len(tokens), (1,), generator=generator))
-    if vocabulary.special:
-        ordinary = ~np.isin(tokens, vocabulary.special)
-        chosen &= ordinary
+    ordinary = ~np.isin(tokens, vocabulary.special)
+    chosen &= ordinary
+    if not chosen.any():  # a row without a target would be read for nothing
         places = np.flatnonzero(ordinary)
-        at_least = places[at_least % len(places)] if len(places) else at_least
-    chosen[at_least] = True  # at least one target
+        chosen[places[at_least % len(places)] if len(places) else at_least] = True
     what = torch.rand(len(tokens), generator=generator).numpy()
     below = vocabulary.random_below(config.model.vocab_size)
     random = torch.randint(vocabulary.first_random, below, tokens.shape, generator=generator)

@@ -3,7 +3,7 @@
 from eke.compose.arguments import Arguments, split_arguments
 from eke.compose.ask import check_question, is_completion, run_hydra_flags
 from eke.compose.by_hydra import is_for_hydra, launcher_of, sweep_by_hydra
-from eke.compose.claims import claims, compose_with
+from eke.compose.claims import claims, compose_with, is_set
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
@@ -19,6 +19,7 @@ __all__ = [
     "help_text",
     "is_completion",
     "is_for_hydra",
+    "is_set",
     "launcher_of",
     "run_hydra_flags",
     "split_arguments",

@@ -8,6 +8,7 @@ import yaml
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, make_catalogue
 from eke.compose.composer import Composed, compose
+from eke.paths import conf_folder
 
 
 def claims(composed: Composed) -> frozenset[str]:
@@ -20,6 +21,25 @@ def claims(composed: Composed) -> frozenset[str]:
     catalogue = make_catalogue(composed.config_dir)
     experiment = composed.choices.get("experiment", "none")
     return frozenset(typed | set(_of_preset("experiment", experiment, catalogue)))
+
+
+def is_set(composed: Composed, key: str) -> bool:
+    """Whether a key has a value of the user's: typed, of an experiment, a sweep or an own option.
+
+    Args:
+        composed: what was asked for.
+        key: `group.key`.
+    """
+    catalogue = make_catalogue(composed.config_dir)
+    group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
+    presets = {
+        path
+        for preset in ("sweep", "recipe")
+        for path in _of_preset(preset, composed.choices.get(preset, "none"), catalogue)
+    }
+    file = catalogue.options.get(group, {}).get(option)
+    own = file is not None and not file.is_relative_to(conf_folder())
+    return own or key in presets | claims(composed)
 
 
 def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:

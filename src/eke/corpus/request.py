@@ -71,6 +71,8 @@ class Request:
     """Columns; None where the task does not read one."""
     task: str = "causal_lm"
     num_labels: int = 0
+    head_labels: tuple[str, ...] = ()
+    """Names of the classes that the checkpoint's head knows, by number; empty where it has none."""
     separator: str | None = None
     """Between a prompt and its response; None: a newline where neither has white space there."""
     tokenizer: str = BYTES
@@ -158,8 +160,19 @@ def _rows(config: Config, data: Rows) -> Request:
         response=data.response if pairs else None,
         separator=data.separator if pairs and task == "causal_lm" else None,
         label=data.label if task == "sequence_classification" else None,
+        head_labels=_head_labels(config),
         eval_frac=data.eval_frac,
     )
+
+
+def _head_labels(config: Config) -> tuple[str, ...]:
+    """`LABEL_0` and the like are names that transformers gives where there are none."""
+    names = getattr(config.model, "label_names", [])
+    is_kept = isinstance(config.task, SequenceClassification) and config.task.num_labels == len(
+        names
+    )
+    is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
+    return tuple(names) if is_kept and is_named else ()
 
 
 def _files(request: Request, data: Files) -> Request:

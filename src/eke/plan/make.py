@@ -287,6 +287,12 @@ def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> 
     pin = config.dataloader.pin_memory
     pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
     implementation = _implementation(config, device, decisions)
+    clipped = config.train.max_grad_norm
+    decay = config.optimizer.weight_decay
+    reason = f"schedule={config.schedule.option}; weight decay {decay:g}; gradients " + (
+        "not clipped" if clipped is None else f"clipped to norm {clipped:g}"
+    )
+    decisions.append(Decision("learning rate", f"{config.optimizer.lr:g}", reason))
     model = config.model
     if isinstance(model, PretrainedModel) and model.supports_sdpa is False:
         reason = f"transformers' class for {model.model_type} has no sdpa"

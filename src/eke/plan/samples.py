@@ -224,7 +224,9 @@ def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int,
     )
     decisions.append(Decision("data rows", format_count(usable), reason))
     if manifest.label_names:
-        decisions.append(_numbered(manifest.label_names, "texts in sorted order"))
+        own = list(manifest.label_names) == getattr(config.model, "label_names", [])
+        order = "the checkpoint's own numbers" if own else "texts in sorted order"
+        decisions.append(_numbered(manifest.label_names, order))
     available = [manifest.counts["train"], manifest.counts["evaluation"]]
     if config.data.packing is Packing.on:
         offsets, rows = store.array("offsets"), store.array("train")

@@ -58,14 +58,19 @@ def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
     flops = size.flops_per_sample
     step = "unknown" if flops is None else format_flops(flops * plan.batch.samples_per_step)
     memory = plan.device.memory_bytes
+    # The last step of an epoch has what is left of it.
+    epochs, more = divmod(steps.total, steps.per_epoch)
+    left = min(more * plan.batch.samples_per_step, steps.num_train_samples)
+    num_samples = epochs * steps.num_train_samples + left
     return [
         ("parameters", format_count(size.num_parameters), _which_model(plan)),
         *_trained_row(plan),
         ("model FLOPs per step", step, size.flops_formula),
         (
             "samples in all",
-            format_count(steps.total * plan.batch.samples_per_step),
-            f"{steps.total / steps.per_epoch:.2f} epochs of {steps.num_train_samples} samples",
+            format_count(num_samples),
+            f"{num_samples / steps.num_train_samples:.2f} epochs of "
+            f"{steps.num_train_samples} samples",
         ),
         (
             "device memory",

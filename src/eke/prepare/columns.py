@@ -164,18 +164,23 @@ class Columns:
         return Problem(key, column, why, _override(key, close[0]) if close else f"{key}=COLUMN")
 
     def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
-        """Text labels in sorted order, and the class of each number in order of appearance.
+        """Text labels by class, and the class of each number in order of appearance.
+
+        Where the checkpoint's head knows all of them, they have its numbers; else those of their
+        sorted order.
 
         Raises:
             ConfigError: there are more of them than classes.
         """
-        names = tuple(sorted(self.names))
+        head = self.request.head_labels
+        names = head if set(self.names) <= set(head) else tuple(sorted(self.names))
         if len(names) > self.request.num_labels:
             listed = ", ".join(_shown(name) for name in names[:10])
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"
             fix = f"task.num_labels={len(names)}"
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
-        return names, {self.names[name]: number for number, name in enumerate(names)}
+        known = [(number, name) for number, name in enumerate(names) if name in self.names]
+        return names, {self.names[name]: number for number, name in known}
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:

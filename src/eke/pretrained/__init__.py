@@ -2,12 +2,13 @@
 
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import Located, locate
-from eke.pretrained.resolve import resolve_attention, resolve_model
+from eke.pretrained.resolve import follow_head, resolve_attention, resolve_model
 from eke.pretrained.tokens import is_of_eke_without_tokenizer, resolve_tokenizer
 
 __all__ = [
     "Located",
     "content_of",
+    "follow_head",
     "is_of_eke_without_tokenizer",
     "locate",
     "resolve_attention",

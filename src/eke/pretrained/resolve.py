@@ -17,7 +17,7 @@ from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
 from eke.pretrained.tensors import Shapes, read_shapes
-from eke.schema import AUTO_ATTENTION, Config, PretrainedModel, SequenceClassification
+from eke.schema import AUTO_ATTENTION, Config, PretrainedModel, Rows, SequenceClassification
 from eke.units import format_value
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
@@ -75,12 +75,35 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
         f"supports_{name}": class_attribute(kind, task, f"_supports_{name}")
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
+    names = raw.get("architectures")
+    if isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification"):
+        found["label_names"] = _label_names(raw)
     if positions := sizes.get("max_position_embeddings"):
         pad = raw.get("pad_token_id")
         # The default of all configuration classes whose table of positions begins behind it.
         first = first_position(kind, pad if isinstance(pad, int) else 1)
         found["max_position_embeddings"] = max(1, positions - first)
     return found
+
+
+def _label_names(raw: dict[str, Any]) -> list[str]:
+    """Of the classes of a trained head, by number; two where config.json names none."""
+    named = raw.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # transformers' default
+    if not isinstance(named, dict):
+        return []
+    by_number = {str(number): str(name) for number, name in named.items()}
+    numbers = [str(n) for n in range(len(by_number))]
+    return [by_number[n] for n in numbers] if set(numbers) == set(by_number) else []
+
+
+def follow_head(config: Config) -> Config:
+    """The configuration with as many classes as the checkpoint's head has, for rows of data."""
+    names = getattr(config.model, "label_names", [])
+    if len(names) < 2 or not isinstance(config.task, SequenceClassification):
+        return config
+    if not isinstance(config.data, Rows):
+        return config
+    return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=len(names)))
 
 
 def resolve_attention(config: Config) -> Config:

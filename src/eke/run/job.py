@@ -179,7 +179,10 @@ def build_job(
         parameters=built.parameters,
         stages=stages,
     )
-    headed = [*frozen_at_random(bare, report.new_weights), *name_classes(plan, bare, report)]
+    headed = [
+        *frozen_at_random(bare, (*report.new_weights, *report.resized_weights)),
+        *name_classes(plan, bare, report),
+    ]
     for warning in (*report.warnings, *headed, *gap_in_the_curve(job)):
         job.warn(warning)
     job.note_stage("weights")

@@ -49,7 +49,7 @@ def _roles(model: nn.Module) -> list[tuple[nn.Parameter, Role]]:
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
     def role(parameter: nn.Parameter) -> Role:
-        if sum(length > 1 for length in parameter.shape) < 2:
+        if parameter.dim() < 2:
             return Role.vector
         if id(parameter) in tables:
             return Role.embedding

@@ -63,10 +63,29 @@ def adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
 
 
 def sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent, its weight decay apart from the momentum.
+
+    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
+    2017, arXiv:1711.05101, algorithm 1).
+    """
     config = plan.config.optimizer
     assert isinstance(config, SGD)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
+    made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    made.register_step_pre_hook(_decay)
+    return made
+
+
+DECAY = "decoupled_weight_decay"
+"""Key of a group: what of a weight goes in a step, times the learning rate."""
+
+
+@torch.no_grad()
+def _decay(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if group[DECAY] and weights:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group[DECAY])
 
 
 def muon(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
