@@ -26,6 +26,11 @@ PRESENTATION_KEYS = {
 """Keys of other groups of which the same holds: checkpoints are left out of every timing."""
 
 
+NUMERICS_VERSION = 2
+"""Raise it when the same configuration and data would be trained by other mathematics: no run is
+then continued from a checkpoint of the old ones, nor answered from their records."""
+
+
 def canonical(value: Any) -> str:
     """JSON with sorted keys and no spaces: one text for one meaning."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -56,7 +61,8 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
             node[group] = dict(node[group])
             node = node[group]
         node[key] = value
-    content = {"schema": SCHEMA_VERSION, "config": kept, "data": data_fingerprint}
+    versions = {"schema": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
+    content = {**versions, "config": kept, "data": data_fingerprint}
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
 
 

@@ -24,7 +24,7 @@ from eke.schema import (
     Text,
 )
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 """Raise it when the same request would be prepared in another way."""
 
 Named = tuple[tuple[str, str], ...]
@@ -168,9 +168,8 @@ def _rows(config: Config, data: Rows) -> Request:
 def _head_labels(config: Config) -> tuple[str, ...]:
     """`LABEL_0` and the like are names that transformers gives where there are none."""
     names = getattr(config.model, "label_names", [])
-    is_kept = isinstance(config.task, SequenceClassification) and config.task.num_labels == len(
-        names
-    )
+    task = config.task
+    is_kept = isinstance(task, SequenceClassification) and task.num_labels == len(names)
     is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
     return tuple(names) if is_kept and is_named else ()
 

@@ -179,10 +179,8 @@ def build_job(
         parameters=built.parameters,
         stages=stages,
     )
-    headed = [
-        *frozen_at_random(bare, (*report.new_weights, *report.resized_weights)),
-        *name_classes(plan, bare, report),
-    ]
+    random = (*report.new_weights, *report.resized_weights)
+    headed = [*frozen_at_random(bare, random), *name_classes(plan, bare, report)]
     for warning in (*report.warnings, *headed, *gap_in_the_curve(job)):
         job.warn(warning)
     job.note_stage("weights")

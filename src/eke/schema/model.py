@@ -136,7 +136,7 @@ class PretrainedModel(Model):
     max_position_embeddings: int | None = field(default=None, metadata=at_least(0))
     """Filled in; null where positions have no table."""
     label_names: list[str] = field(default_factory=list)
-    """Filled in for classifiers: names of the classes of the head, in the order of their numbers."""
+    """Filled in for classifiers: names of the classes of the head, by number."""
     supports_sdpa: bool | None = None
     """Filled in: the class of the task has PyTorch's attention; null where that is unknown."""
     supports_flash_attn: bool | None = None

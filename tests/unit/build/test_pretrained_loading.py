@@ -93,7 +93,7 @@ def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
     assert report.warnings == []
     assert model.num_labels == 3
     model, report = load(path, CLASSIFY, "task.num_labels=5")
-    assert report.new_weights == ("score.weight",)
+    assert report.resized_weights == ("score.weight",)
     assert model(**make_inputs(model)).logits.shape == (2, 5)
 
 
