@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eke.build.tasks import Key, Sample, lay_end_to_end
 from eke.corpus import mix_seed
+from eke.plan.lengths import GROUPED_STEPS
 from eke.tokens import IGNORED, PAD
 
 
@@ -122,10 +123,6 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[: len(row)] = row
         return padded
-
-
-GROUPED_STEPS = 50
-"""Steps whose samples are sorted by length together: transformers' LengthGroupedSampler has 50."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def outline_record(
         throughput=derive.throughput(
             rows,
             plan.size.flops_per_sample,
+            plan.size.tokens_per_sample,
             plan.size.flops_formula,
             plan.batch.world_size * plan.batch.devices,
             plan.device.peak(_format(plan)),

@@ -22,3 +22,5 @@ class ModelSize:
     recomputation not counted (model FLOPs); None where they cannot be known."""
     flops_formula: str
     """How `flops_per_sample` was computed, in one line."""
+    tokens_per_sample: float = 0.0
+    """Of source and target, without padding: a mean where samples differ."""
