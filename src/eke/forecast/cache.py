@@ -50,8 +50,8 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     ),
     "data": (
         "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token", "max_token",
-        "seq_len", "lengths", "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",
-        "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
+        "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",
+        "seq_len", "lengths", "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
     ),
     "distributed": ("timeout_s", "p2p"),
     "peft": ("save_merged", "alpha"),

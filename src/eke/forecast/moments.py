@@ -72,11 +72,16 @@ def around(expected: int, low: int = 0, high: int | None = None) -> Range:
 def moments(plan: Plan) -> list[Moment]:
     """Every moment that can be the highest, in the order of a run."""
     made = drawn(plan)
-    expected = _Moments(plan, made.expected).all()
+    expected = moments_of(plan, made.expected)
     if not made.differ:
         return expected
-    low, high = (_Moments(plan, micro).all() for micro in (made.shortest, made.longest))
+    low, high = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
     return [_between(*each) for each in zip(expected, low, high, strict=True)]
+
+
+def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
+    """The same where every micro-batch is like this one."""
+    return _Moments(plan, micro).all()
 
 
 def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:

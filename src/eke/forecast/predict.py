@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from eke.forecast.moments import COMPONENTS, Moment, Parts, moments
+from eke.forecast.moments import COMPONENTS, Moment, Parts, moments, moments_of
 from eke.forecast.narrow import narrowed
 from eke.forecast.notes import ROWS_DIFFER, notes_of
 from eke.forecast.ranges import spread
 from eke.forecast.shape import WORKSPACE_BYTES
 from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
-from eke.plan import Plan
+from eke.plan import Micro, Plan
 from eke.sizes import shared_state_bytes
 from eke.units import GIB, MIB
 
@@ -67,6 +67,12 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         verdict=verdict(peak, capacity),
         notes=notes,
     )
+
+
+def allocated_of(plan: Plan, micro: Micro) -> int:
+    """Highest sum of tensors in a step of such micro-batches, in closed form."""
+    found = moments_of(plan, micro)
+    return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
 def highest(moments: Iterable[Range]) -> Range:

@@ -29,6 +29,11 @@ class Micro:
     target: int
     """The same of the decoder's rows in seq2seq_lm; else as `source`."""
 
+    @property
+    def tokens(self) -> int:
+        """By which micro-batches of one training are larger or smaller."""
+        return self.rows * (self.source + self.target)
+
 
 @dataclass(frozen=True)
 class Drawn:
