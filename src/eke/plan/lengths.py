@@ -83,13 +83,15 @@ def evaluated(plan: Plan) -> Micro:
 
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
-    rows = min(batch.eval_per_device, -(-count // batch.devices))
     found = _samples(config, plan.store, count, True)
     if found is None:
-        return _full(config, rows)
+        return _full(config, min(batch.eval_per_device, -(-count // batch.devices)))
     made = _joined(config.data, found[0], group)
-    source, target = made[np.argmax(made.sum(axis=1))].tolist()
-    return Micro(1 if config.data.packing is Packing.padding_free else rows, source, target)
+    rows_of = np.minimum(batch.eval_per_device, count - group * np.arange(len(made)))
+    if config.data.packing is Packing.padding_free:
+        rows_of[:] = 1
+    best = int(np.argmax(rows_of * made.sum(axis=1)))
+    return Micro(int(rows_of[best]), *made[best].tolist())
 
 
 def _full(config: Config, rows: int) -> Micro:

@@ -46,8 +46,7 @@ def waiting_frac(steady: Sequence[metrics.Row]) -> float | None:
 
 def throughput(
     rows: Sequence[metrics.Row],
-    flops_per_sample: float | None,
-    tokens_per_sample: float,
+    flops_per_token: float | None,
     flops_formula: str,
     num_devices: int,
     peak_flops: float | None,
@@ -56,8 +55,7 @@ def throughput(
 
     Args:
         rows: of metrics.jsonl.
-        flops_per_sample: model FLOPs of the mean sample, forward and backward, None when unknown.
-        tokens_per_sample: of the same sample, without padding.
+        flops_per_token: model FLOPs, forward and backward, None when unknown; padding is none.
         flops_formula: how they were computed.
         num_devices: devices that share the work.
         peak_flops: datasheet peak of one device in FLOP/s, None when unknown.
@@ -68,8 +66,8 @@ def throughput(
         return Throughput(flops_formula=flops_formula)
     tokens_per_s = sum(row[metrics.TOKENS] for row in steady) / seconds
     flops = None
-    if flops_per_sample is not None and tokens_per_sample:
-        flops = flops_per_sample / tokens_per_sample * tokens_per_s / num_devices
+    if flops_per_token is not None:
+        flops = flops_per_token * tokens_per_s / num_devices
     return Throughput(
         samples_per_s=sum(row[metrics.SAMPLES] for row in steady) / seconds,
         tokens_per_s=tokens_per_s,
