@@ -54,7 +54,7 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
             job.warn(f"peak memory of tensors was not measured: {profile.problem}")
     else:
         yield
-    job.meter.notes[-1].unsteady = profiled or num_graphs(job.plan) != graphs
+    job.meter.notes[-1].unsteady = num_graphs(job.plan) != graphs or profiled
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)

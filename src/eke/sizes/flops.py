@@ -45,6 +45,10 @@ class Flops:
         return self.matmul + self.attention
 
 
+Counts = dict[Tokens | tuple[Tokens, Tokens], float]
+"""Of one sample, the vectors of each kind, and the products of two kinds."""
+
+
 @dataclass(frozen=True)
 class SampleMeans:
     """Means over the samples of a training: tokens, and products of them that attention needs."""
@@ -65,16 +69,18 @@ def full_samples(config: Config) -> SampleMeans:
     return SampleMeans(source, target, source * source, target * target, target * source)
 
 
-def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> dict[Tokens, float]:
-    """How many vectors of one sample each kind of weight is multiplied with."""
+def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Counts:
+    """How many vectors of one sample each kind of weight, or of attention, is multiplied with."""
     known = means or full_samples(config)
-    source, target = known.source, known.target
     return {
         Tokens.none: 0,
-        Tokens.source: source,
-        Tokens.target: target,
-        Tokens.predicted: predicted_frac(config) * target,
+        Tokens.source: known.source,
+        Tokens.target: known.target,
+        Tokens.predicted: predicted_frac(config) * known.target,
         Tokens.sample: 1,
+        (Tokens.source, Tokens.source): known.source_by_source,
+        (Tokens.target, Tokens.target): known.target_by_target,
+        (Tokens.target, Tokens.source): known.target_by_source,
     }
 
 
@@ -90,26 +96,21 @@ def training_flops(config: Config, structure: Structure, means: SampleMeans | No
     """
     tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
-    attention = sum(attention_flops(a, tokens, means) for a in structure.attention)
-    return Flops(float(matmul), float(attention), _formula(structure, tokens, means))
+    attention = sum(attention_flops(a, tokens) for a in structure.attention)
+    return Flops(float(matmul), float(attention), _formula(structure, tokens))
 
 
 def _per_parameter(weight: Weight) -> int:
     return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
-def attention_flops(
-    attention: Attention, tokens: dict[Tokens, float], means: SampleMeans | None = None
-) -> float:
+def attention_flops(attention: Attention, tokens: Counts) -> float:
     """Training FLOPs per sample of one stack's attention."""
-    scores = tokens[attention.queries] * tokens[attention.keys]
-    if means is not None:
-        scores = getattr(means, f"{attention.queries.value}_by_{attention.keys.value}")
-    half = 0.5 if attention.causal else 1
-    return PER_SCORE * attention.num_layers * attention.width * scores * half
+    scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
+    return PER_SCORE * attention.num_layers * attention.width * scores
 
 
-def _formula(structure: Structure, tokens: dict[Tokens, float], means: SampleMeans | None) -> str:
+def _formula(structure: Structure, tokens: Counts) -> str:
     """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
     units = {
         Tokens.source: "tokens",
@@ -129,15 +130,15 @@ def _formula(structure: Structure, tokens: dict[Tokens, float], means: SampleMea
             size = sum(w.num_active for w in counted)
             parts.append(f"{factor} x {size}{words} x {tokens[kind]:.10g} {unit}")
     parts += [
-        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens, means)}"
+        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens)}"
         f"{' / 2 (causal)' if a.causal else ''}"
         for a in structure.attention
     ]
     return " + ".join(parts)
 
 
-def _scores(attention: Attention, tokens: dict[Tokens, float], means: SampleMeans | None) -> str:
-    if means is None:
-        return f"{tokens[attention.queries]} x {tokens[attention.keys]}"
-    mean = getattr(means, f"{attention.queries.value}_by_{attention.keys.value}")
-    return f"{mean:.10g} (mean of tokens x tokens)"
+def _scores(attention: Attention, tokens: Counts) -> str:
+    queries, keys = tokens[attention.queries], tokens[attention.keys]
+    found = tokens[attention.queries, attention.keys]
+    exact = found == queries * keys
+    return f"{queries} x {keys}" if exact else f"{found:.10g} (mean of tokens x tokens)"
