@@ -62,7 +62,7 @@ def measured_memory(job: Job) -> MeasuredMemory:
             stages=dict(job.stages),
         )
     return MeasuredMemory(
-        basis="CPU tensor allocator, step of the longest rows; stages: resident memory of process",
+        basis="CPU tensor allocator, one profiled step; stages: resident memory of the process",
         peak_allocated_bytes=largest(job, job.profiled_peak),
         process_peak_bytes=process_peak(),
         peak_per_rank_bytes=job.peaks,

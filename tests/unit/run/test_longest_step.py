@@ -1,5 +1,7 @@
 """A CPU's memory is measured in the step of the longest rows, and compared with its forecast."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support import TINY
@@ -7,6 +9,7 @@ from trained import record_of, train_job
 
 from eke.forecast.pairs import pair_of
 from eke.plan import Micro, drawn
+from eke.run.results import largest
 
 TYPED = (
     *TINY,
@@ -43,3 +46,9 @@ def test_what_is_compared_is_the_forecast_of_what_was_measured(make_plan, tmp_pa
     longest = drawn(job.plan).longest
     job.profiled = Micro(longest.rows, longest.source // 3, longest.target // 3)
     assert record_of(job).memory.predicted.allocated_bytes < whole
+
+
+def test_the_largest_rank_is_recorded() -> None:
+    assert largest(SimpleNamespace(peaks=[7, 13]), 7) == 13
+    assert largest(SimpleNamespace(peaks=[7, None]), 7) == 7
+    assert largest(SimpleNamespace(peaks=None), None) is None
