@@ -78,7 +78,7 @@ class Job:
     profiled_peak: int | None = None
     """Peak of the CPU's tensor allocator in the profiled step."""
     longest: int | None = None
-    """Which step of this attempt has the longest micro-batch; None until it is known."""
+    """Which step of this attempt has the longest micro-batch, on a CPU; None until it is known."""
     largest: Micro | None = None
     """The largest micro-batch of the step in progress."""
     profiled: Micro | None = None

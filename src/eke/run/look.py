@@ -22,11 +22,12 @@ from eke.run.notes import (
 
 
 def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
-    """Context of the nth step of this attempt: kernels in the first, memory in the second.
+    """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
 
-    Both are warm-up steps; docs/lab.md says what they cost. On a CPU memory is measured once more
-    in the step with the longest rows. Compiled code is looked into as it runs, but for its layers'
-    calls: hooks would be compiled with it. A step in which the compiler ran or memory was
+    That is the one with the longest rows, the second where all are as long; once alone, since
+    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. docs/lab.md
+    says what it costs. Compiled code is looked into as it runs, but for its layers' calls: hooks
+    would be compiled with it. A step in which the compiler ran or memory was
     measured, at whatever point of the run, is marked: it is no steady step.
     """
     if nth > 1 and nth != job.longest and not is_compiled(job.plan):
@@ -39,7 +40,7 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
     graphs = num_graphs(job.plan)
     if nth == 1 and job.device.type == "cpu":
         job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
-    profiled = nth in (1, job.longest) and job.device.type == "cpu"
+    profiled = nth == job.longest
     if nth == 0:
         with count_optimizer_calls(job), _look_at_operations(job):
             yield
@@ -48,8 +49,7 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
         alive = live_bytes(job.bare_model, job.optimizer, others)
         with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
             yield
-        if profile.peak is not None and profile.peak > (job.profiled_peak or 0):
-            job.profiled_peak, job.profiled = profile.peak, job.largest
+        job.profiled_peak, job.profiled = profile.peak, job.largest
         if profile.problem:
             job.warn(f"peak memory of tensors was not measured: {profile.problem}")
     else:
