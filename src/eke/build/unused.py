@@ -4,13 +4,12 @@ They never get a gradient. Data parallelism waits for one from every trainable p
 optimizer would decay them, so they are frozen.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eke.tokens import NUM_SPECIAL_TOKENS
+from eke.build.experts import routed_siblings
 
 UNUSED: dict[str, tuple[str, ...]] = {
     # A second output bias, beside the decoder's own, where the embeddings are not tied.
@@ -18,6 +17,10 @@ UNUSED: dict[str, tuple[str, ...]] = {
 }
 """Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
 is read. Complete for the families of `eke.sizes` (tested)."""
+
+
+NUM_PROBES = 3
+"""Forward passes over different tokens that a parameter has to be missing in."""
 
 
 def freeze_unused(model: nn.Module) -> tuple[str, ...]:
@@ -34,15 +37,21 @@ def freeze_unused(model: nn.Module) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def freeze_unreached(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Stop training what one forward pass does not reach; returns the names.
+def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
+    """Stop training what no forward pass reaches; returns the names.
 
     For architectures that the table does not know. Follows the graph of the logits back to the
-    parameters without computing a gradient: the cost is one forward pass over `inputs`.
+    parameters without computing a gradient: the cost is some forward passes over a few tokens.
+    An expert is reached where one of its siblings is: other tokens are sent to it.
     """
+    reached: set[int] = set()
     with torch.random.fork_rng(devices=_devices(model)):
-        logits = model(**inputs).logits
-    reached = _leaves(logits)
+        for seed in range(NUM_PROBES):
+            reached |= _leaves(model(**probe(model, seed)).logits)
+    for siblings in routed_siblings(model):
+        for alike in zip(*(module.parameters() for module in siblings), strict=True):
+            if any(id(p) in reached for p in alike):
+                reached |= set(map(id, alike))
     frozen = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in reached:
@@ -51,15 +60,20 @@ def freeze_unreached(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[st
     return tuple(frozen)
 
 
-def small_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Two rows of eight tokens, with the model's own end of text last."""
+def probe(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Four rows of eight varied tokens, with the model's own end of text last and only there."""
     config: Any = model.config
     device = next(model.parameters()).device
-    vocabulary = int(config.vocab_size)
-    low = min(NUM_SPECIAL_TOKENS, vocabulary - 1)
-    ids = torch.full((2, 8), low, device=device)
-    if isinstance(getattr(config, "eos_token_id", None), int):
-        ids[:, -1] = config.eos_token_id
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    vocabulary = int(getattr(table, "num_embeddings", config.vocab_size))
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {*ends, config.pad_token_id}
+    plain = [token for token in range(vocabulary) if token not in special] or [0]
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(plain), (4, 8), generator=generator)
+    ids = torch.tensor(plain)[chosen].to(device)
+    if isinstance(ends[0], int) and 0 <= ends[0] < vocabulary:
+        ids[:, -1] = ends[0]
     inputs = {"input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
