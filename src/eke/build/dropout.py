@@ -10,17 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eke.errors import RunError
+
 _DROPOUT = re.compile(r"drop")
 _OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask")
 """Layers, paths and tokens that are left out whole: named alike, and no dropout of activations."""
 
 
 def set_dropout(config: Any, value: float) -> None:
-    """Set every field that is a dropout's probability, of the nested configurations, too."""
+    """Set every field that is a dropout's probability, of the nested configurations, too.
+
+    Raises:
+        RunError: the configuration class refuses the value.
+    """
     for part in _parts(config):
         for name, found in list(vars(part).items()):
             if _is_number(found) and _DROPOUT.search(name) and not _OTHER.search(name):
-                setattr(part, name, value)
+                try:
+                    setattr(part, name, value)
+                except (TypeError, ValueError) as error:  # MPT's field is declared a whole number
+                    why = f"{type(part).__name__} does not take it as {name}"
+                    fix = "model.dropout=null"
+                    raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error
 
 
 def kept_dropouts(

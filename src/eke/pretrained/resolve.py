@@ -24,7 +24,7 @@ TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
 
 
-_POSITIONS = re.compile(r"position|wpe|transform|dense").search
+_POSITIONS = re.compile(r"position|\bwpe\b|\btransform\b|dense").search
 """Names of tensors that may be as large as a table of the vocabulary, and are none."""
 
 LISTS = ("auto_mappings.py", "configuration_auto.py")

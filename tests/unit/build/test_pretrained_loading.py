@@ -250,7 +250,7 @@ def test_the_tensors_say_whether_the_output_is_tied(tmp_path, kind, tied):
 DROPPED = {
     "distilbert": "sequence_classification", "gpt_neo": "causal_lm", "albert": CLASSIFY[5:],
     "deberta-v2": CLASSIFY[5:], "electra": CLASSIFY[5:], "bart": "seq2seq_lm", "opt": "causal_lm",
-    "gpt2": CLASSIFY[5:], "xlnet": CLASSIFY[5:], "starcoder2": "causal_lm", "mpt": "causal_lm",
+    "gpt2": CLASSIFY[5:], "xlnet": CLASSIFY[5:], "starcoder2": "causal_lm",
     "modernbert": CLASSIFY[5:], "rembert": CLASSIFY[5:], "biogpt": "causal_lm",
     "umt5": "seq2seq_lm", "gptj": "causal_lm",
 }  # fmt: skip
@@ -271,7 +271,7 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
              "num_decoder_layers": 2, "embedding_size": 32, "word_embed_proj_dim": 32,
              "rotary_dim": 8, "input_embedding_size": 32, "output_embedding_size": 32,
              "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1, "decoder_start_token_id": 0,
-             "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
+             "cls_token_id": 1, "pooler_hidden_size": 32, "sep_token_id": 2}  # fmt: skip
     for name, value in sizes.items():
         if hasattr(config, name):
             setattr(config, name, value)
@@ -292,6 +292,14 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
     assert set(used) - {0.0} == {0.3}
     assert kept_dropouts(model, 0.3, probe(model, 0)) == ()
     assert kept_dropouts(model, 0.2, probe(model, 0)) == (0.3,)
+
+
+def test_a_dropout_that_a_configuration_class_refuses():
+    from eke.build.dropout import set_dropout
+
+    with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
+        set_dropout(transformers.MptConfig(), 0.3)
+    assert "-> model.dropout=null" in str(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{"rope_parameters": 3}, {"hidden_act": "no"}], ids=str)
