@@ -230,3 +230,39 @@ def test_what_the_record_says_of_parts(train_py, tmp_path) -> None:
     assert first == second, "every dimension of this model is even"
     assert first["weights"] == first["gradients"] == 4 * sharding["parameters"] / 2
     assert first["optimizer"] == 2 * first["weights"]
+
+
+@pytest.fixture(scope="module")
+def routed_checkpoint(tmp_path_factory) -> Path:
+    """Eight experts as modules, of which a rank's few tokens reach some."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("routed")
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=320, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_decoder_layers=2,
+        num_heads=2, num_experts=8, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        dropout_rate=0.0, router_jitter_noise=0.0, expert_capacity=1000, pad_token_id=0,
+        eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.SwitchTransformersForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("shared", ["ddp", "fsdp", slow("zero2"), slow("zero3")])
+def test_experts_that_a_rank_does_not_reach_train(shared, routed_checkpoint, curve_of, train_ranks):
+    """SGD leaves an expert without a gradient as it is, and one with a gradient of zero as well."""
+    base = (
+        "model=pretrained", f"model.name_or_path={routed_checkpoint}", "task=seq2seq_lm",
+        "data=synthetic", "data.seq_len=6", "data.max_token=300", "data.num_samples=8",
+        "data.num_eval_samples=2", "train.steps=4", "train.epochs=null", "train.log_every=1",
+        "optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0", "attention=eager",
+    )  # fmt: skip
+    one = curve_of(*base, "batch.per_device=2")
+    folder = train_ranks(*base, "batch.per_device=1", f"distributed={shared}")
+    assert largest_difference(one, logged(folder)) < 1e-5
+    warnings = json.loads((folder / "record.json").read_text())["warnings"]
+    assert not any("not trained" in warning for warning in warnings)

@@ -11,20 +11,31 @@ from torch import Tensor, nn
 from eke.tokens import IGNORED
 
 
-def loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Of all logits at once.
 
     Args:
         logits: (..., classes), any floating format.
         labels: (...), IGNORED where nothing is to be predicted.
+        smoothing: share of each target that is spread over all classes.
     """
     flat = logits.reshape(-1, logits.shape[-1])
     return F.cross_entropy(
-        flat.to(torch.float32), labels.reshape(-1), ignore_index=IGNORED, reduction="sum"
+        flat.to(torch.float32),
+        labels.reshape(-1),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
     )
 
 
-def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+def fused_loss_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
+) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits.
 
     In 16 bits PyTorch returns the sum in 16 bits, too, where float16 ends at 65504, and computes
@@ -39,6 +50,7 @@ def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: 
         weight: (vocabulary, width).
         bias: (vocabulary,) or None.
         labels: (...), IGNORED where nothing is to be predicted.
+        smoothing: as of `loss_sum`.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -54,6 +66,7 @@ def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: 
         linear_bias=bias,
         reduction="sum" if exact else "none",
         ignore_index=IGNORED,
+        label_smoothing=smoothing,
         # The compiler cannot follow gradients that are used up in place; PyTorch would say so.
         options=nn.LinearCrossEntropyOptions(allow_retain_graph=torch.compiler.is_compiling()),
     )

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
+from eke.build.experts import add_nothing, routed_parents
 from eke.plan import Plan
 from eke.plan.deepspeed import STAGES
 
@@ -24,6 +27,31 @@ def _ddp() -> list[Any]:
     # with different numbers of micro-batches wait for each other. Gradients live in the buckets
     # that are sent: no second copy of them.
     return [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
+
+
+def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
+    """Let ranks train experts that the micro-batch of some of them does not reach.
+
+    DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
+    gradient of: there the output depends on every expert, by zero.
+
+    Args:
+        plan: the run.
+        model: before it is shared.
+        accelerator: that will wrap it.
+    """
+    routed = routed_parents(model)
+    if not routed:
+        return
+    if plan.config.distributed.option == "ddp":
+        accelerator.ddp_handler.find_unused_parameters = True
+    elif plan.config.distributed.option in ("fsdp", *STAGES):
+        for parent in routed:
+            parent.register_forward_hook(add_nothing)
+    if plan.config.distributed.option == "zero3":  # gathers such a module as a whole
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(model, list({type(parent) for parent in routed}))
 
 
 BUILDERS: dict[str, Callable[[], list[Any]]] = {

@@ -12,10 +12,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eke.build.checkpointing import find_layers
+
 
 def has_experts(model: nn.Module) -> bool:
     """Whether a feed-forward layer of the model is a choice of several."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
+def routed_parents(model: nn.Module) -> list[nn.Module]:
+    """Modules that send each token to some of several equal modules.
+
+    By structure: within a Transformer layer, a container of two or more modules of one class with
+    parameters of the same names and shapes. The containers' parents are returned.
+    """
+    layers = find_layers(model)
+    inner = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
+    return [m for m in inner.values() if any(map(_is_routed, m.children()))]
+
+
+def routed_siblings(model: nn.Module) -> list[list[nn.Module]]:
+    """The equal modules of each place in `routed_parents`."""
+    containers = (c for parent in routed_parents(model) for c in parent.children())
+    return [list(container.children()) for container in containers if _is_routed(container)]
+
+
+def _is_routed(module: nn.Module) -> bool:
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict) or len(module) < 2:
+        return False
+    kinds = {
+        (type(m), *((name, tuple(p.shape)) for name, p in m.named_parameters()))
+        for m in module.children()
+    }
+    return len(kinds) == 1 and any(True for _ in module.parameters())
+
+
+def add_nothing(module: nn.Module, _: Any, output: Any) -> Any:
+    """A forward hook: the output, which depends on all parameters of the module from now on."""
+    if not torch.is_grad_enabled():
+        return output
+    nothing = sum(p.reshape(-1)[:1].sum() * 0.0 for p in module.parameters() if p.requires_grad)
+    if isinstance(output, tuple):
+        return (output[0] + nothing, *output[1:])
+    return output + nothing
 
 
 def cast_experts(model: nn.Module) -> None:

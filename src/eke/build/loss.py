@@ -14,8 +14,9 @@ from eke.build.loss_head import put_loss_head
 from eke.plan import Plan
 from eke.sizes.families import is_classification
 
-LossFunction = Callable[[nn.Module, MicroBatch], Tensor]
-"""Model and micro-batch -> the loss summed over the micro-batch's targets, a float32 scalar."""
+LossFunction = Callable[..., Tensor]
+"""Model and micro-batch -> the loss summed over the micro-batch's targets, a float32 scalar;
+and as `smoothing` the share of each target that is spread over all classes."""
 
 
 def build_loss(plan: Plan) -> LossFunction:
@@ -48,12 +49,15 @@ def apply_loss(plan: Plan, model: nn.Module) -> None:
         put_loss_head(model, has_fused_loss(plan))
 
 
-def from_loss_head(model: nn.Module, batch: MicroBatch) -> Tensor:
+def from_loss_head(model: nn.Module, batch: MicroBatch, smoothing: float = 0.0) -> Tensor:
     """The model's head answers with the loss itself."""
-    loss: Tensor = model(**batch.inputs, labels=batch.labels, places=batch.places).logits
+    expected: dict[str, Tensor | float | None] = {"labels": batch.labels, "places": batch.places}
+    if smoothing:
+        expected["smoothing"] = smoothing
+    loss: Tensor = model(**batch.inputs, **expected).logits
     return loss
 
 
-def from_logits(model: nn.Module, batch: MicroBatch) -> Tensor:
+def from_logits(model: nn.Module, batch: MicroBatch, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of all logits at once."""
-    return cross_entropy.loss_sum(model(**batch.inputs).logits, batch.labels)
+    return cross_entropy.loss_sum(model(**batch.inputs).logits, batch.labels, smoothing)

@@ -26,6 +26,8 @@ class Expected:
     """(...), IGNORED where nothing is to be predicted."""
     places: Tensor | None
     """Of the labels that count, in the flattened labels: (targets,); None projects everything."""
+    smoothing: float
+    """Share of each target that is spread over the vocabulary."""
 
 
 class LossHead(nn.Module):
@@ -55,6 +57,7 @@ class LossHead(nn.Module):
         if self.expected is None:
             return F.linear(hidden, self.weight, self.bias)
         labels, places = self.expected.labels.reshape(-1), self.expected.places
+        smoothing = self.expected.smoothing
         self.expected = None
         vectors = hidden.reshape(-1, hidden.shape[-1])
         if places is not None:
@@ -62,8 +65,8 @@ class LossHead(nn.Module):
         if not torch.compiler.is_compiling():
             self.projected = len(vectors), hidden.shape[:-1].numel()
         if self.fused:
-            return cross_entropy.fused_loss_sum(vectors, self.weight, self.bias, labels)
-        return cross_entropy.loss_sum(F.linear(vectors, self.weight, self.bias), labels)
+            return cross_entropy.fused_loss_sum(vectors, self.weight, self.bias, labels, smoothing)
+        return cross_entropy.loss_sum(F.linear(vectors, self.weight, self.bias), labels, smoothing)
 
 
 def put_loss_head(model: nn.Module, fused: bool) -> None:
@@ -93,7 +96,8 @@ def put_loss_head(model: nn.Module, fused: bool) -> None:
 
     def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
-        head.expected = None if labels is None else Expected(labels, places)
+        smoothing = kwargs.pop("smoothing", 0.0)
+        head.expected = None if labels is None else Expected(labels, places, smoothing)
         return args, kwargs
 
     model.register_forward_pre_hook(hand_over, with_kwargs=True)

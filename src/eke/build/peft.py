@@ -60,7 +60,9 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
         with warnings.catch_warnings():
             # peft 0.21 asks by a name that transformers 5.23 has renamed.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            adapted = get_peft_model(cast(Any, model), config)
+            adapted: Any = get_peft_model(cast(Any, model), config)
+    if config.modules_to_save:  # peft adds names of its own, repeated or of no module
+        config.modules_to_save = _heads(plan, model)
     return cast(nn.Module, adapted).train()
 
 
@@ -192,6 +194,24 @@ def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
     return [
         f"{format_number(len(frozen), 'tensor')} left random, since only adapters are trained: "
         f"{frozen[0]}{more}"
+    ]
+
+
+def experts_left_out(model: nn.Module) -> list[str]:
+    """A warning where experts are one tensor of three dimensions, which no adapter changes."""
+    if not is_adapted(model):
+        return []
+    stacked = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if p.dim() > 2 and not p.requires_grad and "experts" in name.split(".")
+    ]
+    if not stacked:
+        return []
+    share = sum(p.numel() for _, p in stacked) / sum(p.numel() for p in model.parameters())
+    return [
+        f"the experts have no adapters, since they are no linear layers: {stacked[0][0]} and "
+        f"{len(stacked) - 1} more, {share:.0%} of the parameters, stay as they are"
     ]
 
 

@@ -14,22 +14,16 @@ from torch import nn
 
 from eke.build.attention import ATTENTION
 from eke.build.draws import drawn_in_float32
+from eke.build.dropout import kept_dropouts, set_dropout
 from eke.build.heads import HEADS
 from eke.build.precision import weights_dtype
-from eke.build.unused import freeze_unreached, give_all_gradients, small_inputs
+from eke.build.unused import freeze_unreached, probe
 from eke.corpus import Vocabulary
 from eke.errors import ConfigError, RunError
 from eke.plan import Plan
 from eke.pretrained import content_of, locate
 from eke.schema import PretrainedModel, SequenceClassification
 from eke.units import format_number
-
-DROPOUTS = (
-    "activation_dropout", "attention_dropout", "attention_probs_dropout_prob", "attn_dropout",
-    "attn_pdrop", "classifier_dropout", "dropout", "dropout_rate", "embd_pdrop",
-    "embedding_dropout", "hidden_dropout", "hidden_dropout_prob", "resid_pdrop",
-)  # fmt: skip
-"""Names of dropouts in transformers 5's configurations of text models."""
 
 _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bias)$")
 # Old checkpoints hold what newer classes compute; GPT-2's attn.bias was its causal mask.
@@ -53,6 +47,8 @@ class LoadReport:
     """In the checkpoint without a place in the model: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
+    kept_dropouts: tuple[float, ...] = ()
+    """Probabilities of dropouts that `model.dropout` does not reach."""
 
     @property
     def warnings(self) -> list[str]:
@@ -77,6 +73,9 @@ class LoadReport:
             )
         if self.unreached:
             found.append(f"no output depends on {_listed(self.unreached)}: not trained")
+        if self.kept_dropouts:
+            kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
+            found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
         return found
 
 
@@ -130,10 +129,10 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     report = _judge(typed, model, info)
     _check_size(plan, model)
     if typed.family == "other":
-        unreached = freeze_unreached(model, small_inputs(model))
-        report = replace(report, unreached=unreached.frozen)
-        if plan.batch.world_size > 1:
-            give_all_gradients(model, unreached.routed)
+        report = replace(report, unreached=freeze_unreached(model))
+    if typed.dropout is not None:
+        kept = kept_dropouts(model, typed.dropout, probe(model, 0))
+        report = replace(report, kept_dropouts=kept)
     return cast(nn.Module, model), report
 
 
@@ -176,6 +175,8 @@ def checkpoint_configuration(plan: Plan) -> Any:
         why = f"its config.json cannot be used: {_first_sentence(error)}"
         raise _refusal(model, why, "another checkpoint") from error
     loaded.use_cache = False
+    if config.task.option in ("causal_lm", "masked_lm"):
+        loaded.tie_word_embeddings = model.tie_word_embeddings  # as the tensors say
     if getattr(loaded, "output_router_logits", False):
         loaded.output_router_logits = False  # nothing adds their loss
     if isinstance(config.task, SequenceClassification):
@@ -183,9 +184,7 @@ def checkpoint_configuration(plan: Plan) -> Any:
             loaded.num_labels = config.task.num_labels
         _set_special_tokens(loaded, plan.vocabulary)
     if model.dropout is not None:
-        for name in DROPOUTS:
-            if isinstance(getattr(loaded, name, None), float | int) or name == "classifier_dropout":
-                setattr(loaded, name, model.dropout)
+        set_dropout(loaded, model.dropout)
     return loaded
 
 

@@ -4,15 +4,12 @@ They never get a gradient. Data parallelism waits for one from every trainable p
 optimizer would decay them, so they are frozen.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eke.tokens import NUM_SPECIAL_TOKENS
+from eke.build.experts import routed_siblings
 
 UNUSED: dict[str, tuple[str, ...]] = {
     # A second output bias, beside the decoder's own, where the embeddings are not tied.
@@ -20,6 +17,10 @@ UNUSED: dict[str, tuple[str, ...]] = {
 }
 """Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
 is read. Complete for the families of `eke.sizes` (tested)."""
+
+
+NUM_PROBES = 3
+"""Forward passes over different tokens that a parameter has to be missing in."""
 
 
 def freeze_unused(model: nn.Module) -> tuple[str, ...]:
@@ -36,107 +37,47 @@ def freeze_unused(model: nn.Module) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-@dataclass(frozen=True)
-class Unreached:
-    """What some forward passes did not reach."""
-
-    frozen: tuple[str, ...]
-    """Parameters that none reached: no longer trained."""
-    routed: tuple[str, ...]
-    """Lists of modules of which a pass reached a part: a router chooses among them."""
-
-
-def freeze_unreached(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Unreached:
-    """Stop training what no forward pass reaches.
+def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
+    """Stop training what no forward pass reaches; returns the names.
 
     For architectures that the table does not know. Follows the graph of the logits back to the
-    parameters without computing a gradient: the cost is a forward pass for each batch. What a
-    router chooses among is trained where any of it is reached.
+    parameters without computing a gradient: the cost is some forward passes over a few tokens.
+    An expert is reached where one of its siblings is: other tokens are sent to it.
     """
-    passes = []
+    reached: set[int] = set()
     with torch.random.fork_rng(devices=_devices(model)):
-        for inputs in batches:
-            passes.append(_leaves(model(**inputs).logits))
-    kept = set().union(*passes)
-    routed = []
-    for name, groups in _alike(model):
-        # A sample passes all layers of a stack, but a few experts only.
-        if any(0 < len(group & reached) < len(group) for group in groups for reached in passes):
-            routed.append(name)
-            kept |= set().union(*(group for group in groups if group & kept))
+        for seed in range(NUM_PROBES):
+            reached |= _leaves(model(**probe(model, seed)).logits)
+    for siblings in routed_siblings(model):
+        for alike in zip(*(module.parameters() for module in siblings), strict=True):
+            if any(id(p) in reached for p in alike):
+                reached |= set(map(id, alike))
     frozen = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in kept:
+        if parameter.requires_grad and id(parameter) not in reached:
             parameter.requires_grad_(False)
             frozen.append(name)
-    return Unreached(tuple(frozen), tuple(routed))
+    return tuple(frozen)
 
 
-def _alike(model: nn.Module) -> Iterator[tuple[str, list[set[int]]]]:
-    """Lists of modules with the same parameters, and the ids of those that have the same place."""
-    for name, module in model.named_modules():
-        children = list(module.children()) if isinstance(module, LISTS) else []
-        shapes = [[(n, p.shape) for n, p in child.named_parameters()] for child in children]
-        if len(children) > 1 and shapes[0] and all(each == shapes[0] for each in shapes):
-            columns = zip(*(child.parameters() for child in children), strict=True)
-            yield name, [{id(parameter) for parameter in column} for column in columns]
-
-
-LISTS = (nn.ModuleList, nn.ModuleDict)
-
-
-def give_all_gradients(model: nn.Module, routed: Iterable[str]) -> None:
-    """Have experts that a batch does not reach get a gradient of zero, and not none.
-
-    Ranks that share gradients wait for one of every parameter, and their batches reach different
-    experts. The output is unchanged.
-
-    Args:
-        model: changed in place.
-        routed: names of lists of experts.
-    """
-    for name in routed:
-        experts = model.get_submodule(name)
-        is_called = type(experts).forward not in {kind.forward for kind in LISTS}
-        owner = experts if is_called else model.get_submodule(name.rpartition(".")[0])
-        owner.register_forward_hook(partial(_add_nothing, experts))
-
-
-def _add_nothing(experts: nn.Module, _: nn.Module, __: Any, output: Any) -> Any:
-    first, *rest = output if isinstance(output, tuple) else (output,)
-    for parameter in experts.parameters():
-        if parameter.requires_grad:
-            first = first + 0 * parameter.view(-1)[0].to(first.dtype)
-    return (first, *rest) if isinstance(output, tuple) else first
-
-
-NUM_PROBES = 4
-"""Batches that are tried: one may pass by what another reaches."""
-
-
-def small_inputs(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Some batches of two rows of eight tokens, with the model's own end of text last.
-
-    The first one repeats a token, which shows what is routed; the others vary.
-    """
+def probe(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Four rows of eight varied tokens, with the model's own end of text last and only there."""
     config: Any = model.config
     device = next(model.parameters()).device
-    vocabulary = int(config.vocab_size)
-    low = min(NUM_SPECIAL_TOKENS, vocabulary - 1)
-    end = getattr(config, "eos_token_id", None)
-    generator = torch.Generator().manual_seed(0)
-    batches = []
-    for number in range(NUM_PROBES):
-        high = vocabulary if number else low + 1
-        ids = torch.randint(low, high, (2, 8), generator=generator).to(device)
-        if isinstance(end, int) and 0 <= end < vocabulary:
-            ids[ids == end] = low
-            ids[:, -1] = end
-        inputs = {"input_ids": ids}
-        if getattr(config, "is_encoder_decoder", False):
-            inputs["decoder_input_ids"] = ids
-        batches.append(inputs)
-    return batches
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    vocabulary = int(getattr(table, "num_embeddings", config.vocab_size))
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {*ends, config.pad_token_id}
+    plain = [token for token in range(vocabulary) if token not in special] or [0]
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(plain), (4, 8), generator=generator)
+    ids = torch.tensor(plain)[chosen].to(device)
+    if isinstance(ends[0], int) and 0 <= ends[0] < vocabulary:
+        ids[:, -1] = ends[0]
+    inputs = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    return inputs
 
 
 def _devices(model: nn.Module) -> list[torch.device]:

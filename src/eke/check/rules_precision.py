@@ -2,7 +2,15 @@
 
 from eke.check.capability import capability_of, older_than
 from eke.check.rule import Facts, Rule, Verdict
-from eke.schema import Compute, Evaluation, Float8, PretrainedModel, Switch, Weights
+from eke.schema import (
+    Adapters,
+    Compute,
+    Evaluation,
+    Float8,
+    PretrainedModel,
+    Switch,
+    Weights,
+)
 from eke.sizes import describe, has_master
 
 TF32_CAPABILITY = (8, 0)
@@ -40,6 +48,7 @@ def _loses_updates(facts: Facts) -> bool:
     config = facts.config
     return (
         is_narrow(facts)
+        and not isinstance(config.peft, Adapters)  # adapters are float32
         and not has_master(config)
         and not describe(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
@@ -137,13 +146,13 @@ RULES = (
         path="precision",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
-            and f.config.model.family == "t5"
+            and f.config.model.model_type.endswith("t5")  # mT5, UMT5, LongT5: the same layers
             and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
         ),
         value=lambda f: f.config.precision.option,
         why=lambda f: (
-            "T5's checkpoints were trained in bfloat16: their activations exceed 65504, float16's "
-            "largest number"
+            f"{getattr(f.config.model, 'model_type', '')}'s checkpoints were trained in bfloat16: their "
+            "activations exceed 65504, float16's largest number"
         ),
         fix=lambda f: (
             "precision.evaluation=same"

@@ -346,5 +346,7 @@ def _plan_peft(config: Config, decisions: list[Decision]) -> None:
         reason = f"every linear layer of a {config.model.family} model's Transformer layers"
         if is_ia3(config):
             reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
+        if config.model.family == "mixtral":
+            reason += "; its experts, one tensor each and no linear layer, stay as they are"
         value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
         decisions.append(Decision("peft.target_modules", f"[{value}]", reason))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -11,18 +12,21 @@ from typing import Any
 
 from eke.errors import ConfigError, Problem
 from eke.pretrained.agreement import compare
-from eke.pretrained.architecture import KNOWN, read_sizes
+from eke.pretrained.architecture import KNOWN, Sizes, read_sizes
 from eke.pretrained.classes import class_attribute, first_position
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
-from eke.pretrained.tensors import Shapes, read_shapes
+from eke.pretrained.tensors import Shapes, read_shapes, same_numbers
 from eke.schema import AUTO_ATTENTION, Config, PretrainedModel, Rows, SequenceClassification
 from eke.units import format_value
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
 
+
+_POSITIONS = re.compile(r"position|\bwpe\b|\btransform\b|dense").search
+"""Names of tensors that may be as large as a table of the vocabulary, and are none."""
 
 LISTS = ("auto_mappings.py", "configuration_auto.py")
 """Where transformers 5 names the architectures it has, below `models/auto`."""
@@ -58,7 +62,7 @@ def resolve_model(config: Config, overrides: Sequence[str] = (), planning: bool 
     compare(family, sizes, shapes, found.typed)
     filled = dataclasses.replace(
         model,
-        **{**_tied(family, sizes, shapes), **_of_the_class(config, raw, sizes)},
+        **{**_tied(found, raw, family, sizes, shapes), **_of_the_class(config, raw, sizes)},
         family=family,
         model_type=str(raw["model_type"]),
         name_or_path=str(found.folder) if found.is_local else found.typed,
@@ -81,7 +85,8 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
     if positions := sizes.get("max_position_embeddings"):
         pad = raw.get("pad_token_id")
         # The default of all configuration classes whose table of positions begins behind it.
-        first = first_position(kind, pad if isinstance(pad, int) else 1)
+        absolute = raw.get("position_embedding_type", "absolute") == "absolute"
+        first = first_position(kind, pad if isinstance(pad, int) else 1) if absolute else 0
         found["max_position_embeddings"] = max(1, positions - first)
     return found
 
@@ -219,8 +224,22 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
         raise refuse(found.typed, why, f"hf download {found.typed}")
 
 
-def _tied(family: str, sizes: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
-    """T5 is untied only where the checkpoint has a projection: transformers 5 ties it otherwise."""
+def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:
+    """Whether the output shares the embedding's tensor, as the file has it; its flag may be untrue.
+
+    transformers 5 ties T5's always, unless the checkpoint has a projection. Other models of two
+    stacks have several tables, which tell nothing.
+    """
     if family == "t5" and shapes and "lm_head.weight" not in shapes:
+        return {**sizes, "tie_word_embeddings": True}
+    if raw.get("is_encoder_decoder") is True or family == "t5":
+        return sizes
+    table = (sizes["vocab_size"], sizes["hidden_size"])
+    tables = [name for name, shape in shapes.items() if shape == table and not _POSITIONS(name)]
+    if len(tables) == 2:
+        return {**sizes, "tie_word_embeddings": same_numbers(found, *tables)}
+    names = raw.get("architectures")
+    saved_by = str(names[0]) if isinstance(names, list) and names else ""
+    if len(tables) == 1 and saved_by.endswith(tuple(_BY_ENDING)):
         return {**sizes, "tie_word_embeddings": True}
     return sizes

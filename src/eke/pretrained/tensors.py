@@ -18,6 +18,9 @@ INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library takes: safetensors/src/tensor.rs, MAX_HEADER_SIZE."""
 
+CHUNK = 1 << 24
+"""Bytes of a tensor that are compared at once."""
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -84,6 +87,28 @@ def read_shapes(found: Located) -> Shapes:
             raise refuse(found.typed, f"the header of its {path.name} is damaged") from error
         _check_length(found, path, end)
     return shapes
+
+
+def same_numbers(found: Located, one: str, other: str) -> bool:
+    """Whether two tensors of a checkpoint hold the same bytes."""
+    places = []
+    for path in weight_files(found):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+        header = _header(found, path)
+        places += [(path, 8 + length, header[n]) for n in (one, other) if n in header]
+    (path, start, first), (path_2, start_2, second) = places
+    (low, high), (low_2, high_2) = first["data_offsets"], second["data_offsets"]
+    if (first["dtype"], high - low) != (second["dtype"], high_2 - low_2):
+        return False
+    with open(path, "rb") as file, open(path_2, "rb") as file_2:
+        for at in range(0, high - low, CHUNK):
+            size = min(CHUNK, high - low - at)
+            file.seek(start + low + at)
+            file_2.seek(start_2 + low_2 + at)
+            if file.read(size) != file_2.read(size):
+                return False
+    return True
 
 
 def _header(found: Located, path: Path) -> dict[str, Any]:

@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any
 
 from eke.corpus import AUTO
+from eke.corpus.request import TOKENIZER_FILES
 from eke.paths import user_path
 from eke.pretrained.locate import Located, locate
+from eke.pretrained.problem import refuse
 from eke.schema import Config, PretrainedModel
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
@@ -46,13 +48,25 @@ def is_of_eke_without_tokenizer(name_or_path: str) -> bool:
 
 def _beside(found: Located) -> str:
     """The folder or name to load a tokenizer from; empty when the checkpoint has none."""
-    if any((found.folder / name).is_file() for name in FILES):
+    if _has_tokenizer(found):
         return str(found.folder)
     return "" if found.is_local else _on_hub(found)
 
 
+def _has_tokenizer(found: Located) -> bool:
+    return any((found.folder / name).is_file() for name in FILES)
+
+
 def _on_hub(found: Located) -> str:
     """A hub model of which config.json alone was fetched so far."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, snapshot_download
 
-    return "" if constants.HF_HUB_OFFLINE else found.typed
+    if constants.HF_HUB_OFFLINE:
+        return ""
+    patterns = [*(f"{name}*" for name in TOKENIZER_FILES), "*.model", "*.tiktoken"]
+    try:  # of the commit that the weights are of: a name would mean the newest
+        snapshot_download(found.typed, revision=found.commit, allow_patterns=patterns)
+    except Exception as error:  # huggingface_hub's, httpx's, the file system's
+        why = f"its tokenizer cannot be fetched ({type(error).__name__})"
+        raise refuse(found.typed, why, f"hf download {found.typed}") from error
+    return str(found.folder) if _has_tokenizer(found) else ""

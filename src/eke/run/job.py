@@ -13,10 +13,10 @@ from eke.build.activation_offload import build_activation_offload
 from eke.build.cache_release import CacheRelease, build_cache_release
 from eke.build.classes import name_classes
 from eke.build.data import Data, build_data, load_tokenizer
-from eke.build.distributed import build_handlers
+from eke.build.distributed import build_handlers, expect_unreached
 from eke.build.loss import LossFunction
 from eke.build.optimizer import build_optimizer
-from eke.build.peft import frozen_at_random
+from eke.build.peft import experts_left_out, frozen_at_random
 from eke.build.precision import Formats, build_formats
 from eke.build.schedule import Multiplier, build_schedule
 from eke.build.step import Stepped
@@ -152,12 +152,15 @@ def build_job(
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
     device = choose_device(plan)
     meter.clock = make_clock(device)
-    # Precision and all else is eke's: an `accelerate launch` in front may not change it.
-    accelerator = Accelerator(
-        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=build_handlers(plan)
-    )
     formats = build_formats(plan, device)
+    # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
+    # joins the group of processes, before anything is built.
+    handlers = build_handlers(plan)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu", mixed_precision="no", kwargs_handlers=handlers
+    )
     bare, report = build_trainable(plan, build_device(plan, device))
+    expect_unreached(plan, bare, accelerator)
     shared = share_model(plan, accelerator, bare, device, ranks)
     optimizer = build_optimizer(plan, bare)
     built = Built(plan, bare, shared, optimizer, formats, device, ranks)
@@ -189,7 +192,8 @@ def build_job(
         stages=stages,
     )
     random = (*report.new_weights, *report.resized_weights)
-    headed = [*frozen_at_random(bare, random), *name_classes(plan, bare, report)]
+    adapted = [*frozen_at_random(bare, random), *experts_left_out(bare)]
+    headed = [*adapted, *name_classes(plan, bare, report)]
     for warning in (*report.warnings, *headed, *gap_in_the_curve(job)):
         job.warn(warning)
     job.note_stage("weights")

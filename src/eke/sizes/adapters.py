@@ -110,7 +110,8 @@ def _added(config: Config, weight: Weight, feed_forward: bool) -> Iterator[Weigh
     if config.model.family == "gpt2":  # Conv1D stores [in, out]
         out, inp = inp, out
     if not isinstance(config.peft, Lora):
-        yield Weight((1, inp) if feed_forward else (out, 1), is_adapter=True)
+        shape = (1, inp) if feed_forward else (out, 1)
+        yield Weight(shape, is_adapter=True, is_scale=True)
         return
     yield Weight((config.peft.r, inp), weight.tokens, is_adapter=True)
     yield Weight((out, config.peft.r), weight.tokens, is_adapter=True)

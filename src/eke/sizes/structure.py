@@ -54,13 +54,15 @@ class Weight:
     """Of the head that a classification task adds."""
     is_adapter: bool = False
     """Added by parameter-efficient fine-tuning."""
+    is_scale: bool = False
+    """IA3's: of two dimensions, but a factor of each activation."""
     four_bits: bool = False
     """Kept as 4-bit numbers, a scale to each block of them."""
 
     @cached_property
     def role(self) -> Role:
         """What it is to an optimizer; the build side reads the same from a module."""
-        if sum(length > 1 for length in self.shape) < 2:
+        if len(self.shape) < 2 or self.is_scale:
             return Role.vector
         stacked = len(self.shape) > 2
         return Role.outer if stacked and self.place is Role.hidden else self.place

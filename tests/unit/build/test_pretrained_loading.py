@@ -212,12 +212,94 @@ def test_a_file_cut_after_planning(saved, tmp_path):
         build_model(plan, CPU)
 
 
-def test_a_tied_checkpoint_with_its_own_projection(saved, tmp_path):
-    path = shutil.copytree(saved["llama"], tmp_path / "m")
-    content = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**content, "tie_word_embeddings": True}))
-    with pytest.raises(RunError, match="tie_word_embeddings"):
-        build_model(plan_of(path), CPU)
+TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("bert", True),
+        ("bert", False), ("gpt_neox", True), ("gpt_neox", False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
+def test_the_tensors_say_whether_the_output_is_tied(tmp_path, kind, tied):
+    """A flag of config.json that says the contrary changes nothing, and is saved as it is true."""
+    from eke.build.export import save_pretrained
+
+    names = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 64, "vocab_size": 320, "pad_token_id": 0}  # fmt: skip
+    config = (
+        transformers.AutoConfig.for_model(kind, **names)
+        if kind == "gpt_neox"
+        else make_model_config(kind)
+    )
+    config.tie_word_embeddings = tied
+    with torch.random.fork_rng():
+        plain = getattr(transformers, HEADS[own_task(kind)]).from_config(config).eval()
+    plain.save_pretrained(tmp_path / "m")
+    content = json.loads((tmp_path / "m" / "config.json").read_text())
+    content["tie_word_embeddings"] = not tied
+    (tmp_path / "m" / "config.json").write_text(json.dumps(content))
+    model, report = load(tmp_path / "m", f"task={own_task(kind)}")
+    assert report.new_weights == ()
+    inputs = make_inputs(plain)
+    assert torch.equal(model.eval()(**inputs).logits, plain(**inputs).logits)
+    assert model.config.tie_word_embeddings is tied
+    shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert shared is tied
+    save_pretrained(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())[
+        "tie_word_embeddings"] is tied  # fmt: skip
+
+
+DROPPED = {
+    "distilbert": "sequence_classification", "gpt_neo": "causal_lm", "albert": CLASSIFY[5:],
+    "deberta-v2": CLASSIFY[5:], "electra": CLASSIFY[5:], "bart": "seq2seq_lm", "opt": "causal_lm",
+    "gpt2": CLASSIFY[5:], "xlnet": CLASSIFY[5:], "starcoder2": "causal_lm",
+    "modernbert": CLASSIFY[5:], "rembert": CLASSIFY[5:], "biogpt": "causal_lm",
+    "umt5": "seq2seq_lm", "gptj": "causal_lm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DROPPED)
+def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
+    from eke.build.dropout import kept_dropouts, recorded_dropouts, set_dropout
+    from eke.build.unused import probe
+
+    config = transformers.AutoConfig.for_model(kind)
+    sizes = {"hidden_size": 32, "d_model": 32, "dim": 32, "num_hidden_layers": 2, "n_layers": 2,
+             "encoder_layers": 2, "decoder_layers": 2, "num_layers": 2, "num_attention_heads": 2,
+             "n_heads": 2, "num_heads": 2, "encoder_attention_heads": 2, "d_kv": 16, "d_ff": 64,
+             "decoder_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320,
+             "intermediate_size": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "ffn_dim": 64,
+             "hidden_dim": 64, "d_inner": 64, "d_head": 16, "n_layer": 2, "n_head": 2,
+             "num_decoder_layers": 2, "embedding_size": 32, "word_embed_proj_dim": 32,
+             "rotary_dim": 8, "input_embedding_size": 32, "output_embedding_size": 32,
+             "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1, "decoder_start_token_id": 0,
+             "cls_token_id": 1, "pooler_hidden_size": 32, "sep_token_id": 2}  # fmt: skip
+    for name, value in sizes.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if kind == "gpt_neo":
+        config.attention_types, config.attention_layers = (
+            [[["global", "local"], 1]],
+            ["global", "local"],
+        )
+    if kind == "modernbert":
+        config.layer_types = ["full_attention", "sliding_attention"]
+    traps = {name: value for name, value in vars(config).items() if "layerdrop" in name}
+    set_dropout(config, 0.3)
+    assert {name: getattr(config, name) for name in traps} == traps
+    model = getattr(transformers, HEADS[DROPPED[kind]]).from_config(config)
+    model.eval()
+    with recorded_dropouts() as used, torch.no_grad():
+        model.train()(**probe(model, 0))
+    assert set(used) - {0.0} == {0.3}
+    assert kept_dropouts(model, 0.3, probe(model, 0)) == ()
+    assert kept_dropouts(model, 0.2, probe(model, 0)) == (0.3,)
+
+
+def test_a_dropout_that_a_configuration_class_refuses():
+    from eke.build.dropout import set_dropout
+
+    with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
+        set_dropout(transformers.MptConfig(), 0.3)
+    assert "-> model.dropout=null" in str(caught.value)
 
 
 @pytest.mark.parametrize("changes", [{"rope_parameters": 3}, {"hidden_act": "no"}], ids=str)

@@ -7,13 +7,9 @@ from unit.build.plans import hand_plan
 from unit.build.steps import make_inputs, step
 from unit.sizes.configs import TINY_CASES, make_config
 
+from eke.build.experts import add_nothing, routed_parents, routed_siblings
 from eke.build.model import build_model
-from eke.build.unused import (
-    freeze_unreached,
-    freeze_unused,
-    give_all_gradients,
-    small_inputs,
-)
+from eke.build.unused import freeze_unreached, freeze_unused, probe
 from eke.sizes import structure
 
 CPU = torch.device("cpu")
@@ -59,7 +55,7 @@ def test_following_the_graph_finds_the_same(option, task, tied):
     model = build_model(hand_plan(*overrides), CPU)
     by_table = {name for name, p in model.named_parameters() if not p.requires_grad}
     model.requires_grad_(True)
-    assert set(freeze_unreached(model, small_inputs(model)).frozen) == by_table
+    assert set(freeze_unreached(model)) == by_table
 
 
 def test_an_unused_pooler_is_found():
@@ -70,46 +66,69 @@ def test_an_unused_pooler_is_found():
     model = transformers.BertForTokenClassification(config)
     model.extra = torch.nn.Linear(2, 2)
     before = torch.get_rng_state()
-    found = freeze_unreached(model, small_inputs(model))
-    assert set(found.frozen) == {"extra.weight", "extra.bias"}
-    assert not found.routed
+    assert set(freeze_unreached(model)) == {"extra.weight", "extra.bias"}
     assert torch.equal(torch.get_rng_state(), before)
     assert model(**make_inputs(model)).logits.requires_grad
 
 
-def switch_model(**more):
+def switch(**changes):
     config = transformers.SwitchTransformersConfig(
-        vocab_size=320, d_model=32, d_kv=16, d_ff=64, num_heads=2, num_layers=2, num_experts=8,
-        num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
-        decoder_start_token_id=0, **more,
+        vocab_size=320, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_decoder_layers=2,
+        num_heads=2, num_experts=8, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, **changes,
     )  # fmt: skip
-    return transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.SwitchTransformersForConditionalGeneration(config)
 
 
-def test_experts_that_a_probe_does_not_reach_are_trained():
-    model = switch_model()
-    found = freeze_unreached(model, small_inputs(model))
-    assert not found.frozen
-    assert found.routed
-    assert all(name.endswith("experts") for name in found.routed)
+def test_no_expert_is_frozen():
+    """Three of eight may be reached by a probe; the others are by other tokens."""
+    model = switch()
+    assert freeze_unreached(model) == ()
+    assert len(routed_parents(model)) == 4 - 2
+    assert [len(siblings) for siblings in routed_siblings(model)] == [8, 8]
 
 
-@pytest.mark.parametrize("end", [50279, -1, [1, 2], None], ids=str)
-def test_an_end_of_text_outside_the_vocabulary(end):
-    model = switch_model()
-    model.config.eos_token_id = end
-    assert all(int(each["input_ids"].max()) < 320 for each in small_inputs(model))
+def test_experts_in_a_list_that_one_token_reaches():
+    """Routed by structure, not by a name: one of four equal modules gets every token."""
+    model = switch()
+    for parent in routed_parents(model):
+        router = parent.router.classifier.weight
+        with torch.no_grad():
+            router.zero_()  # all scores equal: the first expert takes all
+    assert freeze_unreached(model) == ()
 
 
-def test_experts_without_a_token_get_a_gradient_of_zero():
-    model = switch_model()
+def test_modules_outside_a_layer_are_not_taken_for_experts():
+    model = switch()
+    model.extra = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    assert len(freeze_unreached(model)) == 4
+
+
+@pytest.mark.parametrize("eos", [5000, [2, 5000], [5000], -1, None], ids=str)
+def test_an_end_of_text_outside_of_the_vocabulary(eos):
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    config.eos_token_id = eos
+    model = transformers.LlamaForCausalLM(config)
+    ids = probe(model, 0)["input_ids"]
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < 64
+    assert len(ids.unique()) > 8
+    assert freeze_unreached(model) == ()
+
+
+def test_unreached_experts_get_a_gradient_of_zero_where_ranks_need_one():
+    model = switch().eval()
     ids = torch.full((1, 4), 9)
-    inputs = {"input_ids": ids, "decoder_input_ids": ids}
-    before = model(**inputs).logits
-    give_all_gradients(model, freeze_unreached(model, small_inputs(model)).routed)
-    after = model(**inputs).logits
-    assert torch.equal(before, after)
-    after.logsumexp(-1).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    experts = [p.grad.abs().sum() for n, p in model.named_parameters() if ".experts." in n]
-    assert sum(each == 0 for each in experts) >= len(experts) // 2
+    plain = model(input_ids=ids, decoder_input_ids=ids).logits
+    for parent in routed_parents(model):
+        parent.register_forward_hook(add_nothing)
+    logits = model(input_ids=ids, decoder_input_ids=ids).logits
+    assert torch.equal(plain, logits)
+    logits.sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert without == []

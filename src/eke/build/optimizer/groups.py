@@ -46,10 +46,12 @@ def _roles(model: nn.Module) -> list[tuple[nn.Parameter, Role]]:
         if isinstance(module, nn.Embedding)
         for p in module.parameters(recurse=False)
     }
+    # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.
+    scales = {id(p) for name, p in model.named_parameters() if ".ia3_l." in name}
     layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
 
     def role(parameter: nn.Parameter) -> Role:
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or id(parameter) in scales:
             return Role.vector
         if id(parameter) in tables:
             return Role.embedding

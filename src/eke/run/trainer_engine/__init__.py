@@ -8,6 +8,7 @@ evaluation, checkpoints, records. A comparison of the two engines compares loops
 
 from contextlib import ExitStack
 
+from eke.build.experts import routed_parents
 from eke.build.update import PlainUpdate
 from eke.errors import RunError
 from eke.run.job import Job
@@ -36,7 +37,8 @@ def train_with_trainer(job: Job) -> None:
     with ExitStack() as look:  # what is looked at closely is left in order when a step fails
         steps = Steps(job, job.update, look)
         random = capture_random_state()  # Trainer seeds anew; a checkpoint has brought its own
-        trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths))
+        routed = bool(routed_parents(job.bare_model))
+        trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths, routed))
         restore_random_state(random)
         if job.start_step < job.plan.steps.total:
             try:

@@ -9,7 +9,7 @@ from eke.paths import RunPaths
 from eke.plan import Plan
 
 
-def render_arguments(plan: Plan, paths: RunPaths) -> dict[str, Any]:
+def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[str, Any]:
     """What the plan and `trainer.extra` say to Trainer, by argument.
 
     What eke does itself is switched off: saving, evaluating, logging, reporting, and reading every
@@ -30,7 +30,7 @@ def render_arguments(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "dataloader_num_workers": config.dataloader.workers,
         "dataloader_pin_memory": plan.compute.pin_memory,
         "remove_unused_columns": False,
-        "ddp_find_unused_parameters": False,
+        "ddp_find_unused_parameters": routed,
         "ddp_broadcast_buffers": False,
         "report_to": "none",
         "logging_strategy": "no",
@@ -43,7 +43,7 @@ def render_arguments(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def build_arguments(plan: Plan, paths: RunPaths) -> TrainingArguments:
+def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> TrainingArguments:
     """Trainer's arguments, checked by its own code.
 
     One process has one GPU: of all that it sees Trainer would make a DataParallel of its own.
@@ -52,7 +52,7 @@ def build_arguments(plan: Plan, paths: RunPaths) -> TrainingArguments:
         RunError: transformers refuses a value, or this installation lacks what it needs.
     """
     try:
-        arguments = TrainingArguments(**render_arguments(plan, paths))
+        arguments = TrainingArguments(**render_arguments(plan, paths, routed))
     except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"engine = trainer: transformers refuses its arguments: {reason}") from error

@@ -69,21 +69,13 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         job = self.steps.job
         enter(job, "forward")
         with job.offload:
-            share = self._loss_sum(model, batch) / self.steps.num_targets
+            smoothing = self.args.label_smoothing_factor
+            share = job.loss(model, batch, smoothing) / self.steps.num_targets
         job.cache_release.after_forward(self.steps.step)
         meter.enter("backward")
         self.steps.add_loss(share)
         # Ranks average their gradients where they should sum them.
         return share * self.steps.job.ranks.world_size
-
-    def _loss_sum(self, model: nn.Module, batch: MicroBatch) -> Tensor:
-        if self.label_smoother is None:
-            return self.steps.job.loss(model, batch)
-        logits = model(**batch.inputs).logits.to(torch.float32)
-        smoothed: Tensor = self.label_smoother(
-            {"logits": logits}, batch.labels, num_items_in_batch=1
-        )
-        return smoothed
 
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None
