@@ -151,8 +151,8 @@ RULES = (
         ),
         value=lambda f: f.config.precision.option,
         why=lambda f: (
-            f"{getattr(f.config.model, 'model_type', '')}'s checkpoints were trained in bfloat16: their "
-            "activations exceed 65504, float16's largest number"
+            f"{getattr(f.config.model, 'model_type', '')}'s checkpoints were trained in bfloat16: "
+            "their activations exceed 65504, float16's largest number"
         ),
         fix=lambda f: (
             "precision.evaluation=same"
