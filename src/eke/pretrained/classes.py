@@ -71,12 +71,16 @@ def class_attribute(model_type: str, task: str, name: str) -> bool | None:
         task: option of the group `task`.
         name: of the attribute.
     """
-    folder, source = models_folder(), source_of(model_type)
-    if folder is None or source is None:
+    folder = models_folder()
+    if folder is None:
         return None
     try:
-        head = _table(folder / "auto/modeling_auto.py", MAPPINGS[task]).get(model_type)
-        return None if head is None else _attribute(source, head, name)
+        heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
+        head = heads.get(model_type)
+        # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
+        kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
+        source = next(filter(None, map(source_of, kinds)), None)
+        return _attribute(source, head, name) if head and source else None
     except (OSError, SyntaxError):
         return None
 

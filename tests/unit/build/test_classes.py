@@ -1,5 +1,7 @@
 """A saved classifier says which class is which, in the words of the data."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import transformers
@@ -7,11 +9,14 @@ from checkpoints import save_checkpoint
 from prepared import write_jsonl
 from support import last_wins
 
+import eke.corpus.ask as asking
 from eke.app import plan_for
 from eke.build.classes import name_classes
 from eke.build.export import save_pretrained
 from eke.build.trainable import build_trainable
 from eke.compose import compose
+from eke.corpus import open_store, request_of
+from eke.prepare.prepare import prepare
 
 SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",
          "tracker=none")  # fmt: skip
@@ -20,6 +25,7 @@ SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(asking, "_prepare", prepare)
 
 
 def rows_of(folder, *labels):
@@ -74,14 +80,105 @@ def test_names_are_the_folders_of_a_text(tmp_path) -> None:
     assert found == {0: "science", 1: "art"}
 
 
-def test_other_classes_than_the_checkpoints_head_are_saved_and_said(tmp_path, checkpoint) -> None:
-    rows = rows_of(tmp_path, "good", "bad")
-    found, told = classes(tmp_path, *rows, *pretrained(checkpoint))
-    assert found == {0: "bad", 1: "good"}
+NAMES = ("negative", "positive", "neutral")
+"""Of the head of `three`, by number; sorted they stand in another order."""
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A classifier of three classes."""
+    return save_checkpoint(
+        tmp_path / "three", "bert", task="sequence_classification",
+        id2label=dict(enumerate(NAMES)), label2id={name: n for n, name in enumerate(NAMES)},
+    )  # fmt: skip
+
+
+def built(*typed):
+    """The plan, its model, and what a run is told of weights and classes."""
+    plan = plan_for(compose(last_wins(*SHORT, *typed)), planning=True)
+    model, report = build_trainable(plan, torch.device("cpu"))
+    return plan, model, [*report.warnings, *name_classes(plan, model, report)]
+
+
+def logits_of(model):
+    """Of three rows, without dropout."""
+    ids = torch.arange(9, 24).reshape(3, 5)
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def labels_of(plan):
+    """Text of each row that is trained or evaluated -> its number."""
+    request = request_of(plan.config)
+    store = open_store(request)
+    tokens, offsets = store.array("tokens"), store.array("offsets")
+    rows = [bytes(t - 8 for t in tokens[a:b].tolist() if t >= 8) for a, b in pairwise(offsets)]
+    return {row.decode(): int(n) for row, n in zip(rows, store.array("labels"), strict=True)}
+
+
+@pytest.mark.parametrize(
+    "names", [NAMES, NAMES[::-1], NAMES[:2], ("neutral", "negative")], ids=" ".join
+)
+@pytest.mark.parametrize("typed", [(), ("task.num_labels=3",)], ids=["", "typed"])
+def test_rows_with_names_of_the_checkpoint_have_its_numbers_and_its_head(
+    names, typed, tmp_path, three
+) -> None:
+    plan, model, told = built(*rows_of(tmp_path, *names), *pretrained(three), *typed)
+    assert plan.config.task.num_labels == 3
+    right = {f"row {n}": NAMES.index(names[n % len(names)]) for n in range(60)}
+    assert labels_of(plan) == right
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(three)
+    assert torch.allclose(logits_of(model), logits_of(plain), atol=1e-6)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+
+
+def test_another_number_that_is_typed_makes_a_new_head(tmp_path, three) -> None:
+    names = ("positive", "neutral")
+    typed = (*rows_of(tmp_path, *names), *pretrained(three), "task.num_labels=2")
+    plan, model, told = built(*typed)
+    assert labels_of(plan)["row 0"] == 1, "sorted: neutral, positive"
+    assert model.config.id2label == {0: "neutral", 1: "positive"}
+    assert model.classifier.weight.shape == (2, 32)
+    assert any("random at the start" in warning for warning in told)
+    assert not any("was trained on the classes" in warning for warning in told)
+
+
+def test_other_names_are_numbered_in_sorted_order(tmp_path, three) -> None:
+    names = ("spam", "ham", "positive")
+    plan, model, told = built(*rows_of(tmp_path, *names), *pretrained(three))
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
+    assert model.config.id2label == {0: "ham", 1: "positive", 2: "spam"}
     assert told == [
-        "the checkpoint's head was trained on the classes 0=good 1=bad, and goes on with "
-        "0=bad 1=good"
+        "the checkpoint's head was trained on the classes 0=negative 1=positive 2=neutral, and "
+        "goes on with 0=ham 1=positive 2=spam"
     ]
+
+
+def test_names_that_transformers_gives_are_none(tmp_path) -> None:
+    folder = save_checkpoint(tmp_path / "m", "bert", task="sequence_classification", num_labels=3)
+    plan, model, told = built(*rows_of(tmp_path, "b", "c", "a"), *pretrained(folder))
+    assert plan.config.task.num_labels == 3
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [1, 2, 0]
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert told == []
+
+
+def test_whole_numbers_are_the_checkpoints_ids(tmp_path, three) -> None:
+    plan, model, told = built(*rows_of(tmp_path, 2, 0), *pretrained(three))
+    assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [2, 0]
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(three)
+    assert torch.allclose(logits_of(model), logits_of(plain), atol=1e-6)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+
+
+def test_a_checkpoint_without_a_head_has_as_many_classes_as_the_task(tmp_path) -> None:
+    folder = save_checkpoint(tmp_path / "m", "bert")
+    plan, model, told = built(*rows_of(tmp_path, "b", "a"), *pretrained(folder))
+    assert plan.config.task.num_labels == model.config.num_labels == 2
+    assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [1, 0]
+    assert any("the checkpoint lacks them" in warning for warning in told)
 
 
 def test_the_same_classes_are_not_worth_a_word(tmp_path) -> None:

@@ -1,5 +1,9 @@
 """Cases of check/rules_attention.py: the command and the device that break each rule."""
 
+from pathlib import Path
+
+import pytest
+import transformers
 from unit.check.devices import CPU, H200, V100
 
 from eke.hardware import Device
@@ -23,6 +27,17 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         H200,
     ),
     "cudnn_dropout_in_sixteenths": ((CUDNN, BF16, "model.dropout=0.1"), H200),
+    "attention_is_implemented": (
+        (
+            "model=pretrained",
+            "model.name_or_path={tmp}/bloom",
+            "attention=sdpa",
+            "data=synthetic",
+            "data.seq_len=16",
+            "data.max_token=300",
+        ),
+        CPU,
+    ),
     "flash_package_needs_ampere": (("attention=flash2", BF16), CPU),
     "flash_package_needs_16_bits": (("attention=flash2",), H200),
     "flash_package_without_t5": (
@@ -42,3 +57,13 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 FIX_IS_WORDS: set[str] = {"flex_needs_compiler"}
 """Rules whose fix is no override that a test can type."""
+
+
+def save_bloom(tmp: Path, _: pytest.MonkeyPatch) -> None:
+    """A checkpoint of an architecture that transformers has without sdpa."""
+    config = transformers.BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp / "bloom")
+
+
+PREPARE = {"attention_is_implemented": save_bloom}
+"""Rule -> what its surroundings need."""

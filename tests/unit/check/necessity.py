@@ -205,6 +205,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "liger_needs_compiler": "test_triton_needs_a_compiler_of_c",
     },
     (Kind.refusal, ATTENTION): {
+        "attention_is_implemented": "test_transformers_refuses_what_a_class_does_not_have",
         "flash_package_without_t5": "test_transformers_refuses_what_the_rules_refuse",
         "flex_without_gpt2": "test_transformers_refuses_what_the_rules_refuse",
         "flex_has_no_dropout": "test_flex_refuses_dropout",

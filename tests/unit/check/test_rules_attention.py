@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
+from transformers import BloomForCausalLM
 from unit.build.plans import hand_plan
-from unit.check.cases_attention import RAGGED
+from unit.check.cases_attention import RAGGED, save_bloom
 from unit.check.devices import CPU, H200
 
 from eke.build.attention import KernelProbe
@@ -47,6 +48,13 @@ def test_pytorch_has_no_backward_pass_of_flex_on_a_cpu() -> None:
 def test_transformers_refuses_what_the_rules_refuse(overrides, words) -> None:
     with pytest.raises((ValueError, ImportError), match=words):
         build(*overrides)
+
+
+def test_transformers_refuses_what_a_class_does_not_have(tmp_path, monkeypatch) -> None:
+    save_bloom(tmp_path, monkeypatch)
+    words = "does not support an attention implementation through"
+    with pytest.raises(ValueError, match=words):
+        BloomForCausalLM.from_pretrained(tmp_path / "bloom", attn_implementation="sdpa")
 
 
 def test_flex_refuses_dropout() -> None:
