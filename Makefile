@@ -1,4 +1,5 @@
-# make run      train the default model here (first: a virtual environment with everything in it)
+# make run      train the default model here (first: a virtual environment with what eke itself needs)
+# make setup    the rest: every optional library, and what tests and checks need
 # make demo     a sweep of 24 small runs here, some minutes on two cores, and its report
 # make test     what changed code must pass: all but the slow ones, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
@@ -21,6 +22,7 @@ TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+CORE := $(VENV)/.core-installed
 STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
@@ -31,27 +33,31 @@ SHELL := /bin/bash
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
-run: $(STAMP)
+run: $(CORE)
 	$(BIN)/python train.py $(ARGS)
 
 # One row diverges on purpose, so that the sweep ends with 1: a run failed. Anything else is an error.
 # The newest sweep of that name is this one, whichever folder its identity has given it.
-demo: $(STAMP)
+demo: $(CORE)
 	@code=0; $(BIN)/python train.py -m sweep=demo $(ARGS) || code=$$?; [ $$code -le 1 ] || exit $$code; \
 	  file=$$(ls -t runs/sweep-*/sweep.json | xargs grep -ls '"name": "demo"' | head -n 1); \
 	  echo; $(BIN)/eke report "$$(dirname "$$file")"
 
 setup: $(STAMP)
 
-# The stamp is written last: what was interrupted is done again. Only torch comes from TORCH_INDEX,
+# A stamp is written last: what was interrupted is done again. Only torch comes from TORCH_INDEX,
 # and without its dependencies: such an index holds few versions of them, not the ones pinned here.
-$(STAMP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "eke needs Python 3.11 or newer and '$(PYTHON)' is not: PYTHON=python3.12 make $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make virtual environments: sudo apt install python3-venv (or name another: PYTHON=python3.12 make $(MAKECMDGOALS))" >&2; exit 1; }
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(STAMP): $(CORE)
 	$(PIP) install -c constraints.txt -e ".[test,check]"
 	@touch $@
 

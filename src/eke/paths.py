@@ -174,11 +174,3 @@ def conf_folder() -> Path:
 def source_folder() -> str:
     """Where eke is imported from."""
     return str(Path(__file__).resolve().parents[1])
-
-
-def importing_environment() -> dict[str, str]:
-    """This process's environment, for one that imports the same eke wherever it is started."""
-    source = source_folder()
-    inherited = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([source, inherited]) if inherited else source
-    return {**os.environ, "PYTHONPATH": path}

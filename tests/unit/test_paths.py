@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import eke
-from eke.paths import RunPaths, conf_folder, importing_environment
+from eke.paths import RunPaths, conf_folder
+from eke.peers import child_environment
 
 
 def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
@@ -35,8 +36,8 @@ def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
     (tmp_path / "inherited.py").write_text("import eke\nprint(eke.__file__)\n")
     command = [sys.executable, "-P", "-m", "inherited"]
     done = subprocess.run(
-        command, env=importing_environment(), cwd="/", capture_output=True, text=True, check=True
+        command, env=child_environment(), cwd="/", capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == eke.__file__
     monkeypatch.delenv("PYTHONPATH")
-    assert os.pathsep not in importing_environment()["PYTHONPATH"]
+    assert os.pathsep not in child_environment()["PYTHONPATH"]

@@ -11,8 +11,7 @@ import threading
 from eke.corpus.request import Request
 from eke.corpus.store import Store, read_manifest, store_folder
 from eke.errors import ConfigError, Problem
-from eke.paths import importing_environment
-from eke.peers import speak
+from eke.peers import child_environment, speak
 
 MOMENT_S = 1.0
 """After so many seconds the user is told what is being waited for."""
@@ -42,7 +41,7 @@ def _prepare(request: Request) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=importing_environment(),
+        env=child_environment(),
         text=True,
         encoding="utf-8",
         errors="surrogateescape",

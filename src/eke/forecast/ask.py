@@ -18,7 +18,7 @@ from typing import Any
 
 from eke.forecast import cache
 from eke.forecast.values import Traced
-from eke.paths import importing_environment
+from eke.peers import child_environment
 from eke.plan import Plan
 from eke.plan.store import plan_to_plain
 from eke.schema.codec import make_converter
@@ -81,7 +81,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=importing_environment(),
+            env=child_environment(),
             text=True,
             encoding="utf-8",
         )

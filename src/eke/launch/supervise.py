@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn, Protocol
 
-from eke.paths import SUPERVISOR, RunPaths, importing_environment
-from eke.peers import speak
+from eke.paths import SUPERVISOR, RunPaths
+from eke.peers import child_environment, speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
@@ -55,7 +55,7 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         extra: what this worker alone gets: the devices it may see.
     """
     own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    return {**importing_environment(), **own, **(extra or {})}
+    return {**child_environment(), **own, **(extra or {})}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Every command needs to know, so that nothing here knows how runs are started.
 """
 
+from eke.peers.environment import child_environment
 from eke.peers.ranks import (
     check_started_ranks,
     is_first,
@@ -18,6 +19,7 @@ __all__ = [
     "Task",
     "check_started_ranks",
     "check_started_tasks",
+    "child_environment",
     "is_first",
     "let_rank_0_speak",
     "machines_at_hand",

@@ -4,17 +4,25 @@ import os
 import time
 
 from eke.errors import ConfigError, Problem
-from eke.paths import LOCAL_WORLD_SIZE, RANK, WORLD_SIZE
+from eke.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE
 from eke.peers.task import this_task
+
+RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
+"""Variables of torchrun's for each process (https://docs.pytorch.org/docs/stable/elastic/run.html)."""
 
 #: What rank 0 may need to say why nothing runs, s: the launcher ends all ranks when one leaves.
 SPEECH_S = 30.0
 
 
 def started_ranks() -> int:
-    """How many processes somebody has started for one run; 1 when nobody has."""
+    """How many processes torchrun or `accelerate launch` started for this run; 1 without them.
+
+    Both set all that an `env://` rendezvous reads; a part of it is left over from another job.
+    """
+    if any(name not in os.environ for name in RENDEZVOUS):
+        return 1
     try:
-        return max(1, int(os.environ.get(WORLD_SIZE, "1"))) if RANK in os.environ else 1
+        return max(1, int(os.environ[WORLD_SIZE]))
     except ValueError:
         return 1
 

@@ -260,6 +260,9 @@ def test_the_end_of_a_step_leaves_no_child(shell_worker) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+BY_TORCHRUN = {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
 # --- who is there ---------------------------------------------------------------------------------
 
 
@@ -268,9 +271,9 @@ def test_the_end_of_a_step_leaves_no_child(shell_worker) -> None:
     [
         ({}, 1),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, 2),
-        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}, 2),
-        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}, 1),
-        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "none", "RANK": "0"}, 8),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5", **BY_TORCHRUN}, 2),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0", **BY_TORCHRUN}, 1),
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "none", "RANK": "0", **BY_TORCHRUN}, 8),
         ({"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "1"}, 1),
     ],
 )

@@ -15,6 +15,13 @@ def waits(monkeypatch) -> list[float]:
     return seconds
 
 
+def set_by_torchrun(monkeypatch, rank: str, world: str) -> None:
+    """The variables of one process among several."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+    for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.parametrize(
     ("rank", "world", "speaks", "waited"),
     [("0", "2", True, 0), ("1", "2", False, 1), ("", "", True, 0)],
@@ -24,16 +31,15 @@ def test_rank_0_says_what_is_wrong_and_the_others_let_it(
 ) -> None:
     """The launcher kills the others when one leaves: a rank that left first would take the message
     with it."""
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
-        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    if world:
+        set_by_torchrun(monkeypatch, rank, world)
     assert app.main(["optimizer=nonsense"]) == EXIT_USER
     assert ("nonsense" in capsys.readouterr().err) is speaks
     assert len(waits) == waited
 
 
 def test_an_interrupted_rank_leaves_at_once(waits, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    set_by_torchrun(monkeypatch, "1", "2")
     assert app.complain("interrupted", EXIT_RESUMABLE) == EXIT_RESUMABLE
     assert not waits
     assert not capsys.readouterr().err

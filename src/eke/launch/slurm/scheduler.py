@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from eke.errors import EkeError
 from eke.launch.slurm.states import Phase, phase_of
+from eke.peers.environment import RANK_VARIABLES
 
 PATIENCE_S = 60.0
 """For an answer: a busy controller takes its time, and retries by itself for as long."""
@@ -17,15 +19,13 @@ DEFAULT_ARRAY_SIZE = 1001
 """MaxArraySize where SLURM does not say (slurm.conf's manual)."""
 
 _FOREIGN = re.compile(
-    r"SLURM_(?!(CONF|JWT)$)|SUBMITIT_|PMI|OMPI_|MASTER_|TORCHELASTIC_"
-    r"|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)$"
-    r"|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_"
-    r"|SBATCH_(ARRAY_INX|CLUSTERS|ERROR|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|REQUEUE|SIGNAL"
-    r"|TIMELIMIT|WAIT)$"
+    r"SLURM_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_"
+    r"|SBATCH_(ARRAY_INX|CLUSTERS|ERROR|EXPORT|IGNORE_PBS|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT"
+    rf"|REQUEUE|SIGNAL|TIMELIMIT|WAIT)$|{RANK_VARIABLES}"
 )
-"""Variables of the job or launcher we may be in: sbatch would take them as its own options, and the
-new job's processes as theirs. And the user's defaults for SLURM's commands that would hide jobs
-from us, or replace what the batch script says (they are stronger than its lines)."""
+"""Variables of the job or launcher that this process may be in: sbatch would take them as options,
+and the new job's processes as theirs. And the user's defaults for SLURM's commands that would hide
+jobs, or replace what every batch script of eke's says (they are stronger than its lines)."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
 """In what sbatch says when the controller, or sbatch itself, was gone before the answer: nobody
@@ -120,6 +120,21 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 
+def options_of(script: Path) -> list[str]:
+    """The options that a batch script asks for, as arguments of sbatch.
+
+    The user's own `SBATCH_PARTITION` and the like replace lines of a script, and not arguments
+    (manual of sbatch, input environment variables): as defaults they hold for what is left open.
+    """
+    lines = script.read_text(encoding="utf-8").splitlines()
+    return [
+        word
+        for line in lines
+        if line.startswith("#SBATCH ")
+        for word in shlex.split(line.removeprefix("#SBATCH "))
+    ]
+
+
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     """Hand a batch script in; returns the array's job id.
 
@@ -128,7 +143,7 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
         EkeError: there is no answer, or none that makes sense.
     """
     try:
-        said = ask(["sbatch", "--parsable", str(script)], descriptors)
+        said = ask(["sbatch", "--parsable", *options_of(script), str(script)], descriptors)
     except SaidNo as error:
         if _LOST.search(str(error)):
             raise
@@ -223,10 +238,12 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
 def max_array_size() -> int:
     """How many elements an array may have."""
     try:
-        found = re.search(r"MaxArraySize\s*=\s*(\d+)", ask(["scontrol", "show", "config"]))
+        said = ask(["scontrol", "show", "config"])
     except EkeError:
-        found = None
-    return max(1, int(found.group(1))) if found else DEFAULT_ARRAY_SIZE
+        return DEFAULT_ARRAY_SIZE
+    # max_array_tasks is one of SchedulerParameters: "bf_continue,max_array_tasks=20".
+    found = re.findall(r"(?:MaxArraySize|max_array_tasks)\s*=\s*(\d+)", said)
+    return max(1, min(map(int, found), default=DEFAULT_ARRAY_SIZE))
 
 
 def cancel(elements: Sequence[str]) -> None:

@@ -92,7 +92,10 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
         "setup": _setup(profile),
         "teardown": [_AFTER],
         # Into the script's own log, whatever name submitit has for it.
-        "srun_args": ["--output", log, "--open-mode=append", *stragglers, *profile.srun],
+        "srun_args": [
+            *("--output", log, "--open-mode=append", "--export=ALL"),
+            *(*stragglers, *profile.srun),
+        ],
         # submitit would name a wckey of its own, which a cluster that checks them refuses.
         "wckey": None,
         "additional_parameters": {"requeue": True, "output": log, **options},

@@ -7,18 +7,33 @@ from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
 
 
+@pytest.fixture
+def script(tmp_path):
+    """A batch script; its options are arguments too, which no variable of the shell replaces."""
+    file = tmp_path / "x y.sbatch"
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --partition='long jobs'",
+        "#SBATCH --time=60",
+        "#SBATCH --requeue",
+    ]
+    file.write_text("\n".join([*lines, "srun echo '#SBATCH --qos=no'"]))
+    return file
+
+
 @pytest.mark.parametrize("said", ["12\n", "12;cluster\n", "a note of the site's\n12\n"])
-def test_a_job_id(said, stubs, tmp_path) -> None:
+def test_a_job_id(said, stubs, script) -> None:
     stubs.say("sbatch", said)
-    assert scheduler.submit(tmp_path / "x y.sbatch") == "12"
-    assert stubs.calls() == [f"sbatch --parsable {tmp_path}/x y.sbatch"]
+    assert scheduler.submit(script) == "12"
+    options = "--partition=long jobs --time=60 --requeue"
+    assert stubs.calls() == [f"sbatch --parsable {options} {script}"]
 
 
 @pytest.mark.parametrize("said", ["", "Submitted\n"])
-def test_an_answer_without_sense_is_no_refusal(said, stubs, tmp_path) -> None:
+def test_an_answer_without_sense_is_no_refusal(said, stubs, script) -> None:
     stubs.say("sbatch", said)
     with pytest.raises(EkeError, match="is no job id") as caught:
-        scheduler.submit(tmp_path / "x")
+        scheduler.submit(script)
     assert not isinstance(caught.value, SubmissionRefused)
 
 
@@ -37,10 +52,10 @@ FULL = {
 
 
 @pytest.mark.parametrize("said", FULL, ids=lambda text: text.split("\n")[0][15:])
-def test_a_refusal(said, stubs, tmp_path) -> None:
+def test_a_refusal(said, stubs, script) -> None:
     stubs.say("sbatch", err=said, code=1)
     with pytest.raises(SubmissionRefused) as caught:
-        scheduler.submit(tmp_path / "x")
+        scheduler.submit(script)
     assert caught.value.is_full is FULL[said]
 
 
@@ -54,9 +69,9 @@ def test_a_refusal(said, stubs, tmp_path) -> None:
     ],
     ids=["timeout", "zero", "killed", "slow"],
 )
-def test_a_lost_answer_is_no_refusal(said, stubs, tmp_path, monkeypatch) -> None:
+def test_a_lost_answer_is_no_refusal(said, stubs, script, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.1 if "exec" in said.get("run", "") else 60)
     stubs.say("sbatch", code=1, **said)
     with pytest.raises(EkeError) as caught:
-        scheduler.submit(tmp_path / "x")
+        scheduler.submit(script)
     assert not isinstance(caught.value, SubmissionRefused)

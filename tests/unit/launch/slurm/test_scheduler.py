@@ -197,11 +197,12 @@ def test_names_without_a_queue(stubs) -> None:
     ("said", "size"),
     [
         ({"out": "MaxJobCount = 9\nMaxArraySize            = 1001\n"}, 1001),
+        ({"out": "MaxArraySize = 9\nSchedulerParameters = bf_max,max_array_tasks=4\n"}, 4),
         ({"out": "MaxArraySize=0\n"}, 1),
         ({"out": "nothing of that kind\n"}, scheduler.DEFAULT_ARRAY_SIZE),
         ({"code": 1}, scheduler.DEFAULT_ARRAY_SIZE),
     ],
-    ids=["given", "none", "absent", "no answer"],
+    ids=["given", "tasks", "none", "absent", "no answer"],
 )
 def test_the_size_of_arrays(said, size, stubs) -> None:
     stubs.say("scontrol", **said)
@@ -222,7 +223,7 @@ GONE = [
     *("SUBMITIT_EXECUTOR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"),
     *("MASTER_PORT", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN_ID", "SQUEUE_STATES"),
     *("SQUEUE_PARTITION", "SACCT_FORMAT", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_OUTPUT"),
-    *("SBATCH_TIMELIMIT", "SBATCH_WAIT"),
+    *("SBATCH_TIMELIMIT", "SBATCH_WAIT", "SBATCH_EXPORT", "ACCELERATE_USE_CPU", "SRUN_EXPORT_ENV"),
 ]
 KEPT = [
     *("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "RANKING", "MY_RANK", "WORLD_SIZES"),
