@@ -14,6 +14,7 @@ from eke.forecast import (
     Search,
     note_choice,
     refuse_what_ran_out,
+    reserve_of,
     room_for_a_batch,
 )
 from eke.pace import slowdown
@@ -158,7 +159,9 @@ def _reasons(
     size, target = plans[chosen.number].batch.per_device, samples_to_keep(plan.config)
     kept = f"with batch.target={target} kept"
     if not chosen.fits:
-        what = f"smallest {kept}, and may not fit"
+        enough = chosen.forecast.best.high <= capacity + reserve_of(plan)
+        left = f"fits, but leaves less than {format_bytes(reserve_of(plan))} to others"
+        what = f"smallest {kept}, and {left if enough else 'may not fit'}"
     elif chosen.larger is None:
         what = f"all of batch.target={target} at once fits"
     else:
@@ -177,9 +180,10 @@ def _expected(plan: Plan, chosen: Chosen, capacity: int) -> str:
     by = chosen.forecast.calibrated
     if by is not None and by.peak is not None:
         how += f", calibrated by {by.num_runs} runs,"
-    whose = " for tensors" if plan.device.kind == "cpu" else ""
+    reserve = reserve_of(plan)
+    whose = f" for tensors, {format_bytes(reserve)} of it for others" if reserve else ""
     peak = format_bytes(chosen.forecast.best.expected)
-    return f"{peak} expected{how} of {format_bytes(capacity)}{whose}"
+    return f"{peak} expected{how} of {format_bytes(capacity + reserve)}{whose}"
 
 
 def _of_larger(chosen: Chosen, size: int, means: Means) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eke.build.tasks import Key, Sample, lay_end_to_end
 from eke.corpus import mix_seed
+from eke.plan.lengths import GROUPED_STEPS, Micro
 from eke.tokens import IGNORED, PAD
 
 
@@ -40,6 +41,13 @@ class MicroBatch:
         """Places in the tensors the model reads, padding included."""
         names = ("input_ids", "decoder_input_ids")
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
+
+    @property
+    def size(self) -> Micro:
+        """Rows and their length."""
+        rows, source = self.inputs["input_ids"].shape
+        decoder = self.inputs.get("decoder_input_ids")
+        return Micro(rows, source, source if decoder is None else decoder.shape[1])
 
     @property
     def num_sequences(self) -> int:
@@ -124,10 +132,6 @@ class Collator:
         for into, row in zip(padded, rows, strict=True):
             into[: len(row)] = row
         return padded
-
-
-GROUPED_STEPS = 50
-"""Steps whose samples are sorted by length together: transformers' LengthGroupedSampler has 50."""
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from eke.build.batches import Collator, MicroBatch, Order, StepSampler
+from eke.build.batches import Collator, MicroBatch, Order, StepSampler, cut_step
 from eke.build.bursts import in_bursts
 from eke.build.collating import build_collator
 from eke.build.longest import LongestCollator, LongestSamples
 from eke.build.sources import open_split
 from eke.build.tasks import PackedSamples, TaskSamples
 from eke.plan import Plan
-from eke.schema import Synthetic
+from eke.schema import Packing, Synthetic
+from eke.sizes import is_ragged
 
 Samples = TaskSamples | PackedSamples | LongestSamples
 
@@ -88,7 +89,7 @@ class Data:
         """
         batch, steps = self.plan.batch, self.plan.steps
         config = self.plan.config
-        order = Order(len(self.train), batch.samples_per_step, config.seed, self._lengths())
+        order = self._order()
         size = batch.per_device * batch.devices
         sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
         loader = self.loading.training = iter(self._loader(self.train, sampler))
@@ -100,6 +101,27 @@ class Data:
             for each in made:
                 self.padding.add(each)
             yield made + self.placeholders(most - mine if even else 0)
+
+    def _order(self) -> Order:
+        plan = self.plan
+        return Order(
+            len(self.train), plan.batch.samples_per_step, plan.config.seed, self._lengths()
+        )
+
+    def longest_step(self, start: int) -> int:
+        """The first step from `start` on that no other one's longest micro-batch is longer than."""
+        if not is_ragged(self.plan.config):
+            return start
+        order, lengths, batch = self._order(), self.train.lengths(), self.plan.batch
+        free = self.plan.config.data.packing is Packing.padding_free
+        longest, best = -1, start
+        for step, keys in enumerate(order.steps(start, self.plan.steps.total), start):
+            groups = cut_step(keys, batch.per_device * batch.devices)
+            each = [lengths[[index for _, index in group]] for group in groups]
+            most = max(found.sum() if free else found.max() * len(found) for found in each)
+            if most > longest:
+                longest, best = most, step
+        return best
 
     def _lengths(self) -> np.ndarray | None:
         """Tokens of each sample, where steps are grouped by them; None where all are as long."""

@@ -1,4 +1,4 @@
-"""The longest samples that a run can meet, without a look at its data: for trials of its memory."""
+"""The longest samples that a run meets, of one token: for trials of its memory."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from eke.build.batches import Collator, MicroBatch
 from eke.build.sources import is_packed
 from eke.build.tasks import Key, Sample, lay_end_to_end
-from eke.plan import Plan
+from eke.plan import Micro, Plan, drawn, evaluated
 from eke.schema import Config, Packing, Seq2SeqLM
 from eke.sizes import is_ragged, most_predicted
 from eke.tokens import IGNORED
@@ -26,23 +26,29 @@ class LongestSamples:
 
     def __getitem__(self, key: Key) -> Sample:
         """The same sample for every number and epoch."""
-        config = self.plan.config
-        length = config.data.seq_len
+        config, micro = self.plan.config, self._micro
+        length = micro.source
+        if config.data.packing is Packing.padding_free:  # they share its one row
+            return self._sample(-(-length // self._together()), micro.target)
         if config.data.packing is Packing.on and is_ragged(config):
             # Two in a row: of one alone, libraries see no need to keep it from others.
             cut = length // 2
-            return lay_end_to_end([self._sample(cut), self._sample(length - cut)])
-        return self._sample(length)
+            return lay_end_to_end([self._sample(n, n) for n in (cut, length - cut)])
+        return self._sample(length, micro.target)
 
     def lengths(self) -> np.ndarray:
         """Tokens of each sample, shape (samples,)."""
-        return np.full(len(self), self.plan.config.data.seq_len)
+        return np.full(len(self), self._micro.source)
 
-    def _sample(self, length: int) -> Sample:
+    @property
+    def _micro(self) -> Micro:
+        return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
+
+    def _sample(self, length: int, of_target: int) -> Sample:
         task, vocabulary = self.plan.config.task, self.plan.vocabulary
         ids = np.full(length, self._ordinary())
         if isinstance(task, Seq2SeqLM):
-            target = np.full(task.target_len or length, self._ordinary())
+            target = np.full(of_target, self._ordinary())
             return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
         if task.option == "sequence_classification":
             # As in eke.build.tasks: T5 pools at the end of text, of which each row has one.

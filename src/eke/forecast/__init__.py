@@ -2,7 +2,7 @@
 
 from eke.forecast.advice import ROOM, Advice, advise, first_advice, ranked
 from eke.forecast.ask import stop_tracing
-from eke.forecast.auto import Chosen, Probe, Search, Trial, room_for_a_batch
+from eke.forecast.auto import Chosen, Probe, Search, Trial, reserve_of, room_for_a_batch
 from eke.forecast.compare import compare_devices, largest_batch, render_devices
 from eke.forecast.known import is_open, known_forecast, traced_forecast, traced_forecasts
 from eke.forecast.pairs import note_pair
@@ -22,7 +22,15 @@ from eke.forecast.rule import (
 )
 from eke.forecast.seen import note_choice
 from eke.forecast.show import forecast_line, render_advice, render_forecast
-from eke.forecast.stored import advice_for, as_json, as_record, as_text, note_forecast, predicted
+from eke.forecast.stored import (
+    advice_for,
+    as_json,
+    as_record,
+    as_text,
+    note_forecast,
+    note_measured_batch,
+    predicted,
+)
 from eke.forecast.values import PHASES, Calibrated, Forecast, Method, Range, Traced, Verdict
 
 __all__ = [
@@ -58,6 +66,7 @@ __all__ = [
     "least_host_bytes",
     "note_choice",
     "note_forecast",
+    "note_measured_batch",
     "note_pair",
     "predicted",
     "ranked",
@@ -66,6 +75,7 @@ __all__ = [
     "render_advice",
     "render_devices",
     "render_forecast",
+    "reserve_of",
     "room_for_a_batch",
     "stop_tracing",
     "traced_forecast",

@@ -73,7 +73,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
     if config.memory.activation_offload and not shape.on_cpu:
         offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
         passing = max(passing, layer)
-    needed = int(shape.least * sum(s.layer.needed * s.count for s in each))
+    needed = sum(s.layer.needed * s.count for s in each)
     if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
         needed = 0
     return Activations(
@@ -85,7 +85,7 @@ def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activati
         casts_kept=int(casts * share),
         logits_forward=logits[0],
         logits_backward=logits[1],
-        logits_needed=int(shape.least * logits[2]),
+        logits_needed=logits[2],
         one_layer=layer,
         offloaded=offloaded,
     )

@@ -200,4 +200,9 @@ def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
     if memory is None or plan.device.kind != "cpu":
         return None if memory is None else memory // share
     each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # of a run that shares the machine
-    return max(0, each - HOST_BYTES)
+    return max(0, each - reserve_of(plan))
+
+
+def reserve_of(plan: Plan) -> int:
+    """Bytes of what tensors may have that batch=auto leaves to others."""
+    return HOST_BYTES if plan.device.kind == "cpu" else 0

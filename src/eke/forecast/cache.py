@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from eke.hardware.fingerprint import (
     source_hash,
 )
 from eke.identity import PRESENTATION, canonical
-from eke.plan import Plan
+from eke.plan import Plan, drawn, evaluated
 from eke.plan.store import plan_to_plain
 from eke.schema.codec import make_converter
+from eke.sizes import is_ragged
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when what is kept changes its meaning."""
 
 SOURCES = ("build", "memory", "plan", "schema", "sizes")
@@ -37,7 +39,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "schedule": None,
     "dataloader": None,
     "engine": None,
-    "batch": None,  # as planned: in the plan's own part
+    "batch": None,  # as planned: in the plan's own part, and by the rows that there are
     "train": (
         "steps", "epochs", "eval_every", "log_every", "checkpoint_every", "keep_checkpoints",
         "save_final", "timing_warmup_steps", "stop_on_nonfinite",
@@ -49,7 +51,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "data": (
         "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token", "max_token",
         "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",
-        "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
+        "seq_len", "lengths", "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
     ),
     "distributed": ("timeout_s", "p2p"),
     "peft": ("save_merged", "alpha"),
@@ -80,7 +82,9 @@ def what_counts(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "config": config,
         "engine": plan.config.engine.option,
-        "batch": plain["batch"],
+        "batch": {**plain["batch"], "per_device": None, "eval_per_device": None},
+        "rows": [astuple(each) for each in (drawn(plan).expected, evaluated(plan))],
+        "ragged": is_ragged(plan.config),
         "compute": {**plain["compute"], "tf32": None, "pin_memory": None},
         "device": _device(plan),
         "deepspeed": plain["deepspeed"] is not None,

@@ -1,6 +1,6 @@
 """Moments of a run at which memory can be at its highest: what is alive then, by component."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from eke.forecast import zero
@@ -10,7 +10,7 @@ from eke.forecast.shape import Shape, shape_of, trains_adapters
 from eke.forecast.sharing import held_at, layer_numbers
 from eke.forecast.temporaries import optimizer_temporaries, singular_vectors
 from eke.forecast.values import Range
-from eke.plan import Plan
+from eke.plan import Micro, Plan, drawn, evaluated
 from eke.sizes import (
     FLOAT32_BYTES,
     STAGE,
@@ -71,7 +71,26 @@ def around(expected: int, low: int = 0, high: int | None = None) -> Range:
 
 def moments(plan: Plan) -> list[Moment]:
     """Every moment that can be the highest, in the order of a run."""
-    return _Moments(plan).all()
+    made = drawn(plan)
+    expected = moments_of(plan, made.expected)
+    if not made.differ:
+        return expected
+    low, high = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
+    return [_between(*each) for each in zip(expected, low, high, strict=True)]
+
+
+def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
+    """The same where every micro-batch is like this one."""
+    return _Moments(plan, micro).all()
+
+
+def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:
+    """A moment of the longest micro-batch expected, with the ends of those that can be met."""
+    parts = {
+        name: spread(shortest.parts[name].low, part.expected, longest.parts[name].high)
+        for name, part in expected.parts.items()
+    }
+    return replace(expected, parts=parts)
 
 
 def _halved(size: Range) -> Range:
@@ -82,11 +101,11 @@ def _halved(size: Range) -> Range:
 class _Moments:
     """One plan's formulas, each evaluated once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, micro: Micro) -> None:
         self.plan, self.config = plan, plan.config
         on_host = plan.device.kind == "cpu"
         self.state: StateBytes = shared_state_bytes(self.config, plan.size, on_host)
-        self.shape: Shape = shape_of(plan)
+        self.shape: Shape = shape_of(plan, micro)
         self.parts = training_structure(self.config).weights
         self.acts: Activations = activations(plan, self.shape, self.parts)
         self.layer, _ = layer_numbers(self.config, self.parts)
@@ -272,7 +291,7 @@ class _Moments:
 
     def evaluation(self) -> Moment:
         """A forward pass that keeps nothing; gradients are forgotten by then."""
-        shape = shape_of(self.plan, self.plan.batch.eval_per_device)
+        shape = shape_of(self.plan, evaluated(self.plan))
         acts = activations(self.plan, shape, self.parts)
         parts = self.held("evaluation", NOTHING)
         parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)

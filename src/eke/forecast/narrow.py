@@ -7,7 +7,7 @@ from eke.forecast.moments import Moment
 from eke.forecast.ranges import exact, spread, total
 from eke.forecast.shape import is_fsdp
 from eke.forecast.values import Method, Range, Traced
-from eke.plan import Plan
+from eke.plan import Plan, drawn
 from eke.sizes import STAGE
 from eke.units import MIB
 
@@ -65,8 +65,9 @@ def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     """One phase as traced: what is alive and, at the highest, what the allocator holds beside.
 
-    Where a trace says that it is of something else (longer rows, another kernel), the ends of the
-    closed form hold.
+    Where a trace says that it is of something else (another kernel), the ends of the closed form
+    hold; where micro-batches differ in length, its low end, and its high end if there are longer
+    ones than the one that was traced.
     """
     allocated = traced.allocated[closed.phase]
     is_top = allocated == max(traced.allocated.values())
@@ -81,10 +82,12 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     if "buffers" in closed.parts:  # of DataParallel: a trace has one process
         parts["buffers"] = closed.parts["buffers"]
     is_exact = traced.method is Method.trace and not traced.notes
-    if not is_exact:
+    made = drawn(plan)
+    if not is_exact or made.expected != made.longest:
         missing = closed.total.high - total(parts.values()).high
         parts["others"] = spread(0, others, others + doubt + max(0, missing))
-    parts = _lowered(parts, max(0, allocated - doubt) if is_exact else closed.total.low)
+    is_sure = is_exact and not made.differ
+    parts = _lowered(parts, max(0, allocated - doubt) if is_sure else closed.total.low)
     if plan.device.kind != "cpu":
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = spread(0, reserve, reserve * 3 // 2)

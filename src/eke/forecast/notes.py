@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from eke.forecast.shape import Shape, is_fsdp, shape_of, trains_adapters
-from eke.plan import Plan
+from eke.plan import Plan, drawn
 from eke.sizes import STAGE
 
 Condition = Callable[[Plan, Shape], object]
+
+ROWS_DIFFER = "samples differ in length: the longest micro-batch that a training meets is counted"
 
 NOTES: tuple[tuple[Condition, str], ...] = (
     (
@@ -22,8 +24,8 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         "fused kernels keep less than the model's own operations",
     ),
     (
-        lambda plan, shape: shape.least < 1,
-        "samples differ in length: the longest ones are counted",
+        lambda plan, shape: drawn(plan).differ,
+        ROWS_DIFFER,
     ),
     (
         lambda plan, shape: trains_adapters(plan.config),

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from eke.forecast.moments import COMPONENTS, Moment, Parts, moments
+from eke.forecast.moments import COMPONENTS, Moment, Parts, moments, moments_of
 from eke.forecast.narrow import narrowed
-from eke.forecast.notes import notes_of
+from eke.forecast.notes import ROWS_DIFFER, notes_of
 from eke.forecast.ranges import spread
 from eke.forecast.shape import WORKSPACE_BYTES
 from eke.forecast.values import PHASES, Forecast, Method, Range, Traced, Verdict
-from eke.plan import Plan
+from eke.plan import Micro, Plan
 from eke.sizes import shared_state_bytes
 from eke.units import GIB, MIB
 
@@ -48,7 +48,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
-        method, notes = traced.method, (*traced.notes, *_of_buffers(notes))
+        method, notes = traced.method, (*traced.notes, *_unanswered(notes))
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest(moment.tensors for moment in measured)
@@ -67,6 +67,12 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         verdict=verdict(peak, capacity),
         notes=notes,
     )
+
+
+def allocated_of(plan: Plan, micro: Micro) -> int:
+    """Highest sum of tensors in a step of such micro-batches, in closed form."""
+    found = moments_of(plan, micro)
+    return max(each.tensors.expected for each in found if each.phase in TRAINED)
 
 
 def highest(moments: Iterable[Range]) -> Range:
@@ -160,9 +166,9 @@ def _components(parts: Parts) -> dict[str, int]:
     return {name: parts[name].expected for name in names if parts[name].expected}
 
 
-def _of_buffers(notes: tuple[str, ...]) -> tuple[str, ...]:
+def _unanswered(notes: tuple[str, ...]) -> tuple[str, ...]:
     """Of the closed form's notes, those that a trace does not answer."""
-    return tuple(note for note in notes if "shared" in note or "context" in note)
+    return tuple(n for n in notes if "shared" in n or "context" in n or n is ROWS_DIFFER)
 
 
 def _basis(plan: Plan) -> str:

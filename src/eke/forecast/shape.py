@@ -3,21 +3,17 @@
 from dataclasses import dataclass
 from typing import cast
 
-from eke.plan import Plan, shares_heads
+from eke.plan import Micro, Plan, drawn, shares_heads
 from eke.schema import (
     FSDP,
     Adapters,
     Config,
-    Lengths,
+    Data,
     MixtralModel,
     Packing,
-    PythonSource,
-    Seq2SeqLM,
-    Synthetic,
     T5Model,
-    Text,
 )
-from eke.sizes import FLOAT32_BYTES, predicted_frac
+from eke.sizes import FLOAT32_BYTES, is_ragged, predicted_frac
 from eke.sizes.families import head_width
 from eke.units import MIB
 
@@ -45,8 +41,6 @@ class Shape:
     """Tokens of each, at most."""
     target: int
     """Tokens of the decoder's sequences in T5; else as `source`."""
-    least: float
-    """Share of `source` that a micro-batch is sure to have."""
     hidden: int
     inner: int
     """Width of the feed-forward layer."""
@@ -89,8 +83,8 @@ class Shape:
         return self.compute if self.on_cpu else 1
 
 
-def shape_of(plan: Plan, rows: int | None = None) -> Shape:
-    """The shape of a plan's training forward pass; of `rows` samples where that is given."""
+def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
+    """The shape of a forward pass: of a training's longest micro-batch, unless one is given."""
     config, model = plan.config, plan.config.model
     heads = model.num_attention_heads or 1
     width = model.hidden_size // heads
@@ -99,19 +93,15 @@ def shape_of(plan: Plan, rows: int | None = None) -> Shape:
     grouped = getattr(model, "num_key_value_heads", None) or heads
     encoder_decoder = model.family == "t5"
     decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
-    rows, source, least = _lengths(config, rows or plan.batch.per_device)
-    target = source
-    if isinstance(config.task, Seq2SeqLM):
-        target = config.task.target_len or source
+    micro = micro or drawn(plan).expected
     weights = FLOAT32_BYTES if plan.compute.weights == "float32" else NARROW_BYTES
     return Shape(
         family=model.family,
         layers=model.num_hidden_layers,
         decoder_layers=decoders if encoder_decoder else 0,
-        rows=rows,
-        source=source,
-        target=target,
-        least=least,
+        rows=micro.rows,
+        source=micro.source,
+        target=micro.target,
         hidden=model.hidden_size,
         inner=model.intermediate_size or 4 * model.hidden_size,
         heads=heads,
@@ -127,8 +117,13 @@ def shape_of(plan: Plan, rows: int | None = None) -> Shape:
         weights=weights,
         compute=NARROW_BYTES if plan.compute.autocast else weights,
         on_cpu=plan.device.kind == "cpu",
-        masked=least < 1 or config.data.packing is not Packing.off,
+        masked=_is_masked(config.data, is_ragged(config)),
     )
+
+
+def _is_masked(data: Data, ragged: bool) -> bool:
+    packed = data.packing is not Packing.off
+    return ragged or packed or data.seq_len % (data.pad_to_multiple_of or 1) != 0
 
 
 def _is_moe(config: Config) -> bool:
@@ -139,27 +134,6 @@ def _dropout(config: Config) -> float:
     if config.model.dropout is not None:
         return config.model.dropout
     return 0.0 if config.model.family in WITHOUT_DROPOUT else PROBABLE_DROPOUT
-
-
-def _lengths(config: Config, rows: int) -> tuple[int, int, float]:
-    """Rows, their greatest length, and the share of it that they are sure to have."""
-    data = config.data
-    multiple = data.pad_to_multiple_of or 1
-    length = -(-data.seq_len // multiple) * multiple
-    if isinstance(data, PythonSource | Text):
-        least = 1.0  # cut into pieces of one length
-    elif isinstance(data, Synthetic):
-        shortest = {
-            Lengths.fixed: data.seq_len,
-            Lengths.uniform: data.min_len or data.seq_len // 2,
-            Lengths.lognormal: data.min_len or 1,
-        }[data.lengths]
-        least = min(1.0, shortest / length)
-    else:
-        least = 1 / length
-    if data.packing is Packing.padding_free:
-        return 1, rows * length, least / rows if least < 1 else least
-    return rows, length, least
 
 
 def trains_adapters(config: Config) -> bool:

@@ -6,7 +6,7 @@ from eke.forecast.advice import Advice
 from eke.forecast.known import known_forecast
 from eke.forecast.predict import highest_phase
 from eke.forecast.values import Forecast, Method, Verdict
-from eke.plan import Plan
+from eke.plan import Micro, Plan, drawn
 from eke.sizes import shared_state_bytes
 from eke.units import format_bytes
 
@@ -51,7 +51,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     lines = [_verdict_line(plan, found), _range_line(found), *calibration_lines(found), ""]
     lines += _table(found)
     lines += ["", *_phases(found), *_anatomy(plan)]
-    lines += [_wrapped(f"counted: {found.basis}")]
+    lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
     lines += [_wrapped(f"not exact: {note}") for note in found.doubts]
     return "\n".join(lines)
 
@@ -142,6 +142,22 @@ def _anatomy(plan: Plan) -> list[str]:
     parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
     total = sum(named.values()) / count
     return [_wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+
+
+def _rows(plan: Plan) -> list[str]:
+    """Which rows memory and time are of, where they differ."""
+    made = drawn(plan)
+    if not made.differ:
+        return []
+    low, mean, high = (_of_rows(each) for each in (made.shortest, made.mean, made.expected))
+    text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
+    tokens = plan.size.tokens_per_sample
+    return [_wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
+
+
+def _of_rows(micro: Micro) -> str:
+    decoder = f" + {micro.target}" if micro.target != micro.source else ""
+    return f"{micro.rows} x {micro.source}{decoder} tokens"
 
 
 def _wrapped(text: str) -> str:

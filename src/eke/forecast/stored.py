@@ -5,9 +5,9 @@ from typing import Any
 
 from eke.forecast.advice import Advice, Judge, advise
 from eke.forecast.known import known_forecast
-from eke.forecast.predict import with_room
+from eke.forecast.predict import allocated_of, with_room
 from eke.forecast.values import Forecast, Verdict
-from eke.plan import Plan
+from eke.plan import Micro, Plan, drawn
 from eke.record import CalibratedMemory, Outcome, PredictedMemory, Record
 
 SAVED = 0.85
@@ -95,6 +95,24 @@ def note_forecast(
     ran_short = may_lack and plan.device.kind == "cpu"
     if ran_short or record.outcome == Outcome.oom.value:
         record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
+
+
+def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
+    """Compare what was measured with the forecast of the very micro-batch that was measured.
+
+    Args:
+        record: with the forecast of the longest micro-batch.
+        plan: of the run.
+        micro: on a CPU the largest one of the profiled step; None elsewhere.
+    """
+    found, made = record.memory.predicted, drawn(plan)
+    if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
+        return
+    change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
+    by = found.calibrated
+    if by is not None and by.allocated_bytes is not None:
+        by.allocated_bytes += round(change * by.allocated_bytes / found.allocated_bytes)
+    found.allocated_bytes += change
 
 
 def memory_seen(plan: Plan, record: Record) -> int | None:

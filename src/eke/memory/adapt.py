@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eke.build.four_bits import is_four_bit
-from eke.build.sources import is_packed
 from eke.forecast.values import Method
 from eke.plan import Plan
 from eke.schema import Backend, PretrainedModel
-from eke.sizes import DESCRIPTIONS, describe, is_ragged
+from eke.sizes import DESCRIPTIONS, describe
 
 
 class Untraceable(Exception):
@@ -122,8 +121,6 @@ def _four_bits(found: Adapted) -> Adapted:
 
 def _data(found: Adapted) -> Adapted:
     config = found.plan.config
-    if is_ragged(config) and not is_packed(config):
-        found = _note(found, "rows differ in length: all are traced at the longest one's")
     if isinstance(config.model, PretrainedModel) and config.model.family == "other":
         found = _note(found, "parameters that no output depends on are taken for trained")
     if config.engine.option == "trainer":

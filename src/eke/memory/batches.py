@@ -1,4 +1,4 @@
-"""The largest micro-batch a run can meet, without a look at its data."""
+"""Micro-batches of given lengths, without a look at the data."""
 
 import numpy as np
 
@@ -7,19 +7,14 @@ from eke.build.collating import build_collator
 from eke.build.longest import some_labels
 from eke.build.sources import is_packed
 from eke.build.tasks import Sample, lay_end_to_end
-from eke.plan import Plan
+from eke.plan import Micro, Plan
 from eke.schema import Packing, Seq2SeqLM
 from eke.sizes import is_ragged
 
 
-def largest_batch(plan: Plan, num_samples: int) -> MicroBatch:
-    """A micro-batch of the longest samples, on the host.
-
-    Args:
-        plan: the run; its data is not opened.
-        num_samples: rows before packing.
-    """
-    return build_collator(plan)([_longest(plan, num_samples)] * num_samples)
+def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
+    """A micro-batch of these lengths, on the host."""
+    return build_collator(plan)([_sample(plan, micro)] * micro.rows)
 
 
 def is_padded(plan: Plan) -> bool:
@@ -29,15 +24,14 @@ def is_padded(plan: Plan) -> bool:
     return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0
 
 
-def _longest(plan: Plan, num_samples: int) -> Sample:
+def _sample(plan: Plan, micro: Micro) -> Sample:
     config = plan.config
-    length = config.data.seq_len
-    ids = np.zeros(length, np.int64)
+    ids = np.zeros(micro.source, np.int64)
     if isinstance(config.task, Seq2SeqLM):
-        target = np.zeros(config.task.target_len or length, np.int64)
+        target = np.zeros(micro.target, np.int64)
         return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
     whole = config.task.option == "sequence_classification"
-    labels = np.zeros((), np.int64) if whole else some_labels(config, ids, num_samples)
+    labels = np.zeros((), np.int64) if whole else some_labels(config, ids, micro.rows)
     sample = {"input_ids": ids, "labels": labels}
     packed = config.data.packing is Packing.on and is_ragged(config)
     return lay_end_to_end([sample]) if packed else sample

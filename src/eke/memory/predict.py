@@ -10,7 +10,7 @@ from eke.lacking import lacking
 from eke.memory import sdpa
 from eke.memory.adapt import Untraceable, adapt
 from eke.memory.allocator import Allocator, CachingAllocator, PlainSum
-from eke.memory.batches import is_padded, largest_batch
+from eke.memory.batches import is_padded, make_batch
 from eke.memory.device import fake_gpu
 from eke.memory.fakes import fake_surroundings, to_fake
 from eke.memory.history import History, replay
@@ -18,7 +18,7 @@ from eke.memory.questions import Questions
 from eke.memory.step import prepare
 from eke.memory.trace import StorageTrace, watched_attention
 from eke.memory.workspaces import Workspaces
-from eke.plan import Plan
+from eke.plan import Plan, drawn, evaluated
 
 ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
     "cuda": CachingAllocator,
@@ -58,9 +58,8 @@ def trace_history(plan: Plan) -> History:
     sdpa.capability = plan.device.capability or sdpa.FLASH_CAPABILITY
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
-    batch = plan.batch
-    train = largest_batch(plan, batch.per_device)
-    evaluation = largest_batch(plan, batch.eval_per_device)
+    train = make_batch(plan, drawn(plan).expected)
+    evaluation = make_batch(plan, evaluated(plan))
     mode = FakeTensorMode()
 
     def make_empty(

@@ -78,7 +78,7 @@ class Training:
 
     def _step(self, batch: MicroBatch, step: int) -> None:
         trace, plan = self.trace, self.plan
-        # On a CPU a run measures its second step alone.
+        # On a CPU a run measures no step before its second.
         counted = step > 0 or trace.kind != "cpu"
         trace.begin("data", counted)
         every = [self._moved(batch) for _ in range(plan.batch.accumulation)]

@@ -89,7 +89,7 @@ def _by_runs(
     if expected <= 0:
         return Unknown(why_unknown(plan))
     spread = Span(exp(-rates.within), 1.0, exp(rates.within))
-    step = (spread * expected).by(work.length)
+    step = spread * expected
     parts: dict[str, float] = {}
     for kind, each in seconds.items():
         part = PART_OF.get(kind, "compute")

@@ -52,7 +52,7 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
     """Expected seconds of each part, and the step's."""
     products = total([_product_s(each, rates) for each in work.products])
     traffic = work.moved.over(rates.memory)
-    device = (products + traffic).by(work.length)
+    device = products + traffic
     host = work.launches.by(LAUNCH_S)
     if plan.config.engine.option == "trainer":
         host = host + TRAINER_S * plan.batch.accumulation
@@ -74,8 +74,8 @@ def _composed(plan: Plan, work: Work, rates: Rates) -> tuple[dict[str, float], S
         0.0, update_host.expected - updated.expected
     )
     parts = {
-        "compute": products.by(work.length).expected,
-        "memory": traffic.by(work.length).expected,
+        "compute": products.expected,
+        "memory": traffic.expected,
         "optimizer": updated.expected,
         "host": waits,
         "transfers": moved_shown.expected + hosted.expected,
@@ -121,9 +121,7 @@ def describe(
     samples = plan.batch.samples_per_step
     flops, mfu = plan.size.flops_per_sample, None
     if flops and peak:
-        # Model FLOPs at the length that is expected, as a record counts them for full rows.
-        needed = (work.flops - work.recomputed_flops) * plan.batch.devices
-        needed = min(needed, flops * samples / plan.batch.world_size)
+        needed = flops * samples / plan.batch.world_size
         mfu = step.inverse(needed / (peak * plan.batch.devices))
     whole = step * plan.steps.total
     return StepTime(

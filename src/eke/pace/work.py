@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from eke.forecast.activations import attention_kernel
-from eke.forecast.shape import Shape, shape_of, trains_adapters
-from eke.pace.lengths import at_length, share_of_length
+from eke.forecast.shape import Shape, trains_adapters
+from eke.pace.lengths import mean_shape
 from eke.pace.moves import Moves, moves, updated_here
 from eke.pace.passes import Pass, passes
 from eke.pace.products import Contents, Product, contents_of, products
@@ -31,8 +31,6 @@ class Work:
     moves: Moves
     tokens: float
     """Of all micro-batches, padding included."""
-    length: Span
-    """How full rows are, over what is expected: multiplies what passes do."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,9 +41,8 @@ class Work:
 
 def work_of(plan: Plan) -> Work:
     """The work of one optimizer step."""
-    full, contents = shape_of(plan), contents_of(plan)
-    share, note = share_of_length(plan, full)
-    shape = at_length(plan, full, share.expected)
+    contents = contents_of(plan)
+    shape, note = mean_shape(plan)
     fused = attention_kernel(plan, shape) == "fused"
     rounds = plan.batch.accumulation
     forward, backward, layers = passes(plan, shape)
@@ -66,8 +63,7 @@ def work_of(plan: Plan) -> Work:
         updates=updated,
         moves=moving,
         tokens=float(rounds * shape.rows * max(shape.source, shape.target)),
-        length=share * (1 / share.expected),
-        notes=(*notes_of(plan, full), *([note] if note else []), *updated.notes, *moving.notes),
+        notes=(*notes_of(plan, shape), *([note] if note else []), *updated.notes, *moving.notes),
     )
 
 

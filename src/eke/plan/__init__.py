@@ -2,6 +2,7 @@
 
 from eke.plan.batches import possible_batches, samples_to_keep
 from eke.plan.heads import shares_heads
+from eke.plan.lengths import Micro, drawn, evaluated
 from eke.plan.make import make_plan, replan, with_batch
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
@@ -13,8 +14,11 @@ __all__ = [
     "BatchPlan",
     "ComputePlan",
     "Decision",
+    "Micro",
     "Plan",
     "StepPlan",
+    "drawn",
+    "evaluated",
     "make_plan",
     "outline_record",
     "plan_to_plain",

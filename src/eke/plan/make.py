@@ -10,6 +10,7 @@ from eke.identity import run_id
 from eke.plan.batches import plan_batch, smaller_batch
 from eke.plan.deepspeed import STAGES, Settings, deepspeed_settings
 from eke.plan.ds_config import merge_user_settings, read_user_settings
+from eke.plan.lengths import sample_means
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.samples import DataPlan, plan_data
 from eke.schema import (
@@ -85,7 +86,7 @@ def make_plan(
         batch=batch,
         steps=steps,
         compute=compute,
-        size=model_size(config),
+        size=model_size(config, sample_means(config, data.store, data.train)),
         decisions=tuple(decisions),
         warnings=(*warnings, *data.warnings, *hints),
         data_warnings=data.warnings,
@@ -116,7 +117,7 @@ def replan(plan: Plan, config: Config) -> Plan:
         config=config,
         batch=batch,
         compute=_plan_compute(config, plan.device, notes),
-        size=model_size(config),
+        size=model_size(config, sample_means(config, plan.store, plan.steps.num_train_samples)),
         deepspeed=deepspeed,
     )
 

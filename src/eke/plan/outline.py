@@ -37,7 +37,7 @@ def outline_record(
         timing=timing,
         throughput=derive.throughput(
             rows,
-            plan.size.flops_per_sample,
+            plan.size.flops_per_token,
             plan.size.flops_formula,
             plan.batch.world_size * plan.batch.devices,
             plan.device.peak(_format(plan)),

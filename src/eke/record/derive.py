@@ -46,7 +46,7 @@ def waiting_frac(steady: Sequence[metrics.Row]) -> float | None:
 
 def throughput(
     rows: Sequence[metrics.Row],
-    flops_per_sample: float | None,
+    flops_per_token: float | None,
     flops_formula: str,
     num_devices: int,
     peak_flops: float | None,
@@ -55,7 +55,7 @@ def throughput(
 
     Args:
         rows: of metrics.jsonl.
-        flops_per_sample: model FLOPs of one sample, forward and backward, None when unknown.
+        flops_per_token: model FLOPs, forward and backward, None when unknown; padding is none.
         flops_formula: how they were computed.
         num_devices: devices that share the work.
         peak_flops: datasheet peak of one device in FLOP/s, None when unknown.
@@ -64,13 +64,13 @@ def throughput(
     seconds = sum(row[metrics.STEP_TIME] for row in steady)
     if not seconds:
         return Throughput(flops_formula=flops_formula)
-    samples_per_s = sum(row[metrics.SAMPLES] for row in steady) / seconds
+    tokens_per_s = sum(row[metrics.TOKENS] for row in steady) / seconds
     flops = None
-    if flops_per_sample is not None:
-        flops = flops_per_sample * samples_per_s / num_devices
+    if flops_per_token is not None:
+        flops = flops_per_token * tokens_per_s / num_devices
     return Throughput(
-        samples_per_s=samples_per_s,
-        tokens_per_s=sum(row[metrics.TOKENS] for row in steady) / seconds,
+        samples_per_s=sum(row[metrics.SAMPLES] for row in steady) / seconds,
+        tokens_per_s=tokens_per_s,
         model_flops_per_s=flops,
         mfu_frac=flops / peak_flops if flops is not None and peak_flops else None,
         flops_formula=flops_formula,

@@ -93,6 +93,7 @@ class MeasuredMemory:
     basis: str = ""
     """What was measured, in words."""
     peak_allocated_bytes: int | None = None
+    """Of several processes, the largest one's."""
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None
     """Resident memory of the process at its highest."""
@@ -136,7 +137,8 @@ class PredictedMemory:
     basis: str = ""
     """What is counted, in words."""
     allocated_bytes: int | None = None
-    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`."""
+    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`, so on a CPU
+    of the micro-batch that was measured."""
     verdict: str = ""
     notes: list[str] = field(default_factory=list)
     """Why the range is as wide as it is."""

@@ -123,7 +123,7 @@ def _memory_lines(record: Record) -> list[Line]:
         note = f"{note}; {basis}" if note else basis
         if memory.peak_per_rank_bytes:
             peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
-            note += f"; each of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
+            note += f"; the largest of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
         lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
         lines += _predicted_lines(record, memory.peak_allocated_bytes)
     if memory.stages:

@@ -112,7 +112,10 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         train(job)
         job.note_stage("training")
         if attempt.ranks.world_size > 1:
-            job.peaks = attempt.ranks.gather(device_peak(job.device) or job.profiled_peak)
+            peak = device_peak(job.device) or job.profiled_peak
+            gathered = attempt.ranks.gather((peak, job.profiled))
+            job.peaks = [peak for peak, _ in gathered]
+            job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
         return Outcome.ok, None
     except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
         outcome, failure = classify(error, meter.phase)

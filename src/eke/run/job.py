@@ -24,10 +24,11 @@ from eke.build.trainable import build_trainable
 from eke.build.transfer import Transfer
 from eke.build.update import Update
 from eke.paths import RunPaths
-from eke.plan import Plan
+from eke.plan import Micro, Plan
 from eke.record import metrics
 from eke.run.memory import memory_in_use
 from eke.run.meter import Meter, make_clock
+from eke.run.random_state import RandomState
 from eke.run.ranks import ALONE, Ranks
 from eke.run.share import share_model
 from eke.run.start import Built, build_device, start
@@ -76,6 +77,14 @@ class Job:
     checkpoint_s: float = 0.0
     profiled_peak: int | None = None
     """Peak of the CPU's tensor allocator in the profiled step."""
+    longest: int | None = None
+    """Which step of this attempt has the longest micro-batch, on a CPU; None until it is known."""
+    largest: Micro | None = None
+    """The largest micro-batch of the step in progress."""
+    profiled: Micro | None = None
+    """The same of the profiled step."""
+    before_step: RandomState | None = None
+    """Of the step in progress, where it may be given up."""
     peaks: list[int | None] | None = None
     """Peak of each rank's tensor allocator, where there are several."""
 

@@ -22,13 +22,15 @@ from eke.run.notes import (
 
 
 def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
-    """Context of the nth step of this attempt: kernels in the first, memory in the second.
+    """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
 
-    Both are warm-up steps; docs/lab.md says what they cost. Compiled code is looked into as it
-    runs, but for its layers' calls: hooks would be compiled with it. A step in which the compiler
-    ran, at whatever point of the run, is marked: it is no steady step.
+    That is the one with the longest rows, the second where all are as long; once alone, since
+    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. docs/lab.md
+    says what it costs. Compiled code is looked into as it runs, but for its layers' calls: hooks
+    would be compiled with it. A step in which the compiler ran or memory was
+    measured, at whatever point of the run, is marked: it is no steady step.
     """
-    if nth > 1 and not is_compiled(job.plan):
+    if nth > 1 and nth != job.longest and not is_compiled(job.plan):
         return nullcontext()  # as nearly every step
     return _closer_look(job, nth)
 
@@ -36,20 +38,23 @@ def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
 @contextmanager
 def _closer_look(job: Job, nth: int) -> Iterator[None]:
     graphs = num_graphs(job.plan)
+    if nth == 1 and job.device.type == "cpu":
+        job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
+    profiled = nth == job.longest
     if nth == 0:
         with count_optimizer_calls(job), _look_at_operations(job):
             yield
-    elif nth == 1 and job.device.type == "cpu":
+    elif profiled:
         others = job.update.held()
         alive = live_bytes(job.bare_model, job.optimizer, others)
         with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
             yield
-        job.profiled_peak = profile.peak
+        job.profiled_peak, job.profiled = profile.peak, job.largest
         if profile.problem:
             job.warn(f"peak memory of tensors was not measured: {profile.problem}")
     else:
         yield
-    job.meter.notes[-1].compiled = num_graphs(job.plan) != graphs
+    job.meter.notes[-1].unsteady = num_graphs(job.plan) != graphs or profiled
     if nth == 1:
         for note in AFTER_WARM_UP:
             note(job)

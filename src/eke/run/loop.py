@@ -9,6 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -23,9 +25,9 @@ from eke.run.failure import Diverged
 from eke.run.job import Job
 from eke.run.look import closer_look, look_at_evaluation
 from eke.run.parts import HoldsPart, save_parts
-from eke.run.random_state import capture_random_state
+from eke.run.random_state import capture_random_state, restore_random_state
 from eke.run.ranks import StepTotals
-from eke.run.stop import Stopped
+from eke.run.stop import Interrupted, Stopped
 from eke.units import format_seconds
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,11 @@ def train(job: Job) -> None:
     batches = job.data.train_steps(job.start_step, job.ranks.rank, job.update.even)
     job.model.train()
     for step in range(job.start_step, job.plan.steps.total):
-        with closer_look(job, step - job.start_step):
-            totals = train_step(job, batches, step)
+        try:
+            with closer_look(job, step - job.start_step):
+                totals = train_step(job, batches, step)
+        except Interrupted:
+            between.give_up(step)
         between.finish(step, totals)
 
 
@@ -86,6 +91,40 @@ class BetweenSteps:
             who = job.stop.signal or "another process"
             raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
 
+    def give_up(self, step: int) -> NoReturn:
+        """Leave an unfinished step, counted from 0, as if it had never begun.
+
+        Raises:
+            Stopped: always; what was done before is saved.
+        """
+        job = self.job
+        write_metrics(job)
+        saved = "nothing new to save"
+        if step > job.start_step:
+            assert job.before_step is not None, "only such a step is interrupted"
+            restore_random_state(job.before_step)
+            save(job, step)
+            saved = "checkpoint saved"
+        assert job.stop.outcome is not None
+        raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
+
+
+def stops_within(job: Job) -> bool:
+    """Whether a step may be given up: several processes would have to agree on it in each part."""
+    alone = job.ranks.world_size == 1 and job.plan.deepspeed is None
+    return alone and job.plan.batch.accumulation > 1
+
+
+def enter(job: Job, phase: str) -> None:
+    """A phase of the step begins.
+
+    Raises:
+        Interrupted: it is a micro-batch's, and a signal asked to stop.
+    """
+    if phase == "forward" and job.stop.outcome is not None and stops_within(job):
+        raise Interrupted
+    job.meter.enter(phase)
+
 
 def asked_to_stop(job: Job, totals: StepTotals) -> Outcome | None:
     """Alone, stop after this step; ranks stop after the step before which they knew of it."""
@@ -101,16 +140,21 @@ def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> Step
     # Before the backward pass: an update may step within it.
     learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
     set_learning_rate(job.optimizer, learning_rate)
-    total, grad_norm = take_step(job.stepped, cut, num_targets, step, learning_rate, meter.enter)
+    total, grad_norm = take_step(
+        job.stepped, cut, num_targets, step, learning_rate, partial(enter, job)
+    )
     meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
     return totals
 
 
 def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[MicroBatch], StepTotals]:
     """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
+    job.before_step = capture_random_state() if stops_within(job) else None
     job.meter.enter("data")
     # A rank without samples in an epoch's last, short step still takes part in the exchange.
-    cut = [job.transfer(batch) for batch in next(batches) or job.data.placeholders(1)]
+    made = next(batches) or job.data.placeholders(1)
+    job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
+    cut = [job.transfer(batch) for batch in made]
     return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
 
 

@@ -69,8 +69,8 @@ class StepNote:
     learning_rate: float
     num_samples: int
     num_tokens: int
-    compiled: bool = False
-    """The compiler ran in this step."""
+    unsteady: bool = False
+    """The compiler ran in this step, or its memory was measured."""
 
 
 def _stack(scalars: list[Tensor]) -> Tensor:
@@ -153,6 +153,6 @@ class Meter:
             metrics.SAMPLES: note.num_samples,
             metrics.TOKENS: note.num_tokens,
         }
-        if note.step < self.timed_from or note.compiled:
+        if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row

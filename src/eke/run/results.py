@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from eke.build.compile import compile_report
+from eke.forecast import note_measured_batch
 from eke.hardware import environment
 from eke.lacking import lacking
 from eke.pace import note_predictions
@@ -42,6 +43,7 @@ def make_record(
         record.timing.eval_s = job.eval_s
         record.timing.checkpoint_s = job.checkpoint_s
         record.memory.measured = measured_memory(job)
+        note_measured_batch(record, plan, job.profiled)
         record.effective = effective(job)
         record.warnings += count_skipped(job, rows, record.effective)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
@@ -53,7 +55,7 @@ def measured_memory(job: Job) -> MeasuredMemory:
     if job.device.type == "cuda":
         return MeasuredMemory(
             basis="CUDA caching allocator, whole run; stages: memory in use on the GPU (NVML)",
-            peak_allocated_bytes=torch.cuda.max_memory_allocated(job.device),
+            peak_allocated_bytes=largest(job, torch.cuda.max_memory_allocated(job.device)),
             peak_reserved_bytes=torch.cuda.max_memory_reserved(job.device),
             process_peak_bytes=process_peak(),
             peak_per_rank_bytes=job.peaks,
@@ -61,11 +63,16 @@ def measured_memory(job: Job) -> MeasuredMemory:
         )
     return MeasuredMemory(
         basis="CPU tensor allocator, one profiled step; stages: resident memory of the process",
-        peak_allocated_bytes=job.profiled_peak,
+        peak_allocated_bytes=largest(job, job.profiled_peak),
         process_peak_bytes=process_peak(),
         peak_per_rank_bytes=job.peaks,
         stages=dict(job.stages),
     )
+
+
+def largest(job: Job, mine: int | None) -> int | None:
+    """The highest peak of all ranks, or of those that were measured."""
+    return max((peak for peak in [mine, *(job.peaks or [])] if peak is not None), default=None)
 
 
 def effective(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Being asked to stop: a flag set by signals, looked at between two steps."""
+"""Being asked to stop: a flag set by signals, looked at between steps and micro-batches."""
 
 import ctypes
 import os
@@ -32,6 +32,10 @@ class StopFlag:
         if self.outcome is None:
             self.outcome = _MEANING[signal.Signals(number)]
             self.signal = signal.Signals(number).name
+
+
+class Interrupted(Exception):
+    """Raised between two micro-batches: the step is given up, and taken again after resumption."""
 
 
 class Stopped(Exception):

@@ -2,7 +2,7 @@
 
 from eke.sizes.adapters import KEPT_WHOLE, Targets, choose_targets, is_ia3, linear_layers
 from eke.sizes.families import DECODERS, FAMILIES, VALID_TASKS
-from eke.sizes.flops import Flops, training_flops
+from eke.sizes.flops import Flops, SampleMeans, training_flops
 from eke.sizes.labels import most_predicted, predicted_frac
 from eke.sizes.measure import (
     adapted_layers,
@@ -50,6 +50,7 @@ __all__ = [
     "Flops",
     "ModelSize",
     "Role",
+    "SampleMeans",
     "StateBytes",
     "Structure",
     "SwapBytes",

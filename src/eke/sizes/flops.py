@@ -45,27 +45,56 @@ class Flops:
         return self.matmul + self.attention
 
 
-def tokens_per_sample(config: Config) -> dict[Tokens, float]:
-    """How many vectors of one sample each kind of weight is multiplied with."""
-    source = config.data.seq_len
-    target = source  # T5 classification feeds the input, shifted right, to its decoder
+Counts = dict[Tokens | tuple[Tokens, Tokens], float]
+"""Of one sample, the vectors of each kind, and the products of two kinds."""
+
+
+@dataclass(frozen=True)
+class SampleMeans:
+    """Means over the samples of a training: tokens, and products of them that attention needs."""
+
+    source: float
+    target: float
+    """The same as `source` but in seq2seq_lm: T5 gives a classifier's input to its decoder, too."""
+    source_by_source: float
+    target_by_target: float
+    target_by_source: float
+
+
+def full_samples(config: Config) -> SampleMeans:
+    """All samples have `data.seq_len` tokens."""
+    source = target = config.data.seq_len
     if config.task.option == "seq2seq_lm":
         target = cast(Seq2SeqLM, config.task).target_len or source
+    return SampleMeans(source, target, source * source, target * target, target * source)
+
+
+def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Counts:
+    """How many vectors of one sample each kind of weight, or of attention, is multiplied with."""
+    known = means or full_samples(config)
     return {
         Tokens.none: 0,
-        Tokens.source: source,
-        Tokens.target: target,
-        Tokens.predicted: predicted_frac(config) * target,
+        Tokens.source: known.source,
+        Tokens.target: known.target,
+        Tokens.predicted: predicted_frac(config) * known.target,
         Tokens.sample: 1,
+        (Tokens.source, Tokens.source): known.source_by_source,
+        (Tokens.target, Tokens.target): known.target_by_target,
+        (Tokens.target, Tokens.source): known.target_by_source,
     }
 
 
-def training_flops(config: Config, structure: Structure) -> Flops:
-    """Model FLOPs of one forward and backward pass over one sample of `data.seq_len` tokens.
+def training_flops(config: Config, structure: Structure, means: SampleMeans | None = None) -> Flops:
+    """Model FLOPs of one forward and backward pass over one sample, the mean of a training's.
 
     Source: the two papers named at the top of this file.
+
+    Args:
+        config: of the run.
+        structure: of its model.
+        means: of its samples; None where each has `data.seq_len` tokens.
     """
-    tokens = tokens_per_sample(config)
+    tokens = tokens_per_sample(config, means)
     matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
     attention = sum(attention_flops(a, tokens) for a in structure.attention)
     return Flops(float(matmul), float(attention), _formula(structure, tokens))
@@ -75,13 +104,13 @@ def _per_parameter(weight: Weight) -> int:
     return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
 
 
-def attention_flops(attention: Attention, tokens: dict[Tokens, float]) -> float:
+def attention_flops(attention: Attention, tokens: Counts) -> float:
     """Training FLOPs per sample of one stack's attention."""
-    scores = tokens[attention.queries] * tokens[attention.keys] * (0.5 if attention.causal else 1)
+    scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
     return PER_SCORE * attention.num_layers * attention.width * scores
 
 
-def _formula(structure: Structure, tokens: dict[Tokens, float]) -> str:
+def _formula(structure: Structure, tokens: Counts) -> str:
     """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
     units = {
         Tokens.source: "tokens",
@@ -101,8 +130,15 @@ def _formula(structure: Structure, tokens: dict[Tokens, float]) -> str:
             size = sum(w.num_active for w in counted)
             parts.append(f"{factor} x {size}{words} x {tokens[kind]:.10g} {unit}")
     parts += [
-        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {tokens[a.queries]} x "
-        f"{tokens[a.keys]}{' / 2 (causal)' if a.causal else ''}"
+        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens)}"
+        f"{' / 2 (causal)' if a.causal else ''}"
         for a in structure.attention
     ]
     return " + ".join(parts)
+
+
+def _scores(attention: Attention, tokens: Counts) -> str:
+    queries, keys = tokens[attention.queries], tokens[attention.keys]
+    found = tokens[attention.queries, attention.keys]
+    exact = found == queries * keys
+    return f"{queries} x {keys}" if exact else f"{found:.10g} (mean of tokens x tokens)"

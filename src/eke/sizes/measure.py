@@ -8,7 +8,7 @@ from eke.errors import ConfigError, Problem
 from eke.schema import Adapters, Config
 from eke.sizes.adapters import adapt, choose_targets, linear_layers
 from eke.sizes.families import FAMILIES, VALID_TASKS
-from eke.sizes.flops import training_flops
+from eke.sizes.flops import SampleMeans, full_samples, training_flops
 from eke.sizes.labels import with_sparse_head
 from eke.sizes.size import ModelSize
 from eke.sizes.structure import Structure, Tokens
@@ -62,10 +62,14 @@ def _architecture(config: Config) -> str:
     return getattr(config.model, "model_type", config.model.family)
 
 
-def model_size(config: Config) -> ModelSize:
+def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
     """Parameters and training FLOPs, equal to what the real transformers class has.
 
     Adapters are counted among the trained parameters, and not among the model's.
+
+    Args:
+        config: of the run.
+        means: of its samples; None where each has `data.seq_len` tokens.
 
     Raises:
         ConfigError: if the family has no head for the task.
@@ -73,7 +77,10 @@ def model_size(config: Config) -> ModelSize:
     parts = structure(config)
     trained = adapt(config, parts)
     multiplied = with_sparse_head(config, trained)
-    flops = training_flops(config, multiplied) if parts.attention and _is_known(config) else None
+    known = parts.attention and _is_known(config)
+    flops = training_flops(config, multiplied, means) if known else None
+    samples = means or full_samples(config)
+    tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
     per_token = (Tokens.source, Tokens.target)
     return ModelSize(
         num_parameters=sum(prod(w.shape) for w in parts.weights),
@@ -84,6 +91,7 @@ def model_size(config: Config) -> ModelSize:
         num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
         flops_per_sample=flops.total if flops else None,
         flops_formula=flops.formula if flops else f"unknown for {_architecture(config)}",
+        tokens_per_sample=tokens,
     )
 
 

@@ -22,3 +22,12 @@ class ModelSize:
     recomputation not counted (model FLOPs); None where they cannot be known."""
     flops_formula: str
     """How `flops_per_sample` was computed, in one line."""
+    tokens_per_sample: float = 0.0
+    """Of source and target, without padding: a mean where samples differ."""
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """`flops_per_sample` over the sample's tokens."""
+        if self.flops_per_sample is None or not self.tokens_per_sample:
+            return None
+        return self.flops_per_sample / self.tokens_per_sample

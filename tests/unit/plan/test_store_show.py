@@ -134,7 +134,7 @@ def test_the_outline_of_a_record_holds_the_plan_and_the_rows(paths) -> None:
     assert record.steps_done == 2
     assert record.loss == Loss(4.0, 2.0, 5.5)
     assert record.throughput.samples_per_s == pytest.approx(16)
-    expected = plan.size.flops_per_sample * 16 / 1e15
+    expected = plan.size.flops_per_token * 200 / 1e15  # tokens seen a second
     assert record.throughput.mfu_frac == pytest.approx(expected), "of the peak in bfloat16"
     assert record.config["seed"] == 0
     assert "config" not in record.plan

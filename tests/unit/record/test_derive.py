@@ -75,10 +75,10 @@ def test_timing_of_warm_up_alone_has_no_steady_step() -> None:
 
 def test_throughput_is_samples_over_seconds_of_steady_steps() -> None:
     rows = [step_row(1, seconds=100.0, **WARM), step_row(2, seconds=0.5), step_row(3, seconds=1.5)]
-    found = derive.throughput(rows, 1e9, "formula", num_devices=2, peak_flops=8e9)
+    found = derive.throughput(rows, 1e9, "formula", num_devices=2, peak_flops=1e11)
     assert found.samples_per_s == pytest.approx(16 / 2.0)
     assert found.tokens_per_s == pytest.approx(200 / 2.0)
-    assert found.model_flops_per_s == pytest.approx(8 * 1e9 / 2)
+    assert found.model_flops_per_s == pytest.approx(100 * 1e9 / 2)
     assert found.mfu_frac == pytest.approx(0.5)
     assert found.flops_formula == "formula"
 
@@ -86,7 +86,7 @@ def test_throughput_is_samples_over_seconds_of_steady_steps() -> None:
 def test_mfu_is_absent_when_the_peak_is_unknown() -> None:
     found = derive.throughput([step_row(1)], 1e9, "formula", 1, None)
     assert found.mfu_frac is None
-    assert found.model_flops_per_s == pytest.approx(80e9)
+    assert found.model_flops_per_s == pytest.approx(1e12)
 
 
 @pytest.mark.parametrize("rows", [[], [step_row(1, **WARM)]], ids=["no rows", "warm-up only"])

@@ -16,6 +16,7 @@ RAGGED = (
     "data.num_samples=8", "data.num_eval_samples=1", "batch.per_device=1", "train.steps=8",
     "train.timing_warmup_steps=2", "train.save_final=false",
 )  # fmt: skip
+EVEN = tuple(text for text in RAGGED if text not in ("data.lengths=uniform", "data.min_len=5"))
 
 
 def test_a_recompilation_after_warm_up_is_left_out(curve_of, tmp_path) -> None:
@@ -27,8 +28,15 @@ def test_a_recompilation_after_warm_up_is_left_out(curve_of, tmp_path) -> None:
 
 
 def test_without_compilation_only_warm_up_is_left_out(curve_of, tmp_path) -> None:
-    curve_of(*RAGGED)
+    curve_of(*EVEN)
     assert flags(tmp_path) == [True, True] + [False] * 6
+
+
+def test_the_step_whose_memory_is_measured_is_left_out(curve_of, tmp_path) -> None:
+    curve_of(*RAGGED)
+    found = flags(tmp_path)
+    assert found[:2] == [True, True]
+    assert found[2:].count(True) == 1, "the longest sample's"
 
 
 def test_a_new_graph_in_a_later_step_is_seen(curve_of, tmp_path, monkeypatch) -> None:
@@ -36,5 +44,5 @@ def test_a_new_graph_in_a_later_step_is_seen(curve_of, tmp_path, monkeypatch) ->
 
     counts = iter([1, 1, 1, 1, 1, 1, 1, 1, 1, 2, *([2] * 10)])  # before and after each step
     monkeypatch.setattr(look, "num_graphs", lambda plan: next(counts))
-    curve_of(*RAGGED, "compile=eager")
+    curve_of(*EVEN, "compile=eager")
     assert flags(tmp_path) == [True, True, False, False, True, False, False, False]

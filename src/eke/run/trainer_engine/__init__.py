@@ -12,6 +12,7 @@ from eke.build.update import PlainUpdate
 from eke.errors import RunError
 from eke.run.job import Job
 from eke.run.random_state import capture_random_state, restore_random_state
+from eke.run.stop import Interrupted
 from eke.run.trainer_engine.arguments import build_arguments
 from eke.run.trainer_engine.steps import Steps
 from eke.run.trainer_engine.trainer import PlanTrainer
@@ -38,6 +39,9 @@ def train_with_trainer(job: Job) -> None:
         trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths))
         restore_random_state(random)
         if job.start_step < job.plan.steps.total:
-            trainer.train()
+            try:
+                trainer.train()
+            except Interrupted:
+                steps.between.give_up(steps.step)
     if steps.stopped:
         raise steps.stopped

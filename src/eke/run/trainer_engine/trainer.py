@@ -16,6 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from eke.build.batches import MicroBatch
 from eke.run.job import Job
+from eke.run.loop import enter
 from eke.run.trainer_engine.callback import StepCallback
 from eke.run.trainer_engine.steps import Inputs, Steps, as_batch
 
@@ -65,8 +66,8 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     ) -> Tensor:
         """This micro-batch's share of the global batch's mean loss, ready for the backward pass."""
         meter, batch = self.steps.job.meter, as_batch(inputs)
-        meter.enter("forward")
         job = self.steps.job
+        enter(job, "forward")
         with job.offload:
             share = self._loss_sum(model, batch) / self.steps.num_targets
         job.cache_release.after_forward(self.steps.step)
