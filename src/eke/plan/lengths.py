@@ -79,13 +79,13 @@ def drawn(plan: Plan) -> Drawn:
 
 def evaluated(plan: Plan) -> Micro:
     """The largest micro-batch of evaluation, whose order never changes."""
-    import numpy as np
-
     batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
     group = batch.eval_per_device * batch.devices
     found = _samples(config, plan.store, count, True)
     if found is None:
         return _full(config, min(batch.eval_per_device, -(-count // batch.devices)))
+    import numpy as np  # a tenth of a plan's time, and equal rows need no more
+
     made = _joined(config.data, found[0], group)
     rows_of = np.minimum(batch.eval_per_device, count - group * np.arange(len(made)))
     if config.data.packing is Packing.padding_free:

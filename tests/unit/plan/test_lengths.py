@@ -77,7 +77,8 @@ def test_flops_are_those_of_real_lengths(typed, rows) -> None:
         sample = data.train[0, number]
         ends = np.flatnonzero(sample.get("position_ids", np.zeros(1)) == 0)
         tokens = len(sample["input_ids"])
-        target = len(sample.get("decoder_input_ids", sample["input_ids"]))
+        is_pair = plan.config.task.option == "seq2seq_lm"
+        target = len(sample["labels"]) if is_pair else tokens
         known = {"none": 0, "source": tokens, "target": target, "predicted": target, "sample": 1}
         whole += sum(6 * w.num_active * known[w.tokens.value] for w in parts.weights)
         for layer in parts.attention:
