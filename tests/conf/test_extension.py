@@ -28,7 +28,7 @@ from eke.errors import ConfigError
 from eke.hardware.table import DEVICES
 from eke.plan.deepspeed import OFFLOADED
 from eke.run.engines import ENGINES
-from eke.schema import Backend
+from eke.schema import AUTO_ATTENTION, Backend
 from eke.sizes import DESCRIPTIONS, Description
 from eke.track import TRACKERS
 
@@ -158,7 +158,7 @@ TABLES = {
     "task's heads": set(HEADS),
     "optimizer": set(optimizers.BUILDERS),
     "schedule": set(SHAPES),
-    "attention": set(ATTENTION),
+    "attention": {*ATTENTION, AUTO_ATTENTION},
     "kernels": set(KERNELS),
     "compile": set(BACKENDS),
     "engine": set(ENGINES),

@@ -8,17 +8,12 @@ from dataclasses import replace
 from eke.compose import Composed, is_set
 from eke.plan import Decision
 from eke.schema import (
-    Adafactor,
-    AdamW,
     Adapters,
-    Apollo,
     Config,
-    GaLore,
     Lora,
     Optimizer,
     PretrainedModel,
     Rows,
-    ScheduleFree,
 )
 
 FULL_LR = 5e-5
@@ -65,12 +60,8 @@ def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decisi
 
 
 def _usual_lr(config: Config) -> float | None:
-    """None for optimizers whose learning rate means something else."""
-    optimizer: Optimizer = config.optimizer
-    if isinstance(optimizer, ScheduleFree | GaLore | Apollo):
-        return None
-    if not isinstance(optimizer, AdamW | Adafactor):
-        return None
-    if isinstance(config.peft, Lora):
-        return LORA_LR
-    return ADAPTER_LR if isinstance(config.peft, Adapters) else FULL_LR
+    """None for optimizers that read the rate in another way: their files have one of their own."""
+    usual = FULL_LR
+    if isinstance(config.peft, Adapters):
+        usual = LORA_LR if isinstance(config.peft, Lora) else ADAPTER_LR
+    return usual if config.optimizer.lr in (Optimizer().lr, usual) else None

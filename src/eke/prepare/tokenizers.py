@@ -9,7 +9,7 @@ import numpy as np
 
 from eke.corpus import BYTE_TOKENS, BYTES, Frame, Request, Vocabulary
 from eke.errors import ConfigError, Problem
-from eke.tokens import BOS, EOS, NUM_SPECIAL_TOKENS
+from eke.tokens import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 
 CHARACTERS_PER_TOKEN = 16
 """First guess of how much text fills a row; where it is too little, more of the text is taken."""
@@ -163,9 +163,10 @@ def load_tokenizer(request: Request) -> Tokenizer:
 
 
 def _byte_tokenizer(request: Request) -> Tokenizer:
-    """Between a beginning and an end of text; seq2seq without the beginning, as T5 has it."""
+    """Between a beginning and an end, as the models of a task are pre-trained."""
     prefix = () if request.task == "seq2seq_lm" else (BOS,)
-    own = Frame(prefix, (EOS,))
+    end = SEP if request.task == "masked_lm" else EOS
+    own = Frame(prefix, (end,))
 
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
@@ -175,14 +176,14 @@ def _byte_tokenizer(request: Request) -> Tokenizer:
         ]
 
     def frame(texts: Sequence[str], target: bool) -> list[np.ndarray]:
-        return [np.array([*prefix, *each.ids, EOS], np.int64) for each in encode(texts)]
+        return [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
 
     def truncate(text: str, target: bool, limit: int) -> np.ndarray:
         whole = frame([text], target)[0]
         return np.concatenate([whole[: limit - 1], whole[-1:]])
 
     def decode(ids: Sequence[int]) -> list[str]:
-        names = {BOS: "<bos>", EOS: "<eos>"}
+        names = {BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
         return [names.get(i) or bytes([i - NUM_SPECIAL_TOKENS]).decode("latin-1") for i in ids]
 
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)

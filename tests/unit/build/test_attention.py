@@ -11,6 +11,7 @@ from eke.build.attention import ATTENTION, KernelProbe
 from eke.build.checkpointing import apply_checkpointing
 from eke.build.compile import compile_model
 from eke.build.model import build_model
+from eke.schema import AUTO_ATTENTION
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ def probe(model, **inputs):
 
 
 def test_options_are_the_builders():
-    assert set(ATTENTION) == options_of("attention")
+    assert {*ATTENTION, AUTO_ATTENTION} == options_of("attention")
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)

@@ -191,11 +191,12 @@ def test_synthetic_samples_stay_when_the_seed_of_training_changes() -> None:
 
 GOLDEN = {
     "causal": "f0c557babd90964b",
-    "masked": "c27f245082745945",
+    "masked": "7e3818789c2fa1d5",
     "classification": "f7e0be22c5a7d46b",
-    "seq2seq": "1232394c513aa0cd",
+    "seq2seq": "2df17e9237099374",
 }
-"""SHA-256 of the micro-batches below: the same when torch made them, before NumPy did."""
+"""SHA-256 of the micro-batches below: the same when torch made them, before NumPy did. Of masked
+since no token is chosen too many, of seq2seq since the model's class shifts the labels."""
 
 
 @pytest.mark.parametrize("task", TASKS)

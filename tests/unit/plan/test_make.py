@@ -318,6 +318,7 @@ def test_every_decision_has_a_value_and_a_reason() -> None:
         "loss scaling",
         "precision.tf32",
         "optimizer implementation",
+        "learning rate",
     ]
     assert all(d.value and d.reason for d in plan.decisions)
 
