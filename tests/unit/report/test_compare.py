@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
@@ -12,6 +13,7 @@ from eke.report.compare import compare
 from eke.report.compare.parity import Parity
 from eke.report.compare.statistics import Decision
 from eke.report.compare.verdict import verdict
+from eke.report.compare.wording import loss_words
 
 SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
 NOISE = (1.0, 1.01, 0.99)
@@ -143,11 +145,31 @@ def test_each_machine_has_its_own(tmp_path):
         (float("nan"), Parity.unknown),
     ],
 )
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_a_loss_beside_the_baselines(tmp_path, loss, parity, rounds):
-    runs = [Run({"precision": p}, repeat=r, loss=value) for r in range(rounds)
+def test_a_loss_beside_the_baselines(tmp_path, loss, parity):
+    runs = [Run({"precision": p}, repeat=r, seed=r, loss=value) for r in range(3)
             for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
     assert by_label(compared(tmp_path, runs))["precision=bf16"].quality.parity is parity
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ((0, 0, 0), "eval loss not compared: 1 seed (+10 %)"),
+        ((0, 0, 1, 1), "eval loss not compared: 2 seeds (+10 %)"),
+        ((0,), "eval loss not compared: 1 seed (+10 %)"),
+    ],
+    ids=str,
+)
+def test_repeats_of_a_seed_are_one_observation_of_the_loss(tmp_path, seeds, words):
+    """On a CPU they are copies of each other: an interval of width 0 says nothing of chance."""
+    runs = [Run({"precision": p}, repeat=r, seed=seed, loss=value) for r, seed in enumerate(seeds)
+            for p, value in (("fp32", 2.0), ("bf16", 2.2))]  # fmt: skip
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    assert quality.parity is Parity.unresolved
+    assert loss_words(quality) == words
+    equal = [Run({"precision": p}, repeat=r) for r in range(3) for p in ("fp32", "bf16")]
+    found = by_label(compared(tmp_path / "equal", equal))["precision=bf16"].quality
+    assert found.parity is Parity.equal
 
 
 def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
@@ -334,10 +356,28 @@ def test_noise_is_not_resolved(tmp_path):
 
 
 def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0, loss=2.5))[0]  # fmt: skip
+    def seeded(choices, **other):
+        return [replace(run, seed=run.repeat) for run in repeated(choices, **other)]
+
+    first = said(tmp_path, seeded({"precision": "fp32"}),
+                 seeded({"precision": "bf16"}, speed=230.0, loss=2.5))[0]  # fmt: skip
     assert first.startswith("Nothing is faster than precision=fp32 at no worse a loss")
     assert "eval loss higher (+25 %)" in first
+
+
+def test_one_seed_rejects_no_row(tmp_path):
+    first = said(tmp_path, repeated({"precision": "fp32"}),
+                 repeated({"precision": "bf16"}, 230.0, loss=2.028))[0]  # fmt: skip
+    assert first.startswith("precision=bf16 is fastest: 2.30x")
+    assert "eval loss not compared: 1 seed (+1.4 %)" in first
+
+
+def test_a_higher_speed_that_is_not_resolved_is_named(tmp_path):
+    wild = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((90, 900, 700))]
+    first = said(tmp_path, repeated({"precision": "fp32"}),
+                 repeated({"precision": "bf16"}, 230.0), wild)[0]  # fmt: skip
+    assert first.startswith("precision=bf16 is the fastest that is resolved: 2.30x")
+    assert "Higher, but not resolved: precision=fp16." in first
 
 
 def test_those_that_cannot_be_told_apart_are_named(tmp_path):

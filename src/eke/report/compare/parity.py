@@ -1,18 +1,19 @@
 """Does a configuration still learn the same? Its loss beside the baseline's, at equal samples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from eke.files import plain
 from eke.identity import canonical
 from eke.record import Record
 from eke.report.compare.measures import EVAL_LOSS, TRAIN_LOSS, samples_seen
-from eke.report.compare.statistics import Decision, ratio
+from eke.report.compare.statistics import Sample, ratio
 from eke.report.compare.variants import Variant
+from eke.units import format_number
 
 MARGIN = 0.01
 """How much higher a loss may be and still count as no worse: chosen, and said where it is used."""
@@ -57,7 +58,11 @@ class Quality:
 
 
 def quality(base: Variant, other: Variant) -> Quality:
-    """Compare losses of one machine's variants."""
+    """Compare losses of one machine's variants.
+
+    Fewer than three seeds resolve no difference, which counts against nothing: under dropout and
+    with other numerics, two trainings of one seed differ by chance.
+    """
     if other is base:
         return Quality(Parity.baseline)
     for measure in (EVAL_LOSS, TRAIN_LOSS):
@@ -66,17 +71,19 @@ def quality(base: Variant, other: Variant) -> Quality:
             continue
         if why := _differs(base.records, other.records):
             return Quality(Parity.other, measure.key, why=why)
-        found = ratio(before, after)
+        all_runs = ratio(before, after)
+        found = ratio(*map(_by_seed, (before, after)))
         assert found is not None
+        assert all_runs is not None
         difference = found.value - 1
-        low = found.low if found.low is not None else found.value
-        high = found.high if found.high is not None else found.value
-        if max(abs(math.log(low)), abs(math.log(high))) <= EQUAL:
+        ends = [end for end in (all_runs.low, all_runs.high, all_runs.value) if end is not None]
+        if max(abs(math.log(end)) for end in ends) <= EQUAL:
             return Quality(Parity.equal, measure.key, difference)
-        if found.decision is Decision.single:
-            # One number each: what it says is said, and nothing of how sure it is.
-            parity = Parity.within if abs(difference) <= MARGIN else _direction(difference)
-        elif high <= 1 + MARGIN:
+        if found.low is None or found.high is None:
+            why = format_number(found.n, "seed")
+            return Quality(Parity.unresolved, measure.key, difference, why)
+        low, high = found.low, found.high
+        if high <= 1 + MARGIN:
             parity = Parity.better if high < 1 - MARGIN else Parity.within
         else:
             parity = Parity.worse if low > 1 + MARGIN else Parity.unresolved
@@ -84,8 +91,12 @@ def quality(base: Variant, other: Variant) -> Quality:
     return Quality(Parity.unknown, why="no loss was measured")
 
 
-def _direction(difference: float) -> Parity:
-    return Parity.worse if difference > 0 else Parity.better
+def _by_seed(sample: Sample) -> Sample:
+    """One observation of each seed: repeats that share it draw the same numbers."""
+    values: dict[Hashable, list[float]] = {}
+    for (seed, *_), value in cast(Mapping[tuple[int, ...], float], sample).items():
+        values.setdefault(seed, []).append(math.log(value))
+    return {seed: math.exp(fmean(logs)) for seed, logs in values.items()}
 
 
 def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:

@@ -80,12 +80,12 @@ def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
             what += f", {loss_words(best.quality)}" if other else ""
         return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
     faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
-    sound = [r for r in faster if r.quality.parity not in (Parity.worse, Parity.unresolved)]
+    sound = [r for r in faster if r.quality.parity is not Parity.worse]
     if not faster:
-        largest = in_words(best.ratios[SAMPLES.key])
+        highest = in_words(best.ratios[SAMPLES.key])
         return (
             f"Nothing is shown to be faster than {base}: "
-            f"the largest difference is that of {best.variant.label}, {largest}."
+            f"the highest speed is that of {best.variant.label}, {highest}."
         )
     if not sound:
         top = max(faster, key=lambda row: row.ratios[SAMPLES.key].value)
@@ -93,19 +93,24 @@ def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
             f"Nothing is faster than {base} at no worse a loss: {top.variant.label} has "
             f"{times(top.ratios[SAMPLES.key])} its speed, and {loss_words(top.quality)}."
         )
-    return _praise(max(sound, key=lambda row: row.ratios[SAMPLES.key].value), sound, base)
+    top = max(sound, key=lambda row: row.ratios[SAMPLES.key].value)
+    value = top.ratios[SAMPLES.key].value
+    higher = [r for r in speeds if r not in faster and r.ratios[SAMPLES.key].value > value]
+    return _praise(top, sound, higher, base)
 
 
-def _praise(top: Row, sound: Sequence[Row], base: str) -> str:
-    text = (
-        f"{top.variant.label} is fastest: {times(top.ratios[SAMPLES.key])} the samples/s of {base}"
-    )
+def _praise(top: Row, sound: Sequence[Row], undecided: Sequence[Row], base: str) -> str:
+    which = "the fastest that is resolved" if undecided else "fastest"
+    speed = times(top.ratios[SAMPLES.key])
+    text = f"{top.variant.label} is {which}: {speed} the samples/s of {base}"
     if PEAK.key in top.ratios:
         text += f" at {times(top.ratios[PEAK.key])} its peak memory"
     text += f"; {loss_words(top.quality)}."
     peers = [row.variant.label for row in sound if row is not top and not _beats(top, row)]
     if peers:
         text += f" Not told apart from it: {_first_of(peers)}."
+    if undecided:
+        text += f" Higher, but not resolved: {_first_of([r.variant.label for r in undecided])}."
     return text
 
 
@@ -116,9 +121,7 @@ def _beats(top: Row, other: Row) -> bool:
 
 def _smallest(part: OneMachine, others: Sequence[Row]) -> str:
     known = [
-        row
-        for row in others
-        if PEAK.key in row.ratios and row.quality.parity not in (Parity.worse, Parity.unresolved)
+        row for row in others if PEAK.key in row.ratios and row.quality.parity is not Parity.worse
     ]
     if not known or part.baseline is None:
         return ""

@@ -17,11 +17,12 @@ def times(ratio: Ratio) -> str:
 
 
 def in_words(ratio: Ratio) -> str:
-    """A difference with its margin and what it says: `not resolved: +3 % +- 4 %`."""
+    """A difference, its interval, and what it says: `not resolved: +3 % (-1 to +7 %)`."""
     percent = 100 * (ratio.value - 1)
     text = f"{percent:+.1f} %"
     if ratio.low is not None and ratio.high is not None:
-        text += f" +- {50 * (ratio.high - ratio.low):.1f} %"
+        low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
+        text += f" ({low:+.1f} to {high:+.1f} %)"
     if ratio.decision is Decision.same:
         return f"the same within {100 * SAME:.0f} %: {text}"
     if ratio.decision is Decision.hint:
@@ -63,6 +64,8 @@ def loss_words(quality: Quality) -> str:
         return f"{which} equal"
     if quality.parity is Parity.within:
         return f"{which} within {PERCENT} ({change})"
+    if quality.parity is Parity.unresolved and quality.why:
+        return f"{which} not compared: {quality.why} ({change})"
     if quality.parity is Parity.unresolved:
         return f"{which} not resolved within {PERCENT} ({change})"
     return f"{which} {quality.parity.value} ({change})"
