@@ -94,6 +94,7 @@ def plan_on(
     # Once more, since a recipe may have chosen another optimizer.
     config, again, remark = fine_tuned(recipe.config, composed)
     usual = {decision.key: decision for decision in (*first, *again)}
+    rate = usual.pop("optimizer.lr", None)
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
@@ -110,7 +111,13 @@ def plan_on(
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = recipe.shown_in(plan)
     warnings = (*plan.warnings, remark) if remark else plan.warnings
-    plan = replace(plan, decisions=(*plan.decisions, *usual.values()), warnings=warnings)
+    decisions = tuple(
+        replace(each, reason=f"{rate.reason}; {each.reason}")
+        if rate is not None and each.key == "learning rate"
+        else each
+        for each in plan.decisions
+    )
+    plan = replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
     if means.in_pool:  # its turn comes when others have ended
         plan = at_rest(plan)
     return weighed(plan, trace) if refuse and not seen_to_fit else plan

@@ -157,11 +157,11 @@ def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
     shown = f"{first} .. {last}" if last else first
     if not shown:
         return
-    reason = "the first and last tokens of the first row"
+    reason = shown
     if manifest.num_other_prompts:
         count = format_number(manifest.num_other_prompts, "row")
         reason += f"; {count} begin with other tokens than the prompt alone has"
-    decisions.append(Decision("data tokens", shown, reason))
+    decisions.append(Decision("data tokens", "first row", reason))
 
 
 def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
