@@ -1,6 +1,7 @@
 """Optimizers: what is decayed, which implementation, and which numbers reach it."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -294,3 +295,35 @@ def test_only_pages_are_waited_for(monkeypatch) -> None:
         counts[option] = len(waited)
         waited.clear()
     assert counts == {"adamw_8bit": 0, "paged_adamw_8bit": 2 + 1, "lion": 0, "lion_8bit": 0}
+
+
+DECAY, RATE = 0.5, 0.01
+
+
+def walked(option: str, decay: float, steps: int = 3) -> list[torch.Tensor]:
+    """A matrix before and after each step along gradients that do not depend on it."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    overrides = (f"optimizer={option}", f"optimizer.lr={RATE}", f"optimizer.weight_decay={decay}")
+    optimizer = build_optimizer(plan_of(*SYNTHETIC, *overrides), layer)
+    found = [layer.weight.detach().clone()]
+    for number in range(steps):
+        layer.weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(number))
+        optimizer.step()
+        found.append(layer.weight.detach().clone())
+    return found
+
+
+AVERAGED = {"schedule_free"}  # what it trains is an average of what it decays
+OF_LAYERS = {"muon", "galore", "apollo"}  # refuse a model without Transformer layers
+
+
+@pytest.mark.parametrize("option", sorted(set(HERE) - AVERAGED - OF_LAYERS))
+def test_weight_decay_is_decoupled(option) -> None:
+    """As the key says: a weight shrinks by rate x decay, and what moves it besides is the same."""
+    plain, decayed = walked(option, 0.0), walked(option, DECAY)
+    expected = decayed[0]
+    for before, after in pairwise(plain):
+        expected = (1 - RATE * DECAY) * expected + (after - before)
+    torch.testing.assert_close(decayed[-1], expected, rtol=0, atol=2e-4)
+    assert (decayed[-1] - plain[-1]).abs().max() > 1e-3
