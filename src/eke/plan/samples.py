@@ -1,6 +1,7 @@
 """How many samples there are: counted in text, decided for synthetic data, read from a store."""
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from eke.errors import ConfigError, Problem
 from eke.plan.plan import Decision
 from eke.schema import (
     Config,
+    Data,
     Hub,
     Packing,
     PretrainedModel,
@@ -80,7 +82,7 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
     if data.num_samples is None:
         decisions.append(Decision("data.num_samples", str(drawn), "the guides' data set size"))
     if data.packing is not Packing.on:
-        return DataPlan(drawn, data.num_eval_samples, "synthetic")
+        return DataPlan(drawn, data.num_eval_samples, _drawn_from(data))
     counts = (drawn, data.num_eval_samples)
     lengths = [
         corpora.synthetic_lengths(data, data.seq_len, split, count)
@@ -88,7 +90,15 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
     ]
     rows = [len(corpora.first_fit(found, data.seq_len)) for found in lengths]
     decisions.append(_packed(rows[0], drawn, int(lengths[0].sum()), data.seq_len))
-    return DataPlan(rows[0], rows[1], f"synthetic {counts[0]}+{counts[1]}")
+    return DataPlan(rows[0], rows[1], f"{_drawn_from(data)} {counts[0]}+{counts[1]}")
+
+
+def _drawn_from(data: Synthetic) -> str:
+    """Names the random samples: all that they are drawn from, but their number and length."""
+    shared = {field.name for field in dataclasses.fields(Data)}
+    own = [field.name for field in dataclasses.fields(data) if field.name not in shared]
+    text = repr([(name, getattr(data, name)) for name in own])
+    return f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
