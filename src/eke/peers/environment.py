@@ -18,18 +18,24 @@ TRACKED_RUN_VARIABLES = (
 )
 """Names of variables that a tracker or a search agent sets for one run of its own."""
 
-_OF_ANOTHER = re.compile(f"{RANK_VARIABLES}|{TRACKED_RUN_VARIABLES}")
+AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
+"""What W&B's agent sets for a run that it starts."""
+
+_OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN_VARIABLES)
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """This process's environment for one that imports the same eke.
 
     What another launcher has set for another process is left out: a worker would take it for its
-    own rank and rendezvous. Where torchrun or `accelerate launch` started this run, it stays.
+    own rank and rendezvous, or its own run of a tracker. Where torchrun, `accelerate launch` or
+    W&B's agent started this run, all that they set is there, and stays.
     """
     kept = dict(environment)
     if not ranks_are_started():
-        kept = {name: value for name, value in kept.items() if not _OF_ANOTHER.match(name)}
+        kept = {name: value for name, value in kept.items() if not _OF_RANKS.match(name)}
+    if any(name not in kept for name in AGENT):
+        kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
     inherited = environment.get("PYTHONPATH")
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (source_folder(), inherited)))
     return kept

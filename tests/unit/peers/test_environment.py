@@ -7,7 +7,7 @@ from eke.peers import child_environment, ranks_are_started
 LEFT_OVER = [
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
     *("GROUP_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "ACCELERATE_USE_FSDP", "OMPI_COMM_WORLD_RANK"),
-    *("PMI_RANK", "PMIX_RANK", "CROSS_SIZE", "LOCAL_SIZE", "WANDB_RUN_ID", "WANDB_SWEEP_ID"),
+    *("PMI_RANK", "PMIX_RANK", "CROSS_SIZE", "LOCAL_SIZE", "WANDB_RUN_ID"),
     *("WANDB_RESUME", "MLFLOW_RUN_ID", "SUBMITIT_EXECUTOR"),
 ]
 KEPT = [
@@ -24,6 +24,14 @@ def test_variables_of_another_job_are_not_inherited(left_over, monkeypatch) -> N
     environment = child_environment()
     assert not set(environment) & set(LEFT_OVER)
     assert set(environment) >= set(KEPT)
+
+
+def test_a_run_that_an_agent_started_stays_in_its_sweep(monkeypatch) -> None:
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_ID"):
+        monkeypatch.setenv(name, "1")
+    assert {"WANDB_RUN_ID", "WANDB_SWEEP_ID"} <= set(child_environment())
+    monkeypatch.delenv("WANDB_RUN_ID")
+    assert "WANDB_SWEEP_ID" not in child_environment()
 
 
 def test_a_process_that_torchrun_started_keeps_its_rank(monkeypatch) -> None:
