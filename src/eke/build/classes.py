@@ -29,7 +29,10 @@ def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
         return []
     config: Any = model.config
     before = config.id2label
-    after = {n: names[n] if n < len(names) else f"LABEL_{n}" for n in range(task.num_labels)}
+    after = dict(enumerate(names))
+    for number in range(len(names), task.num_labels):
+        name = f"LABEL_{number}"
+        after[number] = name if name not in names else f"CLASS_{number}"  # the data's, of another
     config.id2label = after
     config.label2id = {name: number for number, name in after.items()}
     trained = isinstance(plan.config.model, PretrainedModel) and not (
