@@ -259,7 +259,8 @@ def test_experts_that_a_rank_does_not_reach_train(shared, routed_checkpoint, cur
         "model=pretrained", f"model.name_or_path={routed_checkpoint}", "task=seq2seq_lm",
         "data=synthetic", "data.seq_len=6", "data.max_token=300", "data.num_samples=8",
         "data.num_eval_samples=2", "train.steps=4", "train.epochs=null", "train.log_every=1",
-        "optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0", "attention=eager",
+        "optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0", "optimizer.momentum=0",
+        "attention=eager",
     )  # fmt: skip
     one = curve_of(*base, "batch.per_device=2")
     folder = train_ranks(*base, "batch.per_device=1", f"distributed={shared}")

@@ -29,13 +29,7 @@ def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     )
 
 
-def fused_loss_sum(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    smoothing: float = 0.0,
-) -> Tensor:
+def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """What `loss_sum` makes of the logits, without the logits.
 
     In 16 bits PyTorch returns the sum in 16 bits, too, where float16 ends at 65504, and computes
@@ -50,7 +44,6 @@ def fused_loss_sum(
         weight: (vocabulary, width).
         bias: (vocabulary,) or None.
         labels: (...), IGNORED where nothing is to be predicted.
-        smoothing: as of `loss_sum`.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -66,7 +59,6 @@ def fused_loss_sum(
         linear_bias=bias,
         reduction="sum" if exact else "none",
         ignore_index=IGNORED,
-        label_smoothing=smoothing,
         # The compiler cannot follow gradients that are used up in place; PyTorch would say so.
         options=nn.LinearCrossEntropyOptions(allow_retain_graph=torch.compiler.is_compiling()),
     )

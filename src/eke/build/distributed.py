@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from eke.build.experts import add_nothing, routed_parents
+from eke.build.experts import depend_on_all, routed_parents
 from eke.plan import Plan
 from eke.plan.deepspeed import STAGES
 
@@ -33,7 +33,7 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
     """Let ranks train experts that the micro-batch of some of them does not reach.
 
     DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
-    gradient of: there the output depends on every expert, by zero.
+    gradient of: there every expert has one, of zero if need be.
 
     Args:
         plan: the run.
@@ -47,7 +47,7 @@ def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
         accelerator.ddp_handler.find_unused_parameters = True
     elif plan.config.distributed.option in ("fsdp", *STAGES):
         for parent in routed:
-            parent.register_forward_hook(add_nothing)
+            depend_on_all(parent, late=plan.config.distributed.option == "zero3")
     if plan.config.distributed.option == "zero3":  # gathers such a module as a whole
         from deepspeed.utils import set_z3_leaf_modules
 

@@ -28,9 +28,7 @@ def set_dropout(config: Any, value: float) -> None:
             if _is_number(found) and _DROPOUT.search(name) and not _OTHER.search(name):
                 try:
                     setattr(part, name, value)
-                except (
-                    Exception
-                ) as error:  # MPT's is declared a whole number; each validator has its own
+                except Exception as error:  # huggingface_hub's; MPT declares a whole number
                     why = f"{type(part).__name__} does not take it as {name}"
                     fix = "model.dropout=null"
                     raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error

@@ -47,14 +47,36 @@ def _is_routed(module: nn.Module) -> bool:
     return len(kinds) == 1 and any(True for _ in module.parameters())
 
 
-def add_nothing(module: nn.Module, _: Any, output: Any) -> Any:
-    """A forward hook: the output, which depends on all parameters of the module from now on."""
-    if not torch.is_grad_enabled():
-        return output
-    nothing = sum(p.reshape(-1)[:1].sum() * 0.0 for p in module.parameters() if p.requires_grad)
-    if isinstance(output, tuple):
-        return (output[0] + nothing, *output[1:])
-    return output + nothing
+def depend_on_all(module: nn.Module, late: bool) -> None:
+    """Give each parameter of the module a gradient in every backward pass, of zero if need be.
+
+    ZeRO-2 exchanges gradients in the order in which they are complete, which has to be that of the
+    other ranks: with the zeros added to the input, all are complete after the module's own backward
+    pass, one after the other. ZeRO-3 has weights only within the module: there to the output.
+
+    Args:
+        module: called with its hidden states, first or alone; before anything wraps it.
+        late: add to the output.
+    """
+
+    def nothing() -> Any:
+        return sum(p.reshape(-1)[:1].sum() * 0.0 for p in module.parameters() if p.requires_grad)
+
+    def before(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (args[0] + nothing(), *args[1:]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, {**kwargs, name: kwargs[name] + nothing()}
+
+    def after(_: Any, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0] + nothing(), *output[1:])
+        return output + nothing()
+
+    if late:
+        module.register_forward_hook(after)
+    else:
+        module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def cast_experts(model: nn.Module) -> None:

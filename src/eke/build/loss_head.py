@@ -64,8 +64,8 @@ class LossHead(nn.Module):
             vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
         if not torch.compiler.is_compiling():
             self.projected = len(vectors), hidden.shape[:-1].numel()
-        if self.fused:
-            return cross_entropy.fused_loss_sum(vectors, self.weight, self.bias, labels, smoothing)
+        if self.fused and not smoothing:  # with smoothing torch 2.13 makes all logits, too
+            return cross_entropy.fused_loss_sum(vectors, self.weight, self.bias, labels)
         return cross_entropy.loss_sum(F.linear(vectors, self.weight, self.bias), labels, smoothing)
 
 

@@ -5,13 +5,17 @@ from eke.check.rule import Facts, Rule, Verdict
 from eke.schema import (
     Adapters,
     Compute,
+    Config,
     Evaluation,
     Float8,
+    Lora,
     PretrainedModel,
     Switch,
+    TrainedBias,
     Weights,
 )
 from eke.sizes import describe, has_master
+from eke.sizes.families import is_classification
 
 TF32_CAPABILITY = (8, 0)
 BF16_CAPABILITY = (8, 0)
@@ -44,11 +48,18 @@ def _other_evaluation(facts: Facts) -> bool:
     return is_narrow(facts) and precision.evaluation is not Evaluation.bfloat16
 
 
+def _trains_adapters_alone(config: Config) -> bool:
+    """Adapters are float32; a classifier's head and biases have the format of the weights."""
+    peft = config.peft
+    biases = isinstance(peft, Lora) and peft.bias is not TrainedBias.none
+    return isinstance(peft, Adapters) and not biases and not is_classification(config)
+
+
 def _loses_updates(facts: Facts) -> bool:
     config = facts.config
     return (
         is_narrow(facts)
-        and not isinstance(config.peft, Adapters)  # adapters are float32
+        and not _trains_adapters_alone(config)
         and not has_master(config)
         and not describe(config.optimizer).rounds_at_random
         and config.optimizer.lr < SMALLEST_STEP
@@ -59,6 +70,11 @@ def _bf16_fix(facts: Facts) -> str:
     if facts.config.precision.compute is Compute.bfloat16:
         return "precision=fp16"
     return "precision.evaluation=same"
+
+
+def _model_type(facts: Facts) -> str:
+    model = facts.config.model
+    return model.model_type if isinstance(model, PretrainedModel) else ""
 
 
 RULES = (
@@ -145,14 +161,13 @@ RULES = (
         verdict=Verdict.unsafe,
         path="precision",
         when=lambda f: (
-            isinstance(f.config.model, PretrainedModel)
-            and f.config.model.model_type.endswith("t5")  # mT5, UMT5, LongT5: the same layers
+            _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
             and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
         ),
         value=lambda f: f.config.precision.option,
         why=lambda f: (
-            f"{getattr(f.config.model, 'model_type', '')}'s checkpoints were trained in bfloat16: "
-            "their activations exceed 65504, float16's largest number"
+            f"{_model_type(f)}'s checkpoints were trained in bfloat16: their "
+            "activations exceed 65504, float16's largest number"
         ),
         fix=lambda f: (
             "precision.evaluation=same"

@@ -360,3 +360,44 @@ def test_architectures_without_closed_form_load_too(tmp_path, kind):
     )
     _, gradients = step(model)
     assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def adapted(path, *overrides):
+    from eke.build.optimizer.groups import parameter_groups
+    from eke.build.trainable import build_trainable
+
+    plan = plan_of(path, *overrides)
+    model, _ = build_trainable(plan, CPU)
+    return plan, model, {g["role"]: g["weight_decay"] for g in parameter_groups(model, 0.01)}
+
+
+@pytest.mark.parametrize(("peft", "decay"), [("lora", 0.01), ("ia3", 0.0)], ids=str)
+def test_adapters_of_one_rank_are_matrices_and_scales_are_not(saved, peft, decay):
+    rank = ("peft.r=1",) if peft == "lora" else ()
+    _, _, decays = adapted(saved["llama"], f"peft={peft}", *rank)
+    assert set(decays.values()) == {decay}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "warned"),
+    [("llama", (), False), ("bert", (CLASSIFY,), True)],
+    ids=str,
+)
+def test_small_updates_are_lost_where_something_narrow_is_trained(saved, family, overrides, warned):
+    typed = ("peft=lora", "peft.r=2", "precision=bf16_pure", "optimizer.lr=1e-3")
+    plan, model, _ = adapted(saved[family], *typed, *overrides)
+    formats = {p.dtype for p in model.parameters() if p.requires_grad}
+    assert (torch.bfloat16 in formats) is warned
+    assert any("rounds away" in str(w) for w in plan.warnings) is warned
+    names = model.peft_config["default"].modules_to_save
+    assert names == (["classifier", "pooler"] if warned else None)
+
+
+def test_experts_without_adapters_are_named(saved):
+    from eke.build.peft import experts_left_out
+
+    _, model, _ = adapted(saved["mixtral"], "peft=lora", "peft.r=2")
+    stacked = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    share = stacked / sum(p.numel() for p in model.parameters())
+    assert f"{share:.0%} of the parameters" in experts_left_out(model)[0]
+    assert experts_left_out(adapted(saved["llama"], "peft=lora", "peft.r=2")[1]) == []

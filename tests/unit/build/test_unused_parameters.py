@@ -7,7 +7,7 @@ from unit.build.plans import hand_plan
 from unit.build.steps import make_inputs, step
 from unit.sizes.configs import TINY_CASES, make_config
 
-from eke.build.experts import add_nothing, routed_parents, routed_siblings
+from eke.build.experts import depend_on_all, routed_parents, routed_siblings
 from eke.build.model import build_model
 from eke.build.unused import freeze_unreached, freeze_unused, probe
 from eke.sizes import structure
@@ -121,12 +121,13 @@ def test_an_end_of_text_outside_of_the_vocabulary(eos):
     assert freeze_unreached(model) == ()
 
 
-def test_unreached_experts_get_a_gradient_of_zero_where_ranks_need_one():
+@pytest.mark.parametrize("late", [False, True], ids=str)
+def test_unreached_experts_get_a_gradient_of_zero_where_ranks_need_one(late):
     model = switch().eval()
     ids = torch.full((1, 4), 9)
     plain = model(input_ids=ids, decoder_input_ids=ids).logits
     for parent in routed_parents(model):
-        parent.register_forward_hook(add_nothing)
+        depend_on_all(parent, late)
     logits = model(input_ids=ids, decoder_input_ids=ids).logits
     assert torch.equal(plain, logits)
     logits.sum().backward()

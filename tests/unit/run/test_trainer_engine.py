@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from support import TINY, last_wins
 
+from eke.build.loss_head import loss_head
 from eke.errors import RunError
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
@@ -220,6 +221,15 @@ def test_label_smoothing_is_torchs(job_of) -> None:
         )
     mean = total / sum(micro.num_targets for micro in batch)
     assert curve(run(job))[0][0] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("key", ["sparse_prediction", "fused_linear_cross_entropy"])
+def test_label_smoothing_goes_through_the_loss_head(job_of, tmp_path, key) -> None:
+    plain = curve(run(job_of("trainer.extra.label_smoothing_factor=0.3")))
+    (tmp_path / "metrics.jsonl").unlink()
+    job = run(job_of("trainer.extra.label_smoothing_factor=0.3", f"kernels.{key}=true"))
+    assert curve(job)[0][0] == pytest.approx(plain[0][0], rel=1e-5)
+    assert loss_head(job.bare_model).projected is not None
 
 
 def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
