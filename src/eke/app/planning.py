@@ -21,7 +21,7 @@ from eke.forecast import (
 from eke.hardware import Device, choose
 from eke.pace import slowdown
 from eke.peers import machines_at_hand
-from eke.plan import Plan, make_plan
+from eke.plan import Decision, Plan, make_plan
 from eke.pretrained import follow_head, resolve_attention, resolve_model, resolve_tokenizer
 from eke.schema import Config
 from eke.units import format_bytes
@@ -94,7 +94,6 @@ def plan_on(
     # Once more, since a recipe may have chosen another optimizer.
     config, again, remark = fine_tuned(recipe.config, composed)
     usual = {decision.key: decision for decision in (*first, *again)}
-    rate = usual.pop("optimizer.lr", None)
     refuse = not planning if refuse is None else refuse
     # The forecast shows it, in more detail; or the user knows.
     lenient = not refuse or config.ignore_forecast
@@ -110,17 +109,23 @@ def plan_on(
     if config.batch.per_device is None:
         plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
     plan = recipe.shown_in(plan)
-    warnings = (*plan.warnings, remark) if remark else plan.warnings
+    plan = _explained(plan, usual, remark)
+    if means.in_pool:  # its turn comes when others have ended
+        plan = at_rest(plan)
+    return weighed(plan, trace) if refuse and not seen_to_fit else plan
+
+
+def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
+    """The plan with what fine-tuning usually takes, and why."""
+    rate = usual.pop("optimizer.lr", None)
     decisions = tuple(
         replace(each, reason=f"{rate.reason}; {each.reason}")
         if rate is not None and each.key == "learning rate"
         else each
         for each in plan.decisions
     )
-    plan = replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
-    if means.in_pool:  # its turn comes when others have ended
-        plan = at_rest(plan)
-    return weighed(plan, trace) if refuse and not seen_to_fit else plan
+    warnings = (*plan.warnings, remark) if remark else plan.warnings
+    return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
 
 
 def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
