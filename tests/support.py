@@ -51,6 +51,13 @@ def environment(tmp: Path) -> dict[str, str]:
     }
 
 
+def started_by_torchrun(rank: int, world: int) -> dict[str, str]:
+    """The variables that torchrun sets for one of several processes."""
+    here = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+    values = {"RANK": rank, "WORLD_SIZE": world, **here, "MASTER_PORT": 29500}
+    return {name: str(value) for name, value in values.items()}
+
+
 def last_wins(*overrides: str) -> tuple[str, ...]:
     """Only the last value of each key: eke refuses contradictions, tests build on bases."""
     return tuple({o.split("=", 1)[0]: o for o in overrides}.values())

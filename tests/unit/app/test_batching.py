@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support import started_by_torchrun
 
 from eke import app
 from eke.app import probing, running
@@ -230,7 +231,7 @@ def test_processes_that_somebody_else_started_are_not_tried_out(
     run, probed, tight, own_machine, monkeypatch
 ):
     own_machine(2 * (GIB + 20 * MIB))
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+    for name, value in started_by_torchrun(0, 2).items():
         monkeypatch.setenv(name, value)
     code, out = run(*TWO)
     assert code == 0, out

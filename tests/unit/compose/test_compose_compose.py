@@ -20,7 +20,7 @@ def test_defaults() -> None:
     composed = compose([])
     assert isinstance(composed.config, Config)
     assert composed.config.seed == 0
-    assert composed.choices == make_catalogue().defaults
+    assert composed.choices == {**make_catalogue().defaults, "attention": "sdpa"}
     assert composed.overrides == ()
 
 

@@ -1,6 +1,7 @@
 """Several processes of one run that somebody else started: who speaks, who waits."""
 
 import pytest
+from support import started_by_torchrun
 
 from eke import app
 from eke.peers import ranks
@@ -17,8 +18,7 @@ def waits(monkeypatch) -> list[float]:
 
 def set_by_torchrun(monkeypatch, rank: str, world: str) -> None:
     """The variables of one process among several."""
-    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
-    for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+    for name, value in started_by_torchrun(int(rank), int(world)).items():
         monkeypatch.setenv(name, value)
 
 
