@@ -62,7 +62,7 @@ def evaluated(job):
 TECHNIQUES = {
     "zero1": ("distributed=zero1",),
     "zero2": ("distributed=zero2",),
-    "sgd": ("distributed=zero2", "optimizer=sgd"),
+    "sgd": ("distributed=zero2", "optimizer=sgd", "optimizer.weight_decay=0.5"),
     "lion": ("distributed=zero3", "optimizer=lion"),
     "checkpointing": ("distributed=zero3", "memory=checkpointing"),
     "clipped": ("distributed=zero2", "train.max_grad_norm=0.1"),
@@ -78,7 +78,7 @@ TECHNIQUES = {
     "torch's on the host": ("distributed=zero1", "offload=optimizer_cpu", "optimizer=adamw_fused"),
     "weights on the host": ("distributed=zero3", "offload=params_cpu"),
 }
-KEPT = ("optimizer=sgd", "optimizer=lion", "precision=", "train.max_grad_norm=", "peft=")
+KEPT = ("optimizer=", "optimizer.", "precision=", "train.max_grad_norm=", "peft=")
 """What the plain run has, too."""
 
 

@@ -70,7 +70,7 @@ class LongestSamples:
 
 def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
     """Labels of a sample: as many as a micro-batch of such samples may have, shared out evenly."""
-    most = -(-most_predicted(config, num_samples * len(ids)) // num_samples)
+    most = -(-most_predicted(config, num_samples, len(ids)) // num_samples)
     labels = np.full_like(ids, IGNORED)
     labels[:most] = ids[:most]
     return labels

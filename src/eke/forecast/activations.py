@@ -154,7 +154,7 @@ def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
     """
     if is_classification(config):
         return 0, 0, 0
-    rows = most_predicted(config, shape.rows * shape.target)
+    rows = most_predicted(config, shape.rows, shape.target)
     if config.kernels.fused_linear_cross_entropy:
         # Chunks as large as the input (LinearCrossEntropyOptions, `aspect_ratio`), and gradients
         # of the weight, computed in the forward pass; in 16 bits also summed up in float32.

@@ -71,7 +71,7 @@ def make_plan(
     batch = plan_batch(config, decisions)
     data = plan_data(config, decisions)
     steps = _plan_steps(config, batch, data, decisions)
-    compute = _plan_compute(config, device, decisions)
+    compute = _plan_compute(config, device, steps.warmup, decisions)
     _plan_peft(config, decisions)
     theirs = read_user_settings(config)
     deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
@@ -116,7 +116,7 @@ def replan(plan: Plan, config: Config) -> Plan:
         plan,
         config=config,
         batch=batch,
-        compute=_plan_compute(config, plan.device, notes),
+        compute=_plan_compute(config, plan.device, plan.steps.warmup, notes),
         size=model_size(config, sample_means(config, plan.store, plan.steps.num_train_samples)),
         deepspeed=deepspeed,
     )
@@ -268,7 +268,9 @@ def _plan_deepspeed(
     return merge_user_settings(config, mine, theirs)
 
 
-def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> ComputePlan:
+def _plan_compute(
+    config: Config, device: Device, warmup: int, decisions: list[Decision]
+) -> ComputePlan:
     precision = config.precision
     autocast = _autocast(precision.compute.value, precision.weights)
     evaluation = autocast
@@ -290,7 +292,8 @@ def _plan_compute(config: Config, device: Device, decisions: list[Decision]) -> 
     implementation = _implementation(config, device, decisions)
     clipped = config.train.max_grad_norm
     decay = config.optimizer.weight_decay
-    reason = f"schedule={config.schedule.option}; weight decay {decay:g}; gradients " + (
+    rises = f" after a warm-up from 1/{warmup} of it (transformers': from 0)" if warmup else ""
+    reason = f"schedule={config.schedule.option}{rises}; weight decay {decay:g}; gradients " + (
         "not clipped" if clipped is None else f"clipped to norm {clipped:g}"
     )
     decisions.append(Decision("learning rate", f"{config.optimizer.lr:g}", reason))

@@ -67,7 +67,7 @@ def loss(situation: Situation) -> Wish | None:
         return None
     config = situation.whole
     tokens = getattr(config.task, "target_len", None) or config.data.seq_len
-    positions = most_predicted(config, (config.batch.per_device or 1) * tokens)
+    positions = most_predicted(config, config.batch.per_device or 1, tokens)
     logits = LOGITS_BYTES * positions * config.model.vocab_size
     share = logits / (logits + found.components.get("activations", 0))
     if share < HEAVY_SHARE:

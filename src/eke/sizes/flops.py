@@ -76,7 +76,7 @@ def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Count
         Tokens.none: 0,
         Tokens.source: known.source,
         Tokens.target: known.target,
-        Tokens.predicted: predicted_frac(config) * known.target,
+        Tokens.predicted: predicted_frac(config, known.target) * known.target,
         Tokens.sample: 1,
         (Tokens.source, Tokens.source): known.source_by_source,
         (Tokens.target, Tokens.target): known.target_by_target,

@@ -10,16 +10,22 @@ DEVIATIONS = 3
 """Standard deviations above the mean that some micro-batch of a run may well have: one in 740."""
 
 
-def predicted_frac(config: Config) -> float:
-    """Share of positions, on average; where only data can tell, all of them."""
+def predicted_frac(config: Config, length: float | None = None) -> float:
+    """Share of positions, on average; where only data can tell, all of them.
+
+    Args:
+        config: of the run.
+        length: tokens of a row, which has one target at least; None takes `data.seq_len`.
+    """
     if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
         return 1.0
-    return config.task.mask_frac
+    share, tokens = config.task.mask_frac, length or config.data.seq_len
+    return share + (1 - share) ** tokens / tokens
 
 
-def most_predicted(config: Config, positions: int) -> int:
-    """The most of so many positions that a run is likely to meet: each is chosen by chance."""
-    share = predicted_frac(config)
+def most_predicted(config: Config, rows: int, length: int) -> int:
+    """The most of so many rows' tokens that a run is likely to meet: each is chosen by chance."""
+    positions, share = rows * length, predicted_frac(config, length)
     deviation = math.sqrt(positions * share * (1 - share))
     return min(positions, math.ceil(positions * share + DEVIATIONS * deviation))
 

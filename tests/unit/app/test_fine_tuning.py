@@ -3,9 +3,12 @@
 import pytest
 from checkpoints import save_checkpoint
 from prepared import write_jsonl
+from support import last_wins
 
 from eke.app import plan_for
 from eke.compose import compose
+from eke.compose.sweep import expand
+from eke.plan.show import render_plan
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,7 @@ def files(tmp_path_factory):
 
 
 def planned(files, *more, config_dir=None):
-    return plan_for(compose([*files, *more], config_dir), planning=True)
+    return plan_for(compose(last_wins(*files, *more), config_dir), planning=True)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,14 @@ def planned(files, *more, config_dir=None):
         (("optimizer=sgd",), 0.1),
         (("optimizer=lion",), 3e-4),
         (("optimizer.lr=1e-3",), 1e-3),
+        (("optimizer=galore",), 1e-2),
+        (("optimizer=apollo",), 1e-2),
+        (("optimizer=schedule_free", "schedule=constant"), 2.5e-3),
+        (("optimizer.lr=5e-3", "optimizer=galore"), 5e-3),
+        (("peft=qlora", "hardware=a100_80"), 2e-4),
         (("recipe=low_memory",), 5e-5),
+        (("recipe=fastest",), 5e-5),
+        (("recipe=fastest", "hardware=a100_80"), 5e-5),
     ],
     ids=str,
 )
@@ -45,8 +55,8 @@ def test_the_learning_rate(files, typed, lr) -> None:
     (row,) = [d for d in plan.decisions if d.key == "learning rate"]
     assert float(row.value) == pytest.approx(lr)
     assert "optimizer.lr" not in [d.key for d in plan.decisions]
-    own = any("fine-tuning usually takes less" in text for text in plan.warnings)
-    assert own is (typed in (("optimizer=sgd",), ("optimizer=lion",)))
+    warned = any("fine-tuning usually takes less" in text for text in plan.warnings)
+    assert warned is (lr not in (5e-5, 2e-4, 3e-3) and "optimizer.lr" not in typed[0])
 
 
 def test_rows_are_trained_on_three_times(files) -> None:
@@ -55,6 +65,34 @@ def test_rows_are_trained_on_three_times(files) -> None:
     assert plan.steps.total == 3 * plan.steps.per_epoch
     assert planned(files, "train.steps=7").steps.total == 7
     assert planned(files, "train.epochs=1").steps.total == plan.steps.per_epoch
+
+
+def test_the_plan_says_once_how_the_rate_goes(files) -> None:
+    plan = planned(files, "optimizer.weight_decay=0.25", "schedule=linear", "train.steps=40")
+    assert plan.steps.warmup == 2, "the schedule's 5 %"
+    rows = [line for line in render_plan(plan).splitlines() if "5e-05" in line]
+    assert len(rows) == 1
+    (reason,) = [d.reason for d in plan.decisions if d.key == "learning rate"]
+    for part in ("fine-tuning", "schedule=linear", "from 1/2", "decay 0.25", "norm 1"):
+        assert part in reason
+    unclipped = planned(files, "train.max_grad_norm=null").decisions
+    assert any(d.key == "learning rate" and "not clipped" in d.reason for d in unclipped)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "rates"),
+    [("optimizer: {lr: 1.0e-3}\n", [1e-3, 2e-3, 1e-3]), ("", [5e-5, 2e-3, 5e-5])],
+    ids=["fixed", "free"],
+)
+def test_a_sweeps_fixed_part_and_its_rows_win(files, tmp_path, fixed, rates) -> None:
+    (tmp_path / "sweep").mkdir()
+    rows = "{a: {precision: fp32}, b: {optimizer.lr: 2.0e-3}, c: {optimizer: adafactor}}"
+    (tmp_path / "sweep/mine.yaml").write_text(
+        f"# @package _global_\n{fixed}sweep: {{repeats: 1, rows: {rows}}}\n"
+    )
+    cells = expand([*files, "sweep=mine"], tmp_path).cells
+    found = [plan_for(cell.composed, planning=True).config.optimizer.lr for cell in cells]
+    assert found == rates
 
 
 def test_typing_the_usual_values_is_the_same_run(files) -> None:

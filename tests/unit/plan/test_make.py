@@ -358,3 +358,15 @@ def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
     value, reason = decision(plan_of(*typed, "task=sequence_classification"), "data.label")
     assert value == "b=0 c=1"
     assert reason == "the largest folders; all other text is left out: b, c"
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    ["data.data_seed=1", "data.min_token=101", "data.max_token=200", "data.lengths=uniform"],
+)
+def test_random_samples_are_named_by_what_they_are_drawn_from(drawn) -> None:
+    """Losses are compared where the names are equal (report/compare/parity.py)."""
+    name = plan_of(*SYNTHETIC).data_fingerprint
+    assert plan_of(*SYNTHETIC, drawn).data_fingerprint != name
+    for other in ("seed=5", "optimizer=sgd", "data.length_grouping=true"):
+        assert plan_of(*SYNTHETIC, other).data_fingerprint == name

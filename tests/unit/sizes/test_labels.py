@@ -1,5 +1,7 @@
 """How many positions are projected onto the vocabulary, and the FLOPs that are left."""
 
+from statistics import fmean, stdev
+
 import pytest
 from unit.build.plans import hand_plan, long_plan
 
@@ -24,12 +26,25 @@ def test_only_masks_are_known_beforehand(typed, share) -> None:
     assert predicted_frac(hand_plan(*typed).config) == share
 
 
+@pytest.mark.parametrize("length", [5, 10, 100])
+def test_short_rows_have_one_target_at_least(length) -> None:
+    """The share of the very samples that a run is given, within 3 standard errors."""
+    typed = (*BERT, SPARSE, "data=synthetic", f"data.seq_len={length}")
+    plan = long_plan(1000, *typed)
+    counts = [cut[0].num_targets for cut in build_data(plan).train_steps(0)]
+    error = stdev(counts) / len(counts) ** 0.5
+    expected = 2 * length * predicted_frac(plan.config)
+    assert fmean(counts) == pytest.approx(expected, abs=3 * error)
+    most = most_predicted(plan.config, 2, length)
+    assert sum(count > most for count in counts) <= 0.01 * len(counts)
+
+
 @pytest.mark.parametrize("frac", [0.05, 0.15, 0.5, 0.9])
 def test_the_most_is_seldom_exceeded_and_not_far_above(frac) -> None:
     typed = (*BERT, SPARSE, f"task.mask_frac={frac}", "data=synthetic", "data.seq_len=64")
     plan = long_plan(128, *typed)
     counts = [cut[0].num_targets for cut in build_data(plan).train_steps(0)]
-    most = most_predicted(plan.config, 2 * 64)
+    most = most_predicted(plan.config, 2, 64)
     assert sum(count > most for count in counts) <= 2
     assert max(counts) > 0.75 * most
     assert most <= 2 * 64
