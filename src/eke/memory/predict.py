@@ -37,9 +37,7 @@ def trace(plan: Plan) -> Traced:
     try:
         history = trace_history(adapted.plan)
     except Exception as error:  # private parts of torch are in this; any of them may change
-        line = next(iter(str(error).strip().splitlines()), "")
-        named = f"{type(error).__name__}: {line[:300]}"
-        raise Untraceable(lacking(error) or named) from error
+        raise Untraceable(lacking(error) or _unforeseen(error)) from error
     allocator: Allocator = ALLOCATORS[plan.device.kind]()
     peaks = replay(history, allocator)
     return Traced(
@@ -50,6 +48,15 @@ def trace(plan: Plan) -> Traced:
         method=adapted.method,
         notes=adapted.notes,
     )
+
+
+def _unforeseen(error: Exception) -> str:
+    """Where a step failed on fake tensors; a library's own text advises about something else."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = place.tb_frame.f_globals.get("__name__", "?") if place is not None else "?"
+    return f"the step does not run on tensors without data ({type(error).__name__} in {module})"
 
 
 def trace_history(plan: Plan) -> History:
