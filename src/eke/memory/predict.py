@@ -1,5 +1,7 @@
 """From a plan to what its memory will be."""
 
+import importlib
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,6 +21,7 @@ from eke.memory.step import prepare
 from eke.memory.trace import StorageTrace, watched_attention
 from eke.memory.workspaces import Workspaces
 from eke.plan import Plan, drawn, evaluated
+from eke.sizes import describe
 
 ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
     "cuda": CachingAllocator,
@@ -79,6 +82,8 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(
         mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
     )
+    if package := describe(plan.config.optimizer).package:
+        importlib.import_module(package)  # before its functions are replaced
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:

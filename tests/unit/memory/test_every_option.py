@@ -1,5 +1,9 @@
 """Every option is traced, but for a short list; no library's error text reaches a user."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from support import last_wins
 
@@ -102,6 +106,21 @@ def test_paged_moments_are_not_on_the_device() -> None:
     assert shared_state_bytes(paged.config, paged.size, host=True).optimizer == whole
     traced = trace(kept).components["optimizer"] - trace(paged).components["optimizer"]
     assert traced == whole - there
+
+
+@pytest.mark.slow
+def test_the_first_trace_of_a_process_pages() -> None:
+    """bitsandbytes is imported by nothing before it there."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from test_every_option import *\n"
+        "plan = plan_of('batch.per_device=2', 'model.hidden_size=512', "
+        "'optimizer=paged_adamw_8bit')\n"
+        "assert 'bitsandbytes' not in sys.modules; print(trace(plan).components['optimizer'])"
+    )
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", code, str(here), str(here.parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def shapes(plan) -> list[tuple[bool, int]]:
