@@ -15,7 +15,6 @@ from eke.sizes import (
     FLOAT32_BYTES,
     STAGE,
     StateBytes,
-    describe,
     shared_state_bytes,
     training_structure,
     weight_bytes,
@@ -146,8 +145,6 @@ class _Moments:
         shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
         views = singular_vectors(self.config, self.parts)
         optimizer = spread(state.optimizer, state.optimizer + views, state.optimizer + views)
-        if describe(self.config.optimizer).pages and not self.shape.on_cpu:
-            optimizer = spread(0, state.optimizer, state.optimizer)  # the driver may move pages out
         parts = {
             "weights": exact(state.weights),
             "gradients": shared.gradients,

@@ -70,6 +70,9 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     ones than the one that was traced.
     """
     allocated = traced.allocated[closed.phase]
+    if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
+        more = max(0, allocated - closed.total.high)
+        return replace(closed, parts=closed.parts | {"others": spread(0, 0, more)})
     is_top = allocated == max(traced.allocated.values())
     known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
     sizes: Counter[str] = Counter()
@@ -92,6 +95,18 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
         reserve = max(traced.reserved.values()) - allocated if is_top else 0
         parts["reserve"] = spread(0, reserve, reserve * 3 // 2)
     return replace(closed, parts=parts)
+
+
+def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
+    """Whether a phase was traced as something that needs more: its formula expects better.
+
+    A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
+    """
+    if traced.method is not Method.upper_bound:
+        return False
+    config = plan.config
+    passes = config.compile.option != "none" or config.kernels.option == "liger"
+    return passes or phase == "optimizer"
 
 
 def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:

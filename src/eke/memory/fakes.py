@@ -35,11 +35,16 @@ def fake_surroundings() -> Iterator[None]:
         stack.enter_context(_constants_stay_on_the_host())
         # No gradient overflows: the loss scaler steps, without asking the device.
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step))
+        # torch 2.13 refuses to compile below a dispatch mode: compiled steps run eagerly.
+        stack.enter_context(mock.patch.object(torch, "compile", _not_compiled))
+        stack.enter_context(mock.patch.object(torch, "Generator", _host_generator))
         for place in (torch, torch.random):
             stack.enter_context(mock.patch.object(place, "get_rng_state", _random_state))
             stack.enter_context(mock.patch.object(place, "set_rng_state", _nothing))
         if "bitsandbytes" in sys.modules:
             stack.enter_context(mock.patch(_TABLES, _fake_tables))
+            for name, fake in _PAGES.items():
+                stack.enter_context(mock.patch(f"bitsandbytes.functional.{name}", fake))
         for name in _TRACING:
             stack.enter_context(mock.patch(name, _no))
         for types in listed:  # else foreach silently becomes a loop
@@ -73,6 +78,28 @@ def _fake_tables(optimizer: Any) -> None:
     """In place of two tables of 256 numbers that are computed from data."""
     optimizer.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
 
+
+def _not_compiled(function: Any = None, **_: Any) -> Any:
+    return function if function is not None else _not_compiled
+
+
+_TRUE_GENERATOR = torch.Generator
+
+
+def _host_generator(device: Any = None) -> torch.Generator:
+    """The fake device has no generator, and nothing is drawn from one."""
+    return _TRUE_GENERATOR()
+
+
+def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Paged memory is the driver's, and counted as the host's: PyTorch reserves none for it."""
+    pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
+    pages.is_paged, pages.page_deviceid = True, device.index
+    return pages  # type: ignore[no-any-return]  # a tensor with bitsandbytes' attributes
+
+
+_PAGES = {"get_paged": _fake_pages, "fill": _nothing, "prefetch_tensor": _nothing}
+"""Functions of bitsandbytes that need its CUDA build -> what stands in for them."""
 
 _TRACING = (
     "transformers.masking_utils.is_tracing",

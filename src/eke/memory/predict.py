@@ -1,5 +1,7 @@
 """From a plan to what its memory will be."""
 
+import importlib
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,6 +21,7 @@ from eke.memory.step import prepare
 from eke.memory.trace import StorageTrace, watched_attention
 from eke.memory.workspaces import Workspaces
 from eke.plan import Plan, drawn, evaluated
+from eke.sizes import describe
 
 ALLOCATORS: dict[str, type[CachingAllocator] | type[PlainSum]] = {
     "cuda": CachingAllocator,
@@ -37,9 +40,7 @@ def trace(plan: Plan) -> Traced:
     try:
         history = trace_history(adapted.plan)
     except Exception as error:  # private parts of torch are in this; any of them may change
-        line = next(iter(str(error).strip().splitlines()), "")
-        named = f"{type(error).__name__}: {line[:300]}"
-        raise Untraceable(lacking(error) or named) from error
+        raise Untraceable(lacking(error) or _unforeseen(error)) from error
     allocator: Allocator = ALLOCATORS[plan.device.kind]()
     peaks = replay(history, allocator)
     return Traced(
@@ -50,6 +51,15 @@ def trace(plan: Plan) -> Traced:
         method=adapted.method,
         notes=adapted.notes,
     )
+
+
+def _unforeseen(error: Exception) -> str:
+    """Where a step failed on fake tensors; a library's own text advises about something else."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    module = place.tb_frame.f_globals.get("__name__", "?") if place is not None else "?"
+    return f"the step does not run on tensors without data ({type(error).__name__} in {module})"
 
 
 def trace_history(plan: Plan) -> History:
@@ -72,6 +82,8 @@ def trace_history(plan: Plan) -> History:
     watch = StorageTrace(
         mode, device, questions, Workspaces(plan.device.kind, plan.device.capability)
     )
+    if package := describe(plan.config.optimizer).package:
+        importlib.import_module(package)  # before its functions are replaced
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:

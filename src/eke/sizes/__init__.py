@@ -13,6 +13,7 @@ from eke.sizes.measure import (
 from eke.sizes.optimizers import (
     DESCRIPTIONS,
     FLOAT32_BYTES,
+    PAGED_MIN_SIZE,
     Description,
     algorithm,
     describe,
@@ -41,6 +42,7 @@ __all__ = [
     "FAMILIES",
     "FLOAT32_BYTES",
     "KEPT_WHOLE",
+    "PAGED_MIN_SIZE",
     "PIECE_BUFFERS",
     "STAGE",
     "VALID_TASKS",

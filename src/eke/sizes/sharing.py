@@ -9,7 +9,7 @@ from math import prod
 
 from eke.schema import Config, NvmeOffload, WeightsPlace
 from eke.sizes.measure import training_structure
-from eke.sizes.optimizers import FLOAT32_BYTES, optimizer_bytes
+from eke.sizes.optimizers import FLOAT32_BYTES, describe, optimizer_bytes, paged_bytes
 from eke.sizes.size import ModelSize
 from eke.sizes.state import STAGE, StateBytes, state_bytes, weight_bytes
 from eke.sizes.structure import Role, Weight
@@ -19,13 +19,18 @@ ALIGNMENT = 2
 """Numbers a flat piece is a multiple of in ZeRO-1 and 2: `nccl_start_alignment_factor`."""
 
 
+def trained_weights(config: Config) -> list[Weight]:
+    """Tensors that get a gradient."""
+    return [weight for weight in training_structure(config).weights if weight.trained]
+
+
 def pieces(config: Config) -> dict[Role, int]:
     """Numbers in each of one process's flat pieces: its share of a parameter group, and padding.
 
     ZeRO-1 and 2 pad each parameter group, one per role, ZeRO-3 each weight.
     """
     processes = config.distributed.num_processes
-    trained = [weight for weight in training_structure(config).weights if weight.trained]
+    trained = trained_weights(config)
     found = {}
     for role in Role:
         mine = [prod(weight.shape) for weight in trained if weight.role is role]
@@ -70,13 +75,16 @@ def shared_state_bytes(config: Config, size: ModelSize, host: bool = False) -> S
     whole = state_bytes(config)
     if host:  # where models are built before they are cut, moved or rounded to 4 bits
         whole = replace(whole, start=max(whole.start, weight_bytes(config) * size.num_parameters))
+    pages = describe(config.optimizer).pages and not host
     if config.distributed.option not in STAGE:
-        return whole
+        paged = paged_bytes(config, trained_weights(config)) if pages else 0
+        return replace(whole, optimizer=whole.optimizer - paged)
     stage, offload = STAGE[config.distributed.option], config.offload.option
     processes = config.distributed.num_processes
     numbers = piece_numbers(config)
-    trained = sum(prod(w.shape) for w in training_structure(config).weights if w.trained) or 1
+    trained = sum(prod(w.shape) for w in trained_weights(config)) or 1
     optimizer = FLOAT32_BYTES * numbers + optimizer_bytes(config, flat_pieces(config))
+    optimizer -= paged_bytes(config, flat_pieces(config)) if pages else 0
     gradients = whole.gradients if stage == 1 else whole.gradients * numbers // trained
     weights = whole.weights if stage < 3 else -(-whole.weights // processes)
     if host and (files := state_files(config)):

@@ -268,3 +268,15 @@ def test_what_a_run_on_a_gpu_takes_of_its_machine() -> None:
     assert least_host_bytes(moved, forecast(moved)) >= 2 * PYTHON_BYTES + 12 * size
     here = plan_of(*SYNTHETIC, device=CPU)
     assert least_host_bytes(here, forecast(here)) == least_bytes(here, forecast(here))
+
+
+def test_a_trace_of_the_uncompiled_model_replaces_no_smaller_expected_value() -> None:
+    plan = plan_of(*SYNTHETIC, "compile=inductor", device=GPU)
+    closed = forecast(plan)
+    loose = {phase: 2 * closed.allocated.high for phase in TRACED.allocated}
+    found = forecast(plan, Traced(loose, loose, {}, Method.upper_bound))
+    assert found.allocated.expected == closed.allocated.expected
+    assert found.allocated.high >= 2 * closed.allocated.high
+    tight = dict.fromkeys(TRACED.allocated, closed.allocated.expected // 2)
+    found = forecast(plan, Traced(tight, tight, {}, Method.upper_bound))
+    assert found.allocated.expected == closed.allocated.expected // 2

@@ -7,7 +7,7 @@ import torch
 from eke.build.optimizer.groups import Groups, split
 from eke.plan import Plan
 from eke.schema import AdamW8bit, Lion, Lion8bit
-from eke.sizes import Role, describe
+from eke.sizes import PAGED_MIN_SIZE, Role, describe
 
 
 def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
@@ -62,10 +62,6 @@ def lion_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     if config.embeddings_32bit:
         keep_embeddings_in_32_bits(optimizer, groups)
     return optimizer
-
-
-PAGED_MIN_SIZE = 100_000
-"""Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
 
 
 def spare_waiting(paged: bool) -> None:

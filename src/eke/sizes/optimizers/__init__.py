@@ -2,10 +2,12 @@
 
 from eke.sizes.optimizers.algorithms import (
     FLOAT32_BYTES,
+    PAGED_MIN_SIZE,
     Algorithm,
     algorithm,
     is_quantised,
     optimizer_bytes,
+    paged_bytes,
     projection_rank,
 )
 from eke.sizes.optimizers.description import AUTO, Description
@@ -17,6 +19,7 @@ __all__ = [
     "DESCRIPTIONS",
     "FLOAT32_BYTES",
     "LOOPS",
+    "PAGED_MIN_SIZE",
     "PIECES",
     "Algorithm",
     "Description",
@@ -25,5 +28,6 @@ __all__ = [
     "describe",
     "is_quantised",
     "optimizer_bytes",
+    "paged_bytes",
     "projection_rank",
 ]

@@ -84,6 +84,24 @@ def optimizer_bytes(
     return own + shared * kept.num_tables * QMAP_BYTES
 
 
+def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
+    """Bytes of an optimizer's state in paged memory: moments, without the scales of their blocks.
+
+    The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
+
+    Args:
+        config: whose optimizer it is; it pages (`Description.pages`).
+        weights: tensors that get a gradient.
+    """
+    paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
+    widths = (1 if is_quantised(config.optimizer, w) else FLOAT32_BYTES for w in paged)
+    return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
+
+
+PAGED_MIN_SIZE = 100_000
+"""Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
+
+
 def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
     """Whether an optimizer that quantises does so for this weight."""
     quantises = algorithm(optimizer).quantises
