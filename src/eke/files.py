@@ -1,12 +1,248 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never a mix."""
+"""The files of runs and sweeps: opened, read and replaced in folders where others may write too.
+
+A crash at any moment leaves the old content or the new, never a mix. Nobody else decides what is
+written over: a folder is held by its descriptor while a file in it is opened; links that another
+user made are refused on the way, any link at the end, and whatever is no regular file (reading a
+FIFO would wait for ever). What is written lies in a folder of this user.
+"""
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
-from pathlib import Path
+import pwd
+import secrets
+import shutil
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import Any
+
+READ_LIMIT = 64 << 20
+"""Largest file that is read at once, bytes: the list of ten thousand jobs takes a tenth of it."""
+
+MAX_LINKS = 40
+"""Links followed in one path, as Linux does (path_resolution(7))."""
+
+LINK_ITSELF: int = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW
+"""Opens a link instead of what it points to. Without O_PATH, which Linux alone has, links on the
+way are refused."""
+
+SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Refused(OSError):
+    """A file or folder that may be somebody else's doing; nothing was read or written."""
+
+    def __init__(self, why: str, path: object) -> None:
+        """What is wrong with it, for `PATH: WHY`."""
+        super().__init__(errno.EPERM, why, str(path))
+
+
+@contextmanager
+def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
+    """Hold a folder by a descriptor, for `dir_fd`: renaming it changes nothing any more.
+
+    Args:
+        path: of the folder. Links on the way count where this user or root made them.
+        own: it must be this user's folder, and no link.
+
+    Raises:
+        Refused: it is not to be trusted.
+        OSError: it is not there.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def open_(name: str, flags: int, within: int | None = None) -> int:
+            descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=within)
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        at, rest, links = open_(path.anchor or ".", os.O_RDONLY), deque(_steps(path)), 0
+        while rest:
+            name = rest.popleft()
+            step = open_(name, LINK_ITSELF, at)
+            found = os.fstat(step)
+            if not stat.S_ISLNK(found.st_mode):
+                at = step
+                continue
+            if own and not rest:
+                raise Refused("is a link", path)
+            if not _is_mine(found, at):
+                raise Refused(f"{name} is a link that {_owner(found)} made", path)
+            if (links := links + 1) > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = PurePath(os.readlink("", dir_fd=step))
+            at = open_("/", os.O_RDONLY) if target.anchor else at
+            rest.extendleft(reversed(_steps(target)))
+        folder = open_(".", os.O_RDONLY | os.O_DIRECTORY, at)
+        if own and not _is_mine(found := os.fstat(folder), folder):
+            raise Refused(f"belongs to {_owner(found)}, and only its owner may write there", path)
+        yield folder
+
+
+def _steps(path: PurePath) -> tuple[str, ...]:
+    return path.parts[1:] if path.anchor else path.parts
+
+
+def _is_mine(found: os.stat_result, folder: int) -> bool:
+    """Whether this user or root owns a file; root may use anybody's."""
+    me = os.geteuid()
+    return me == 0 or found.st_uid in (me, 0) or found.st_uid == _my_number(folder)
+
+
+def _my_number(folder: int) -> int | None:
+    """This user's number on a file system with numbers of its own, as CIFS: of what he makes."""
+    name = f".{secrets.token_hex(8)}.tmp"
+    try:
+        made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        return os.fstat(made).st_uid
+    finally:
+        os.close(made)
+        os.unlink(name, dir_fd=folder)
+
+
+def _owner(found: os.stat_result) -> str:
+    try:
+        return f"another user ({pwd.getpwuid(found.st_uid).pw_name})"
+    except KeyError:
+        return f"another user (uid {found.st_uid})"
+
+
+def own_folder(path: Path) -> Path:
+    """A folder to write in: made where it is missing, refused where it is another user's.
+
+    Raises:
+        Refused: it is a link, or not this user's.
+        OSError: it cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with hold_folder(path, own=True):
+        return path
+
+
+def open_file(path: Path, flags: int, mode: int = 0o644, shared: bool = False) -> int:
+    """Open a regular file, for writing in a folder of this user.
+
+    Args:
+        path: of the file.
+        flags: as for `os.open`, without O_TRUNC: what is opened is checked afterwards.
+        mode: of a file that is made here.
+        shared: the folder is that of several users, and so may the file be.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        Refused: it is a link, no regular file, or another user's.
+        OSError: it cannot be opened.
+    """
+    with hold_folder(path.parent, own=not shared) as folder:
+        try:
+            descriptor = os.open(path.name, flags | SAFE, mode, dir_fd=folder)
+        except OSError as error:
+            raise _named(error, path) from error
+        try:
+            found = _regular(descriptor, path)
+            if found.st_nlink > 1:  # a hard link to any file of this user's
+                raise Refused("has several names", path)
+            if not (shared or _is_mine(found, folder)):
+                raise Refused(f"belongs to {_owner(found)}", path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def open_shared_lock(path: Path) -> int:
+    """Open a file that every user of a folder may lock, whatever the umask; made if need be.
+
+    It is made only where there is nothing: Linux refuses to open another user's file with O_CREAT
+    in a folder like /tmp (fs.protected_regular).
+
+    Raises:
+        Refused: it is a link, or no regular file.
+        OSError: it cannot be opened.
+    """
+    try:
+        return open_file(path, os.O_RDWR, shared=True)
+    except FileNotFoundError:
+        pass
+    try:
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, shared=True)
+    except FileExistsError:  # somebody was faster
+        return open_file(path, os.O_RDWR, shared=True)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, 0o666)
+    return descriptor
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """An error of a call relative to a folder, with the whole path."""
+    if error.errno == errno.ELOOP:
+        return Refused("is a link", path)
+    if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
+        return Refused("is no regular file", path)
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def _regular(descriptor: int, path: Path) -> os.stat_result:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise Refused("is no regular file", path)
+    return found
+
+
+def open_to_read(path: Path) -> int:
+    """Open anybody's regular file for reading; never waits, follows no link at the end.
+
+    Raises:
+        Refused: it is a link, or no regular file.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | SAFE)
+    except OSError as error:
+        raise _named(error, path) from error
+    try:
+        _regular(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_bytes(path: Path, limit: int = READ_LIMIT) -> bytes:
+    """The content of anybody's file.
+
+    Raises:
+        Refused: it is no regular file, or has more than `limit` bytes.
+        OSError: it cannot be read.
+    """
+    with open(open_to_read(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise Refused(f"has more than {limit >> 20} MiB", path)
+        return file.read(size)
+
+
+def read_text(path: Path, limit: int = READ_LIMIT) -> str:
+    """The content of anybody's file as UTF-8; what is none is replaced. Raises as `read_bytes`."""
+    return read_bytes(path, limit).decode(errors="replace")
+
+
+def last_bytes(path: Path, count: int) -> bytes:
+    """The end of anybody's file. Raises as `open_to_read`."""
+    with open(open_to_read(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+        return file.read(count)
 
 
 def fsync_directory(folder: Path) -> None:
@@ -18,24 +254,33 @@ def fsync_directory(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: int = 0o666) -> None:
     """Replace `path` by `content`: temporary name, fsync, rename, fsync of the folder.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        shared: the folder may be another user's.
+        mode: of the file; the umask applies.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
     """
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    fsync_directory(path.parent)
+    temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
+    with hold_folder(path.parent, own=not shared) as folder:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE
+            with open(os.open(temporary, flags, mode, dir_fd=folder), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -44,10 +289,16 @@ def replace_link(path: Path, target: str) -> None:
     Raises:
         OSError: the file system has no links, or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    os.replace(temporary, path)
+    temporary = f".{path.name}.{secrets.token_hex(8)}.tmp"
+    with hold_folder(path.parent, own=True) as folder:
+        os.symlink(target, temporary, dir_fd=folder)
+        os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder of this user's with all in it, as far as that is possible; never a link."""
+    with contextlib.suppress(OSError), hold_folder(path.parent, own=True) as folder:
+        shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -55,14 +306,17 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, limit: int = READ_LIMIT) -> Any:
     """Parse a JSON file.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or has more than `limit` bytes.
         ValueError: it is not JSON.
     """
-    return json.loads(path.read_bytes())
+    try:
+        return json.loads(read_bytes(path, limit))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def try_lock(descriptor: int) -> bool:
@@ -81,7 +335,7 @@ def try_lock(descriptor: int) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock (flock) of a file; only looked at, never waited for."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_to_read(path)
     except OSError:
         return False
     try:
@@ -118,7 +372,7 @@ def append_line(path: Path, line: str) -> None:
         OSError: the disk is full; a part of the line may be there.
     """
     data = (line + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # A disk that fills up takes a part without a word; writing the rest says why.
         while data:

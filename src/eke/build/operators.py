@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.corpus import cache_folder
+from eke.files import open_file, own_folder
 from eke.hardware.cpu import cpu_name
 from eke.hardware.fingerprint import installed_versions
 
@@ -50,7 +51,7 @@ class Turn:
 
     def try_acquire(self) -> bool:
         """Wait for it. Whoever has waited finds everything built, and builds what is not."""
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return True
@@ -108,7 +109,7 @@ def compiling(what: str) -> Iterator[None]:
     """
     cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
     folder = build_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     torchs, before = cpp_extension.FileBaton, os.environ.get(FOLDER)
     words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
     said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from eke.build.operators import load_files
+from eke.files import own_folder
 
 Engine = Any
 """`deepspeed.DeepSpeedEngine`, which has no type annotations."""
@@ -19,7 +20,7 @@ Engine = Any
 
 def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     """DeepSpeed's settings with this run's folder, and the operator that writes into it built."""
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     load_files()
     zero = {
         key: {**value, "nvme_path": str(folder)}

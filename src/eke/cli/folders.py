@@ -17,7 +17,7 @@ from eke import app
 from eke.alignment import align
 from eke.cli.standings import counted, own_words
 from eke.errors import ConfigError, EkeError, Problem, of_system
-from eke.files import has_open, read_json
+from eke.files import has_open, read_json, read_text
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.submission import job_log, job_of, read_ticket
@@ -186,7 +186,7 @@ def _heading(each: Standing, count: int) -> None:
 
 def _last_lines(log: Path, count: int) -> list[str]:
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = read_text(log).splitlines()
     except OSError:
         return ["(no log yet)"]
     return lines[-count:] if count else lines
@@ -235,7 +235,7 @@ def _watcher(paths: RunPaths) -> tuple[str, str]:
     attempts = read_attempts(paths)
     host = attempts[-1].get("host") if attempts else None
     try:
-        return host or socket.gethostname(), paths.lock.read_text().split()[-1]
+        return host or socket.gethostname(), read_text(paths.lock).split()[-1]
     except (OSError, IndexError):
         return host or socket.gethostname(), ""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from eke.files import write_atomic
+from eke.files import own_folder, read_text, write_atomic
 
 CHUNK_BYTES = 1 << 20
 """Read at a time while hashing."""
@@ -42,7 +42,7 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
     name = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
     cached = cache_folder() / "fingerprints" / name
     try:
-        kept = cached.read_text()
+        kept = read_text(cached)
     except (OSError, ValueError):
         kept = ""
     if re.fullmatch(f"[0-9a-f]{{{digits}}}", kept):
@@ -79,7 +79,7 @@ def _content_hash(files: Iterable[tuple[str, Path]]) -> str:
 def remember(path: Path, text: str) -> None:
     """Keep a text in the cache; one that cannot be written is done without."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         write_atomic(path, text)
     except OSError:
         return

@@ -12,7 +12,7 @@ from typing import Any
 import cattrs
 
 from eke.corpus import cache_folder
-from eke.files import read_json, write_atomic
+from eke.files import own_folder, read_json, write_atomic
 from eke.forecast.values import Traced
 from eke.hardware.fingerprint import (
     LIBRARIES,
@@ -126,7 +126,7 @@ def keep(key: str, traced: Traced) -> None:
     """Keep it; one that cannot be written is found again another time."""
     path = _path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         write_atomic(path, json.dumps(make_converter().unstructure(traced)))  # phases in order
     except OSError:
         return

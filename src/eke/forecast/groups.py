@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eke.corpus import cache_folder
-from eke.files import append_line, write_atomic
+from eke.files import append_line, own_folder, read_text, write_atomic
 from eke.hardware.fingerprint import (
     LIBRARIES,
     installed_versions,
@@ -102,7 +102,7 @@ def _parsed(
     key: Callable[[Any], str],
 ) -> tuple[Any, ...]:
     """The lines of a file, remembered until its time of change or size are others."""
-    lines = path.read_text(errors="replace").splitlines()
+    lines = read_text(path, LONGEST_FILE).splitlines()
     found = [each for line in lines if (each := parse(line)) is not None]
     return tuple({key(each): each for each in found}.values())[-KEPT_LINES:]
 
@@ -116,7 +116,7 @@ def _is_readable(path: Path) -> bool:
 def add_line(path: Path, line: str) -> None:
     """Append to a group's file, and keep it and their number within bounds; lost if impossible."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         if path.exists() and not _is_readable(path):
             return
         seal(path)
@@ -129,7 +129,7 @@ def add_line(path: Path, line: str) -> None:
 
 def _shorten(path: Path) -> None:
     """Keep the newest lines of a file that has twice as many."""
-    lines = path.read_text(errors="replace").splitlines()
+    lines = read_text(path, LONGEST_FILE).splitlines()
     if len(lines) > 2 * KEPT_LINES:
         write_atomic(path, "\n".join(lines[-KEPT_LINES:]) + "\n")
 

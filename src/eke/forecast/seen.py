@@ -11,7 +11,7 @@ from pathlib import Path
 import cattrs
 
 from eke.corpus import cache_folder
-from eke.files import read_json, write_atomic
+from eke.files import own_folder, read_json, write_atomic
 from eke.forecast import cache
 from eke.plan import Plan
 from eke.schema.codec import make_converter
@@ -78,7 +78,7 @@ def _keep(key: str, seen: Seen) -> Seen:
     """What cannot be written is found again another time."""
     path = _path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         write_atomic(path, json.dumps(make_converter().unstructure(seen)))
     except OSError:
         pass

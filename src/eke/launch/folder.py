@@ -10,11 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
-from eke.files import is_locked, try_lock
+from eke.files import is_locked, open_file, own_folder, read_text, try_lock
 from eke.identity import changed_fingerprint
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.record import Outcome, Record, UnreadableRecord, read_record
+
+LOCK_LIMIT = 1 << 10
+"""Largest lock file that is read: a word and a number."""
 
 LOCK_TRIES = 4
 LOCK_PAUSE_S = 0.02
@@ -168,8 +171,8 @@ def claim(paths: RunPaths) -> Iterator[int]:
         ConfigError: the folder cannot be made or written, or its file system has no locks.
     """
     try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        own_folder(paths.folder)
+        descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if is_locked(paths.lock):  # by another user, whose file we may only read
             raise BusyError(
@@ -193,7 +196,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
 def _owner(paths: RunPaths) -> str:
     """Who holds a run folder's lock, in words."""
     try:
-        return paths.lock.read_text(errors="replace").strip() or "another process"
+        return read_text(paths.lock, LOCK_LIMIT).strip() or "another process"
     except OSError:
         return "another process"
 

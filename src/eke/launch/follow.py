@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from eke.files import open_to_read
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import metrics
@@ -22,7 +23,7 @@ class Tail:
     def lines(self, last: bool = False) -> list[str]:
         """Lines since the last call; with `last`, an unfinished one too."""
         try:
-            with open(self.path, "rb") as file:
+            with open(open_to_read(self.path), "rb") as file:
                 file.seek(self.position)
                 content = file.read()
         except FileNotFoundError:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import signal
 
+from eke.files import last_bytes
 from eke.hardware import environment
 from eke.pace import note_predictions
 from eke.paths import RunPaths
@@ -19,6 +20,9 @@ from eke.record import (
     read_record,
     write_record,
 )
+
+LOG_LIMIT = 1 << 20
+"""Bytes of train.log among which they are."""
 
 LOG_LINES = 40
 """Lines of train.log that go into the record of a run that died without a word: a traceback through
@@ -108,7 +112,7 @@ def describe_exit(code: int, tail: str = "") -> str:
 def log_tail(paths: RunPaths) -> str:
     """The last lines of the worker's log."""
     try:
-        lines = paths.log.read_text(errors="replace").splitlines()
+        lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return "\n".join(lines[-LOG_LINES:])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.errors import ConfigError, EkeError
-from eke.files import is_locked, read_json
+from eke.files import is_locked, last_bytes, read_json, read_text
 from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
@@ -16,6 +16,7 @@ from eke.launch.slurm.submission import newest_of
 from eke.launch.watched import watchers_in, watchers_of
 from eke.paths import RunPaths, SweepPaths
 from eke.record import (
+    RECORD_LIMIT,
     Outcome,
     UnreadableRecord,
     metrics,
@@ -224,8 +225,8 @@ def _children(folder: Path) -> Iterator[Path]:
 def _typed(paths: RunPaths) -> str:
     """The first line of config.yaml says what was typed."""
     try:
-        with open(paths.config, errors="replace") as file:
-            return file.readline().removeprefix("#").strip() or "defaults"
+        first, _, _ = read_text(paths.config).partition("\n")
+        return first.removeprefix("#").strip() or "defaults"
     except OSError:
         return ""
 
@@ -233,7 +234,7 @@ def _typed(paths: RunPaths) -> str:
 def _record(paths: RunPaths) -> dict[str, Any]:
     """The record as plain values; empty where there is none that can be read."""
     try:
-        record = read_json(paths.record)
+        record = read_json(paths.record, RECORD_LIMIT)
     except (OSError, ValueError):
         return {}
     is_record = isinstance(record, dict) and record.get("outcome") in Outcome.__members__
@@ -259,9 +260,7 @@ def _planned_steps(paths: RunPaths) -> int:
 def _progress(paths: RunPaths) -> tuple[int, float | None, float | None]:
     """The newest step, its loss and its seconds."""
     try:
-        with open(paths.metrics, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = last_bytes(paths.metrics, TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return 0, None, None
     row = newest_step(lines)

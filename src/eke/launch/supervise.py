@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn, Protocol
 
+from eke.files import open_file
 from eke.paths import SUPERVISOR, RunPaths
 from eke.peers import child_environment, speak
 
@@ -131,7 +132,8 @@ class Worker:
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
-        with open(file, "ab") as log:
+        log_file = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(log_file, "ab") as log:
             order = Order(command, worker_environment(environment), log.fileno(), descriptors)
             self.process = start(order)
 

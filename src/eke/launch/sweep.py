@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eke.errors import ConfigError
-from eke.files import write_json
+from eke.files import own_folder, write_json
 from eke.launch.job import Job
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
@@ -86,7 +86,7 @@ def write_sweep(
         cells: all of them.
         name: the option of the group `sweep`; empty for a sweep that was typed.
     """
-    paths.folder.mkdir(parents=True, exist_ok=True)
+    own_folder(paths.folder)
     content = {
         "schema_version": 1,
         "name": name,

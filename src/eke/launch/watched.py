@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.files import is_locked, try_lock
+from eke.files import is_locked, open_file, own_folder, try_lock
 from eke.paths import SweepPaths
 
 
@@ -36,8 +36,8 @@ def watching(paths: SweepPaths) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         held.callback(_forget_killed, paths)  # also those that were killed beside this one
         with contextlib.suppress(OSError):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o644)
+            own_folder(lock.parent)
+            descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
             held.callback(os.close, descriptor)
             held.callback(_forget, lock)
             held.callback(_forget, made)

@@ -1,10 +1,10 @@
 """The files of a run whose training state lies on a disk: where they are, and their removal."""
 
 import hashlib
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from eke.files import remove_tree
 from eke.paths import RunPaths, user_path
 from eke.plan.plan import Plan
 from eke.schema import NvmeOffload
@@ -27,7 +27,7 @@ def remove_swap(folder: Path | None, rank: int | None = None) -> None:
     if folder is None:
         return
     for mine in folder.glob(f"{STATE}/*/rank{'*' if rank is None else rank}"):
-        shutil.rmtree(mine, ignore_errors=True)
+        remove_tree(mine)
     for empty in (*folder.glob(f"{STATE}/*"), folder / STATE, folder):
         with suppress(OSError):  # another rank's files are there, or it was first
             empty.rmdir()

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from eke.corpus import (
     write_manifest,
 )
 from eke.errors import ConfigError, Problem
-from eke.files import fsync_directory
+from eke.files import fsync_directory, open_file, own_folder, remove_tree
 
 
 def disk_error(error: OSError) -> ConfigError:
@@ -36,8 +35,10 @@ def disk_error(error: OSError) -> ConfigError:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of one store; it is freed when this process ends, however that comes about."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.parent / f".{folder.name}.lock", "ab")  # noqa: SIM115  # held by `with`
+        own_folder(folder.parent)
+        lock = os.fdopen(
+            open_file(folder.parent / f".{folder.name}.lock", os.O_WRONLY | os.O_CREAT), "ab"
+        )
     except OSError as error:
         raise disk_error(error) from error
     with lock:
@@ -52,19 +53,19 @@ def temporary(folder: Path) -> Iterator[Path]:
     The caller holds the store's lock, so that what killed preparations left may be removed.
     """
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+        remove_tree(left)
     unfinished = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     try:
         unfinished.mkdir()
         yield unfinished
         fsync_directory(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         os.replace(unfinished, folder)
         fsync_directory(folder.parent)
     except OSError as error:
         raise disk_error(error) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_tree(unfinished)
 
 
 class Writer:

@@ -12,6 +12,7 @@ from eke.record.ranks import (
     write_rank_failure,
 )
 from eke.record.record import (
+    RECORD_LIMIT,
     RECORD_VERSION,
     CalibratedMemory,
     CalibratedStep,
@@ -40,6 +41,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_RESUMABLE",
     "EXIT_USER",
+    "RECORD_LIMIT",
     "RECORD_VERSION",
     "CalibratedMemory",
     "CalibratedStep",

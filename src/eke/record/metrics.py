@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eke.files import append_line, plain
+from eke.files import append_line, last_bytes, plain, read_text
 
 Row = dict[str, Any]
+
+METRICS_LIMIT = 1 << 30
+"""Largest file that is read, bytes: three million steps."""
 
 STEP = "train/global_step"
 ATTEMPT = "attempt"
@@ -55,7 +58,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def seal(path: Path) -> None:
     """End a torn last line, so that the next row starts on a line of its own."""
-    if path.exists() and not path.read_bytes().endswith(b"\n"):
+    if path.exists() and not last_bytes(path, 1).endswith(b"\n"):
         append_line(path, "")
 
 
@@ -67,7 +70,7 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
     rows: list[Row] = []
     unreadable = 0
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_text(path, METRICS_LIMIT).splitlines()
     except FileNotFoundError:
         return [], 0
     for line in lines:

@@ -214,3 +214,7 @@ class Record:
     shared_device: bool | None = None
     """Another process used the device: no speed claim can be made. None: not looked at."""
     schema_version: int = RECORD_VERSION
+
+
+RECORD_LIMIT = 1 << 20
+"""Largest file that is read as a record, bytes; a record has some 20,000."""

@@ -11,11 +11,11 @@ from typing import Any
 import cattrs
 
 from eke.errors import EkeError
-from eke.files import append_line, read_json, write_json
+from eke.files import append_line, read_json, read_text, write_json
 from eke.paths import RunPaths
 from eke.record import metrics
 from eke.record.outcome import Outcome
-from eke.record.record import RECORD_VERSION, Record
+from eke.record.record import RECORD_LIMIT, RECORD_VERSION, Record
 
 
 class UnreadableRecord(EkeError):
@@ -39,7 +39,7 @@ def read_record(paths: RunPaths) -> Record | None:
         UnreadableRecord: it is torn, of another version, or not a record.
     """
     try:
-        content = read_json(paths.record)
+        content = read_json(paths.record, RECORD_LIMIT)
         if not isinstance(content, dict):
             raise UnreadableRecord(f"{paths.record}: not a readable record (no object)")
         version = content.get("schema_version")
@@ -96,8 +96,8 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
     """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
     try:
-        lines = paths.attempts.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
+        lines = read_text(paths.attempts).splitlines()
+    except OSError:
         return []
     entries = []
     for line in lines:

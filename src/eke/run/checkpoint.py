@@ -9,7 +9,6 @@ functions of the step's number and need no saving. Weights are safetensors; the 
 import logging
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,12 +22,22 @@ from eke.build.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from eke.build.export import CONFIG, INDEX, WEIGHTS, load_weights, save_pretrained, system_error
 from eke.build.optimizer import evaluation_weights, restore_training_weights
 from eke.build.sharding import WholeState, cut_optimizer
-from eke.files import fsync_directory, read_json, write_json
+from eke.files import (
+    fsync_directory,
+    hold_folder,
+    own_folder,
+    read_json,
+    remove_tree,
+    write_json,
+)
 from eke.run.random_state import RandomState, capture_random_state, restore_random_state
 
 log = logging.getLogger(__name__)
 
 OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
+NAME = r"step-\d{8}"
+"""What `checkpoint_name` makes."""
+
 PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
 """Names that `part_name` makes."""
 
@@ -92,8 +101,8 @@ def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
 
 def begin_checkpoint(unfinished: Path) -> None:
     """An empty folder to write into."""
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    own_folder(unfinished.parent)
+    remove_tree(unfinished)
     unfinished.mkdir()
 
 
@@ -105,7 +114,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / MANIFEST, _manifest(unfinished))
     if final.is_dir():
-        shutil.rmtree(final, ignore_errors=True)
+        remove_tree(final)
     else:  # what a damaged file system may leave, and no folder can be named over
         final.unlink(missing_ok=True)
     os.replace(unfinished, final)
@@ -120,7 +129,7 @@ def removed_on_error(unfinished: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_tree(unfinished)
         raise
 
 
@@ -170,9 +179,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
                 mine[key] = value.to(mine[key].device)
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name and list of files; a link is none, whoever made it."""
+    return [
+        path
+        for path in folder.glob("step-*")
+        if re.fullmatch(NAME, path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
+    ]
+
+
 def newest_complete(folder: Path) -> Path | None:
     """The newest checkpoint whose files are all there, unharmed; damaged ones are skipped aloud."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in sorted(checkpoints_in(folder), reverse=True):
         problem = find_damage(path)
         if not problem:
             return path
@@ -183,7 +201,8 @@ def newest_complete(folder: Path) -> Path | None:
 def find_damage(path: Path) -> str:
     """Why a checkpoint cannot be used; empty when it can."""
     try:
-        manifest = read_json(path / MANIFEST)
+        with hold_folder(path, own=True):
+            manifest = read_json(path / MANIFEST)
         for name, (size, checksum) in manifest.items():
             file = path / name
             if file.stat().st_size != size:
@@ -237,8 +256,9 @@ def _prune(newest: Path, keep: int) -> None:
     it would push out the only checkpoint that can be used.
     """
     folder = newest.parent
-    written = [path for path in folder.glob("step-*") if path.name <= newest.name]
+    written = [path for path in checkpoints_in(folder) if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     for path in folder.glob(".step-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        if re.fullmatch(rf"\.{NAME}\.\d+\.tmp", path.name):
+            remove_tree(path)

@@ -2,11 +2,11 @@
 
 import logging
 import os
-import shutil
 
 from eke.build.export import save_pretrained
 from eke.build.peft import merge_adapters
 from eke.build.sharding import put_together
+from eke.files import remove_tree
 from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.job import Job
 from eke.run.sharded import ShardedUpdate
@@ -36,8 +36,8 @@ def save_merged(job: Job) -> None:
     unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         save_pretrained(merge_adapters(job.bare_model), unfinished, job.tokenizer)
-        shutil.rmtree(final, ignore_errors=True)
+        remove_tree(final)
         os.replace(unfinished, final)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_tree(unfinished)
     log.info("merged model: %s", final)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from eke.collecting import importing
 from eke.errors import EkeError
+from eke.files import open_file, own_folder
 from eke.hardware import environment
 from eke.lacking import lacking
 from eke.paths import PROCESS, RANK, RunPaths
@@ -129,8 +130,8 @@ def wait_for_plan(paths: RunPaths) -> Plan:
 
 def redirect_output(paths: RunPaths, rank: int) -> None:
     """What a rank behind rank 0 prints, native code included, goes into a log of its own."""
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    own_folder(paths.folder)
+    descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

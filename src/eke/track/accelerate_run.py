@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from eke.files import own_folder
 from eke.paths import RunPaths
 from eke.record import metrics
 from eke.track.catch_up import CatchUp
@@ -69,7 +70,7 @@ class AccelerateRun:
             OSError: its folder cannot be made.
         """
         package = self._backend.package
-        self._folder.mkdir(exist_ok=True)
+        own_folder(self._folder)
         try:
             self._backend.prepare(self._run, self._folder)
         except ModuleNotFoundError as error:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eke.files import own_folder
 from eke.paths import RunPaths
 from eke.record import metrics
 from eke.schema import TrackerMode
@@ -58,7 +59,7 @@ class WandbRun:
             OSError: the folder cannot be made.
         """
         folder = self._run.directory / "wandb"
-        folder.mkdir(exist_ok=True)
+        own_folder(folder)
         # Otherwise W&B sends telemetry offline too, and waits 10 s for a host that never answers.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         try:

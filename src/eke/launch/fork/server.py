@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from eke.files import open_file, own_folder
 from eke.launch.fork.decide import Surroundings, why_fresh
 from eke.launch.fork.process import Adopted, adopting
 from eke.launch.supervise import Order, Process, spawn, worker_environment
@@ -91,9 +92,10 @@ class ForkServer:
         return spawn(_noted(order, f"fresh: {why}"))
 
     def _launch(self) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(self._log.parent)
+        log_file = open_file(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         ours, theirs = socket.socketpair()
-        with theirs, open(self._log, "ab") as log:
+        with theirs, open(log_file, "ab") as log:
             self._control = ours
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(theirs.fileno()), *self._modules],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.errors import EkeError
+from eke.files import own_folder
 from eke.launch.nodes.meeting import (
     Invitation,
     Line,
@@ -51,7 +52,7 @@ class Head:
         try:
             self._server = socket.create_server(("", 0), backlog=max(16, task.count))
             self._secret, port = secrets.token_hex(16), self._server.getsockname()[1]
-            file.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(file.parent)
             write_invitation(file, Invitation(task.step, host_name(), port, self._secret))
         except OSError as error:
             raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eke.files import read_json
+from eke.files import read_json, write_atomic
 
 MAX_LINE = 65536
 """Bytes; whoever sends more is none of ours."""
@@ -36,15 +36,7 @@ def write_invitation(file: Path, invitation: Invitation) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(descriptor, json.dumps(asdict(invitation)).encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, file)
+    write_atomic(file, json.dumps(asdict(invitation)), mode=0o600)
 
 
 def read_invitation(file: Path, step: str) -> Invitation | None:

@@ -2,6 +2,7 @@
 
 import time
 
+from eke.files import own_folder
 from eke.launch.folder import Place
 from eke.launch.live import LiveRun
 from eke.launch.nodes.head import Head
@@ -28,7 +29,7 @@ class LedRun:
         self._left_behind: float | None = None
         self._killed_for = ""
         head.gather(plan.config.distributed.timeout_s)
-        place.paths.folder.mkdir(parents=True, exist_ok=True)
+        own_folder(place.paths.folder)
         self._endpoint = head.begin(place.paths.folder, plan.processes_per_node)
         spot = Spot(0, head.count, self._endpoint)
         try:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.files import try_lock
+from eke.files import open_shared_lock, read_text, try_lock
 
 LEASES = "EKE_LEASES"
 """Environment variable with another folder for the locks: pools that use different ones do not see
@@ -46,7 +46,7 @@ def try_lease(name: str) -> int | None:
         EkeError: the folder cannot be written, or its file system has no locks.
     """
     try:
-        descriptor = _open(lease_folder() / f"{name}.lock")
+        descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
     except OSError as error:
         why = f"{error.filename}: {error.strerror or error}"
         raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
@@ -68,23 +68,6 @@ def try_lease(name: str) -> int | None:
 def holder_of(name: str) -> str:
     """Who took a lock last, in words; only for people to read."""
     try:
-        with open(lease_folder() / f"{name}.lock", errors="replace") as file:
-            return file.read(80).strip() or "another process"
+        return read_text(lease_folder() / f"{name}.lock", 80).strip() or "another process"
     except OSError:
         return "another process"
-
-
-def _open(path: Path) -> int:
-    """Open without following a link, and without making what is there.
-
-    Linux refuses to make what is another user's file in a folder like /tmp
-    (fs.protected_regular).
-    """
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        pass
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with contextlib.suppress(OSError):  # the umask took other users' right to lock it
-        os.fchmod(descriptor, 0o666)
-    return descriptor

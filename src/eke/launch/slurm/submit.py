@@ -1,6 +1,5 @@
 """From runs to arrays in the queue, at most once each, whatever happens in between."""
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eke.errors import BusyError, EkeError
-from eke.files import try_lock, write_atomic, write_json
+from eke.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
 from eke.launch.folder import claim, without_locks
 from eke.launch.job import Job
 from eke.launch.live import write_down
@@ -80,9 +79,9 @@ def submitting(
         BusyError: somebody else submits, or an sbatch of theirs is still at it.
         ConfigError: the folder's file system has no locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     runs = folder.parents[1]
-    descriptor = _open(runs / LOCK)
+    descriptor = open_shared_lock(runs / LOCK)
     try:
         try:
             while not (is_ours := try_lock(descriptor)) and patience_s > 0:
@@ -95,17 +94,6 @@ def submitting(
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _open(lock: Path) -> int:
-    """Others may submit from the same folder, whatever this process's umask is."""
-    try:
-        return os.open(lock, os.O_RDWR)
-    except FileNotFoundError:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, 0o666)
-        return descriptor
 
 
 def settle_intents(

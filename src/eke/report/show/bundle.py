@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.corpus import cache_folder
-from eke.files import write_atomic
+from eke.files import own_folder, read_text, write_atomic
 
 
 def vega_script() -> str:
@@ -30,7 +30,7 @@ def vega_script() -> str:
 def _kept(path: Path) -> str | None:
     """What is kept, if it is whole: its hash is its first line."""
     try:
-        digest, _, script = path.read_text().partition("\n")
+        digest, _, script = read_text(path).partition("\n")
     except (OSError, ValueError):
         return None
     return script if digest == _digest(script) else None
@@ -38,7 +38,7 @@ def _kept(path: Path) -> str | None:
 
 def _keep(path: Path, script: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         write_atomic(path, f"{_digest(script)}\n{script}")
     except OSError:
         return  # made anew another time

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eke.files import read_json, write_json
+from eke.files import open_file, read_json, write_json
 from eke.paths import RunPaths
 
 RECEIPT_VERSION = 1
@@ -73,7 +73,7 @@ def sole_sender(paths: RunPaths) -> Iterator[bool]:
 
 def _open_lock(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        return open_file(path, os.O_RDWR | os.O_CREAT)
     except OSError:
         return None
 
