@@ -116,15 +116,24 @@ def _owner(found: os.stat_result) -> str:
         return f"another user (uid {found.st_uid})"
 
 
-def own_folder(path: Path) -> Path:
+def own_folder(path: Path, private: bool = False) -> Path:
     """A folder to write in: made where it is missing, refused where it is another user's.
+
+    Args:
+        path: of the folder.
+        private: nobody else may write there.
+
+    Returns:
+        The path.
 
     Raises:
         Refused: it is a link, or not this user's.
         OSError: it cannot be made.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with hold_folder(path, own=True):
+    path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+    with hold_folder(path, own=True) as folder:
+        if private and os.fstat(folder).st_mode & 0o022:
+            raise Refused("may be written by others", path)
         return path
 
 

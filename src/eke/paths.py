@@ -10,6 +10,9 @@ SUPERVISOR = "EKE_SUPERVISOR"
 AGENT = "EKE_AGENT"
 """Environment variable with the process id of the agent that started a run's ranks."""
 
+MEETING = "EKE_MEETING"
+"""Environment variable with the file in which the ranks of one machine find each other."""
+
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
 """Environment variable that says other runs may use a worker's device at the same time."""
 

@@ -30,7 +30,7 @@ def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) 
     if before is not None:
         path.write_bytes(before)
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)

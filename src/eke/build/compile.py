@@ -1,8 +1,6 @@
 """torch.compile, and what the compiler did.
 
-Compiled code is kept where PyTorch keeps it, $TORCHINDUCTOR_CACHE_DIR or the user's folder in the
-machine's temporary one: all runs on a machine share it. eke leaves it there, since a folder that
-machines share would hand one the instructions of another's processor.
+All runs of a user on a machine share what is compiled (`eke.run.compiled_code`).
 """
 
 from typing import Any, cast

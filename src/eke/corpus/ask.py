@@ -11,7 +11,7 @@ import threading
 from eke.corpus.request import Request
 from eke.corpus.store import Store, read_manifest, store_folder
 from eke.errors import ConfigError, Problem
-from eke.peers import child_environment, speak
+from eke.peers import child_environment, module_command, speak
 
 MOMENT_S = 1.0
 """After so many seconds the user is told what is being waited for."""
@@ -36,8 +36,7 @@ def open_store(request: Request) -> Store:
 
 def _prepare(request: Request) -> None:
     child = subprocess.Popen(
-        # -P: a user's folder or file called `datasets` must not stand in for the library.
-        [sys.executable, "-P", "-m", "eke.prepare", "-"],
+        module_command("eke.prepare", "-"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

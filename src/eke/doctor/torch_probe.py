@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from eke.peers import SAFE_PATH
+
 TIMEOUT_S = 60.0
 """Importing torch takes two seconds, and many times that from a cold network file system."""
 
@@ -34,7 +36,7 @@ class TorchProbe:
     def __init__(self, questions: str = QUESTIONS, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
         self.process = subprocess.Popen(
-            [sys.executable, "-c", questions],
+            [sys.executable, SAFE_PATH, "-c", questions],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

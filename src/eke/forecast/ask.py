@@ -9,7 +9,6 @@ import contextlib
 import json
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from typing import Any
 
 from eke.forecast import cache
 from eke.forecast.values import Traced
-from eke.peers import child_environment
+from eke.peers import child_environment, module_command
 from eke.plan import Plan
 from eke.plan.store import plan_to_plain
 from eke.schema.codec import make_converter
@@ -77,7 +76,7 @@ class Worker:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module],
+            module_command(self._module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 
 from eke.files import open_file
 from eke.paths import SUPERVISOR, RunPaths
-from eke.peers import child_environment, speak
+from eke.peers import child_environment, module_command, speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
@@ -44,9 +44,9 @@ def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = 
         spot: which machine this is; None where a run has no other.
     """
     if spot is None and num_processes == 1:
-        return [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
-    command = [sys.executable, "-m", "eke.run.agent", str(paths.folder), str(num_processes)]
-    return command + ([str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else [])
+        return module_command("eke.run.worker", str(paths.folder))
+    where = [str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else []
+    return module_command("eke.run.agent", str(paths.folder), str(num_processes), *where)
 
 
 def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

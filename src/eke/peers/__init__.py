@@ -3,7 +3,7 @@
 Every command needs to know, so that nothing here knows how runs are started.
 """
 
-from eke.peers.environment import child_environment
+from eke.peers.environment import SAFE_PATH, child_environment, module_command
 from eke.peers.ranks import (
     check_started_ranks,
     is_first,
@@ -16,6 +16,7 @@ from eke.peers.speech import speak
 from eke.peers.task import Task, check_started_tasks, this_task
 
 __all__ = [
+    "SAFE_PATH",
     "Task",
     "check_started_ranks",
     "check_started_tasks",
@@ -23,6 +24,7 @@ __all__ = [
     "is_first",
     "let_rank_0_speak",
     "machines_at_hand",
+    "module_command",
     "my_rank",
     "ranks_are_started",
     "speak",

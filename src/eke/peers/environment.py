@@ -1,7 +1,8 @@
-"""The environment of processes that eke starts."""
+"""How eke starts processes of its own: the command, and what they inherit."""
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 
 from eke.paths import source_folder
@@ -18,10 +19,21 @@ TRACKED_RUN_VARIABLES = (
 )
 """Names of variables that a tracker or a search agent sets for one run of its own."""
 
+SAFE_PATH = "-P"
+"""Python's option that leaves the current folder out of the import path."""
+
 AGENT = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
 """What W&B's agent sets for a run that it starts."""
 
 _OF_RANKS, _OF_TRACKED_RUNS = re.compile(RANK_VARIABLES), re.compile(TRACKED_RUN_VARIABLES)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of eke's, `python -m MODULE ARGUMENTS`.
+
+    Without `-P` a file `torch.py` in the folder where a command is typed would be imported first.
+    """
+    return [sys.executable, SAFE_PATH, "-m", module, *arguments]
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -37,5 +49,8 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     if any(name not in kept for name in AGENT):
         kept = {name: value for name, value in kept.items() if not _OF_TRACKED_RUNS.match(name)}
     inherited = environment.get("PYTHONPATH")
-    kept["PYTHONPATH"] = os.pathsep.join(filter(None, (source_folder(), inherited)))
+    # An empty or relative entry is the folder where a command is typed.
+    entries = filter(os.path.isabs, (inherited or "").split(os.pathsep))
+    kept["PYTHONPATH"] = os.pathsep.join((source_folder(), *entries))
+    kept["PYTHONSAFEPATH"] = "1"
     return kept

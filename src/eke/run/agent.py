@@ -4,12 +4,19 @@ This is what `torchrun --standalone` does (with several machines: `torchrun --no
 the same interface of torch, so that the first rank to die can be named in the record. Signals go on
 to the ranks, which agree on a step to stop after; when one of them fails, torch's agent ends the
 others on its machine.
+
+On one machine nothing listens on the network: torch's own store accepts anybody's connection and
+unpickles what it is given. The agent and the ranks meet in files of a folder that is this user's
+alone, and send through the loopback interface. Several machines have to listen (docs/security.md).
 """
 
 import logging
 import os
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +26,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from eke.hardware import usable_cores
-from eke.paths import AGENT, SUPERVISOR, RunPaths
+from eke.paths import AGENT, MEETING, SUPERVISOR, RunPaths
+from eke.peers import module_command
 from eke.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
 from eke.run.stop import end_with_parent
 
@@ -40,9 +48,10 @@ def main(arguments: list[str]) -> int:
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))
     quiet_elastic()
-    config = launch_config(num_processes, int(node), int(num_nodes), endpoint)
+    meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
+    config = launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
     try:
-        worker = [sys.executable, "-m", "eke.run.worker", str(paths.folder)]
+        worker = module_command("eke.run.worker", str(paths.folder))
         elastic_launch(config, worker[0])(*worker[1:])
         return 0
     except SignalException:
@@ -52,16 +61,27 @@ def main(arguments: list[str]) -> int:
         attempt = max(0, len(read_attempts(paths)) - 1)
         write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
         return EXIT_FAILED
+    finally:
+        if meeting:
+            shutil.rmtree(meeting, ignore_errors=True)
 
 
-def launch_config(num_processes: int, node: int, num_nodes: int, endpoint: str) -> LaunchConfig:
-    """How torch's agent finds the others.
+def launch_config(
+    num_processes: int, node: int, num_nodes: int, endpoint: str, meeting: str
+) -> LaunchConfig:
+    """How torch's agent finds the others, and its ranks each other.
 
     On several machines by fixed numbers: rank 0 has to be where the run's folder is held, and
     torch's elastic rendezvous numbers machines as it likes.
     """
-    where: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    if num_nodes > 1:
+    if meeting:
+        os.environ |= {MEETING: f"{meeting}/ranks", **stay_on_this_machine()}
+        where: dict[str, Any] = {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": f"{meeting}/agent",
+            "rdzv_configs": {"store_type": "file"},
+        }
+    else:
         where = {
             "rdzv_backend": "static",
             "rdzv_endpoint": endpoint,
@@ -76,6 +96,17 @@ def launch_config(num_processes: int, node: int, num_nodes: int, endpoint: str) 
         signals_to_handle=FORWARDED,
         **where,
     )
+
+
+def stay_on_this_machine() -> dict[str, str]:
+    """Variables that keep torch's agent, gloo and NCCL off the network."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    return {
+        # Without it the agent makes a store for its ranks, which listens on all addresses.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:

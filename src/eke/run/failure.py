@@ -70,10 +70,7 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
 
 def _where_compiled_code_is() -> str:
     """A file of the compiler's that a crash or a full disk left empty ends every later run."""
-    # Only here: the compiler is not imported by runs that do without.
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
+    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     fix = "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER   (or compile=none)"
     return f"if what the compiler keeps in {folder} is damaged: {fix}"
 

@@ -47,7 +47,7 @@ def become(request: Request, descriptors: Sequence[int], control: socket.socket)
         line, log, *_ = descriptors  # the rest are locks, held and handed on by being open
         os.setsid()
         take_environment(request.environment)
-        change_directory(request.directory)
+        os.chdir(request.directory)
         os.sched_setaffinity(0, request.cores)
         redirect(log)
         if not (wait_for_adoption() and report(line)):
@@ -66,13 +66,6 @@ def take_environment(environment: dict[str, str]) -> None:
     """Have exactly these variables, for native code too."""
     os.environ.clear()
     os.environ.update(environment)
-
-
-def change_directory(folder: str) -> None:
-    """Work there, and import from there first, as `python -m` does."""
-    os.chdir(folder)
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
 
 
 def redirect(log: int) -> None:

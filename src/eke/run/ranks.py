@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eke.paths import LOCAL_RANK, RANK, WORLD_SIZE
+from eke.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
 from eke.record import Outcome
 from eke.schema import PeerToPeer
 
@@ -94,7 +94,10 @@ def choose_transport(p2p: PeerToPeer) -> None:
 
 
 def join_ranks(kind: str, timeout_s: float) -> Ranks:
-    """Meet the other processes of the run, as torchrun's environment variables name them.
+    """Meet the other processes of the run.
+
+    Where eke started all of them on one machine, in a file; else as torchrun's environment
+    variables say.
 
     Args:
         kind: `cpu` or `cuda`: what the run computes on.
@@ -113,8 +116,13 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
             raise RuntimeError(f"process {local} has no GPU of its own; this torch sees {found}")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return Ranks(int(os.environ[RANK]), world_size)
+    rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
+    limit = timedelta(seconds=timeout_s)
+    if meeting:
+        dist.init_process_group(backend, f"file://{meeting}", limit, world_size, rank)
+    else:
+        dist.init_process_group(backend, timeout=limit)
+    return Ranks(rank, world_size)
 
 
 def is_lost_contact(error: BaseException) -> bool:

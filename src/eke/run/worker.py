@@ -27,6 +27,7 @@ from eke.record import (
     start_attempt,
     write_record,
 )
+from eke.run.compiled_code import choose_compiled_code_folders
 from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> int:
         if rank:
             redirect_output(paths, rank)
         set_up_output()
+        choose_compiled_code_folders()
         return follow(paths, stop, empty) if rank else lead(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")

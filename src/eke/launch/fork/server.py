@@ -3,7 +3,6 @@
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from eke.launch.fork.decide import Surroundings, why_fresh
 from eke.launch.fork.process import Adopted, adopting
 from eke.launch.supervise import Order, Process, spawn, worker_environment
 from eke.paths import PROCESS
+from eke.peers import module_command
 from eke.plan import Plan
 from eke.run.fork_request import GO, LET_GO, LONGEST_WORD, READY, Request, send_request
 
@@ -98,7 +98,7 @@ class ForkServer:
         with theirs, open(log_file, "ab") as log:
             self._control = ours
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), *self._modules],
+                module_command(MODULE, str(theirs.fileno()), *self._modules),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -128,11 +128,12 @@ class ForkServer:
         The worker alone has the other end of the line: whatever goes wrong there ends it.
         """
         assert self._control is not None
-        _, flag, module, *arguments = order.command
+        *_, flag, module = order.command[: len(module_command(""))]
         assert flag == "-m"
+        arguments = order.command[len(module_command("")) :]
         request = Request(
             module,
-            arguments,
+            list(arguments),
             dict(order.environment),
             os.getcwd(),
             sorted(os.sched_getaffinity(0)),

@@ -9,6 +9,7 @@ from eke.launch.nodes.follower import ALONE_S
 from eke.launch.slurm.request import Request
 from eke.launch.slurm.submission import job_log
 from eke.paths import source_folder
+from eke.peers import SAFE_PATH
 from eke.record import EXIT_RESUMABLE
 from eke.schema import GpuRequest, Slurm
 
@@ -59,7 +60,7 @@ def script_text(
 def watcher_command(profile: Slurm, submission: Path) -> str:
     """What srun starts, as a shell reads it."""
     python = profile.python or shlex.quote(sys.executable)
-    words = f"{python} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
+    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
     return f"{profile.command_prefix} {words}".strip()
 
 
