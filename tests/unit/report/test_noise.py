@@ -48,7 +48,7 @@ def test_a_noisy_row_is_named_and_the_others_are_not():
 
 
 def test_a_shared_drift_between_repeats_is_no_noise():
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(3)  # one row is noisy by chance
     rows = sweep(random, [0.0] * 6, 0.02)
     drifted = [{n: v * 1.5**n for n, v in row.items()} for row in rows]
     for plain, moved in zip(scatters(rows), scatters(drifted), strict=True):

@@ -40,7 +40,7 @@ class Scatter:
 
 
 def scatters(samples: Sequence[Sample]) -> list[Scatter | None]:
-    """Of each configuration of a machine; None of those with fewer than MIN_REPEATS repeats.
+    """Of each configuration of a machine; None where fewer than MIN_REPEATS repeats or none vary.
 
     Empty where too few configurations vary to learn anything from the others.
     """
@@ -60,13 +60,17 @@ def scatters(samples: Sequence[Sample]) -> list[Scatter | None]:
         noisy.add(worst)
         if len(quiet) <= MIN_ROWS:
             break  # named, and in the prior all the same
-    moderated = _moderated(own)
-    return [
-        replace(moderated[n], is_noisy=n in noisy) if n in moderated
-        else Scatter(variance(list(each.values())), len(each) - 1, n in noisy)
-        if len(each) >= MIN_REPEATS else None
-        for n, each in enumerate(logs)
-    ]  # fmt: skip
+    found = {n: replace(each, is_noisy=n in noisy) for n, each in _moderated(own).items()}
+    found |= {n: _alone(logs[n], [logs[q] for q in quiet]) for n in noisy - set(quiet)}
+    return [found.get(n) for n in range(len(samples))]
+
+
+def _alone(logs: Mapping[Hashable, float], quiet: Sequence[Mapping[Hashable, float]]) -> Scatter:
+    """A noisy configuration's own variance, without what the others' repeats share."""
+    others = [each for each in quiet if logs.keys() <= each.keys()]
+    shared = {key: fmean([each[key] for each in others]) for key in logs} if others else {}
+    rest = [value - shared.get(key, 0.0) for key, value in logs.items()]
+    return Scatter(variance(rest), len(rest) - 1, is_noisy=True)
 
 
 def compare(base: Sample, others: Sequence[Sample]) -> tuple[list[Ratio | None], list[bool]]:
