@@ -18,7 +18,10 @@ from eke.report.compare.statistics import LEVEL, MIN_REPEATS, Ratio, Sample, dec
 MIN_ROWS = 4
 """With fewer there is nothing to fit a prior to: each comparison stands by itself."""
 
-MARGIN = 0.8
+MIN_PRIOR = 6
+"""Up to here a noisy row stays in the prior: of fewer others, chance makes one too narrow."""
+
+MARGIN = 1.0
 """Standard errors by which the prior is taken to be wider than estimated: with four to thirty
 variances it is uncertain, and one that is too narrow makes false claims."""
 
@@ -58,7 +61,7 @@ def scatters(samples: Sequence[Sample]) -> list[Scatter | None]:
         if worst is None:
             break
         noisy.add(worst)
-        if len(quiet) <= MIN_ROWS:
+        if len(quiet) <= MIN_PRIOR:
             break  # named, and in the prior all the same
     found = {n: replace(each, is_noisy=n in noisy) for n, each in _moderated(own).items()}
     found |= {n: _alone(logs[n], [logs[q] for q in quiet]) for n in noisy - set(quiet)}
