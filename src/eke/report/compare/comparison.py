@@ -21,8 +21,9 @@ from eke.report.compare.measures import (
     STEP,
     Measure,
 )
+from eke.report.compare.noise import compare as moderated
 from eke.report.compare.parity import Quality, quality
-from eke.report.compare.statistics import Estimate, Ratio, correct, estimate, ratio
+from eke.report.compare.statistics import Estimate, Ratio, correct, estimate
 from eke.report.compare.variants import Machine, Variant, group
 from eke.spelling import closest
 from eke.units import format_number
@@ -81,6 +82,8 @@ class OneMachine:
     ladder: tuple[Rung, ...] = ()
     beside: tuple[Beside, ...] = ()
     """What others have published of the same rows."""
+    noisy: tuple[Variant, ...] = ()
+    """Variants whose repeats vary more in speed than the others' noise allows."""
     equal_time_s: float | None = None
     """Steps' time of the shortest run with a curve: losses are compared there."""
 
@@ -117,6 +120,7 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
     chosen, notes = choose(variants, machines, baseline, keys)
     shown = _factors_of(by, keys)
     parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
+    noisy = [variant for part, _ in parts for variant in part.noisy]
     rows = {id(row.variant): row for _, found in parts for row in found}
     bare = [row if (row := rows.get(id(v))) else _bare(v) for v in variants]
     return Comparison(
@@ -127,7 +131,7 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
         shared=_shared(variants, keys),
         machines=tuple(part for part, _ in parts),
         rows=tuple(bare),
-        notes=(*gathered.notes, *notes, *_notes(gathered, machines)),
+        notes=(*gathered.notes, *notes, *_notes(gathered, machines), *map(_noise, noisy)),
     )
 
 
@@ -142,7 +146,8 @@ def _on(
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
-    rows = [_row(v, baseline, v in front) for v in here]
+    ratios, noisy = _ratios(baseline, here)
+    rows = [_row(v, baseline, v in front, ratios.get(id(v), {})) for v in here]
     rows = _corrected(rows)
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
     if baseline is None:
@@ -157,19 +162,36 @@ def _on(
         tuple(alone(baseline, others)),
         tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
         tuple(beside(sweeps, good)),
+        noisy,
         moment,
     )
     return part, rows
 
 
-def _row(variant: Variant, baseline: Variant | None, on_front: bool) -> Row:
+def _ratios(
+    baseline: Variant | None, here: Sequence[Variant]
+) -> tuple[dict[int, dict[str, Ratio]], tuple[Variant, ...]]:
+    """`id` of a variant -> its ratios to the baseline; and those whose speed is noisy."""
+    others = [v for v in here if v is not baseline]
+    ratios: dict[int, dict[str, Ratio]] = {id(v): {} for v in others}
+    noisy: list[Variant] = []
+    for key in COMPARED if baseline is not None else ():
+        assert baseline is not None
+        found, marked = moderated(baseline.sample(key), [v.sample(key) for v in others])
+        for variant, each in zip(others, found, strict=True):
+            if each:
+                ratios[id(variant)][key] = each
+        if key == SAMPLES.key:
+            noisy = [v for v, m in zip([baseline, *others], marked, strict=True) if m]
+    return ratios, tuple(noisy)
+
+
+def _row(
+    variant: Variant, baseline: Variant | None, on_front: bool, ratios: Mapping[str, Ratio]
+) -> Row:
     found = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
     estimates = {key: each for key, each in found.items() if each}
-    ratios: dict[str, Ratio] = {}
     judged = Quality.unknown() if baseline is None else quality(baseline, variant)
-    if baseline is not None and variant is not baseline:
-        pairs = {key: ratio(baseline.sample(key), variant.sample(key)) for key in COMPARED}
-        ratios = {key: each for key, each in pairs.items() if each}
     return Row(variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant))
 
 
@@ -235,6 +257,12 @@ def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
         for key, value in recorded[0].items()
         if "." not in key and key not in keys and all(s.get(key) == value for s in recorded)
     }
+
+
+def _noise(variant: Variant) -> str:
+    speeds = variant.sample(SAMPLES.key).values()
+    spread = f"{max(speeds) / min(speeds):.2f}x"
+    return f"{variant.label}: noisier than the others, its repeats' speeds differ by {spread}"
 
 
 def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
