@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
@@ -143,15 +144,35 @@ def test_each_machine_has_its_own(tmp_path):
         (float("nan"), Parity.unknown),
     ],
 )
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_a_loss_beside_the_baselines(tmp_path, loss, parity, rounds):
-    runs = [Run({"precision": p}, repeat=r, loss=value) for r in range(rounds)
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_a_loss_beside_the_baselines(tmp_path, loss, parity, seeds):
+    """Three repeats of a seed are one observation of the loss: of two seeds nothing is claimed."""
+    runs = [Run({"precision": p}, repeat=r, loss=value, seed=r % seeds) for r in range(3)
             for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
-    assert by_label(compared(tmp_path, runs))["precision=bf16"].quality.parity is parity
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    if seeds < 3 and parity not in (Parity.equal, Parity.unknown):
+        parity = Parity.unresolved
+        assert quality.why == {1: "one seed", 2: "2 seeds"}[seeds]
+    assert quality.parity is parity
+
+
+def test_copies_of_one_seed_never_reject_a_faster_row(tmp_path):
+    """Dropout's chance, bit-equal in all repeats, was told as a worse loss."""
+    base = repeated({"precision": "fp32"})
+    first = said(tmp_path, base, repeated({"precision": "bf16"}, 157.0, loss=2.028))[0]
+    assert first.startswith("precision=bf16 is fastest: 1.57x")
+    assert "eval loss not compared: one seed (+1.4 %)" in first
+
+
+def test_a_seeds_loss_is_one_observation_in_its_own_column(tmp_path):
+    runs = [Run(repeat=r, seed=r % 2, loss=2.0 + r % 2) for r in range(4)]
+    estimate = compared(tmp_path, runs).rows[0].estimates["loss.eval_final"]
+    assert (estimate.n, estimate.low) == (2, None)
+    assert estimate.value == pytest.approx(6**0.5)
 
 
 def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
-    runs = [Run({"precision": p}, repeat=r, loss=2.0 * (1 + shift * (p == "bf16")))
+    runs = [Run({"precision": p}, repeat=r, seed=r, loss=2.0 * (1 + shift * (p == "bf16")))
             for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip
     quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
     assert quality.parity is Parity.unresolved
@@ -334,8 +355,9 @@ def test_noise_is_not_resolved(tmp_path):
 
 
 def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0, loss=2.5))[0]  # fmt: skip
+    base, worse = repeated({"precision": "fp32"}), repeated({"precision": "bf16"}, 230.0, loss=2.5)
+    seeds = [[replace(run, seed=run.repeat) for run in runs] for runs in (base, worse)]
+    first = said(tmp_path, *seeds)[0]
     assert first.startswith("Nothing is faster than precision=fp32 at no worse a loss")
     assert "eval loss higher (+25 %)" in first
 

@@ -10,9 +10,10 @@ from typing import Any
 from eke.files import plain
 from eke.identity import canonical
 from eke.record import Record
-from eke.report.compare.measures import EVAL_LOSS, TRAIN_LOSS, samples_seen
-from eke.report.compare.statistics import Decision, ratio
+from eke.report.compare.measures import LOSSES, samples_seen
+from eke.report.compare.statistics import Sample, of_logs, ratio
 from eke.report.compare.variants import Variant
+from eke.units import format_number
 
 MARGIN = 0.01
 """How much higher a loss may be and still count as no worse: chosen, and said where it is used."""
@@ -60,32 +61,34 @@ def quality(base: Variant, other: Variant) -> Quality:
     """Compare losses of one machine's variants."""
     if other is base:
         return Quality(Parity.baseline)
-    for measure in (EVAL_LOSS, TRAIN_LOSS):
-        before, after = base.sample(measure.key), other.sample(measure.key)
+    for key in LOSSES:
+        before, after = base.sample(key), other.sample(key)
         if not before or not after:
             continue
         if why := _differs(base.records, other.records):
-            return Quality(Parity.other, measure.key, why=why)
-        found = ratio(before, after)
-        assert found is not None
-        difference = found.value - 1
-        low = found.low if found.low is not None else found.value
-        high = found.high if found.high is not None else found.value
-        if max(abs(math.log(low)), abs(math.log(high))) <= EQUAL:
-            return Quality(Parity.equal, measure.key, difference)
-        if found.decision is Decision.single:
-            # One number each: what it says is said, and nothing of how sure it is.
-            parity = Parity.within if abs(difference) <= MARGIN else _direction(difference)
-        elif high <= 1 + MARGIN:
-            parity = Parity.better if high < 1 - MARGIN else Parity.within
-        else:
-            parity = Parity.worse if low > 1 + MARGIN else Parity.unresolved
-        return Quality(parity, measure.key, difference)
+            return Quality(Parity.other, key, why=why)
+        return _judged(key, before, after)
     return Quality(Parity.unknown, why="no loss was measured")
 
 
-def _direction(difference: float) -> Parity:
-    return Parity.worse if difference > 0 else Parity.better
+def _judged(key: str, before: Sample, after: Sample) -> Quality:
+    """The verdict on two losses by seed; fewer than three seeds can only show that they equal."""
+    logs = [math.log(after[seed] / before[seed]) for seed in before if seed in after]
+    found = ratio(before, after)
+    if found is None or (logs and found.low is None):
+        found = of_logs(logs)
+    difference = found.value - 1
+    if logs and max(map(abs, logs)) <= EQUAL:
+        return Quality(Parity.equal, key, difference)
+    if found.low is None or found.high is None:
+        seeds = min(len(before), len(after))
+        why = "one seed" if seeds == 1 else format_number(seeds, "seed")
+        return Quality(Parity.unresolved, key, difference, why)
+    if found.high <= 1 + MARGIN:
+        parity = Parity.better if found.high < 1 - MARGIN else Parity.within
+    else:
+        parity = Parity.worse if found.low > 1 + MARGIN else Parity.unresolved
+    return Quality(parity, key, difference)
 
 
 def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import geometric_mean
 
 from eke.files import plain
 from eke.identity import canonical
@@ -20,7 +21,7 @@ from eke.report.compare.factors import (
     usual,
 )
 from eke.report.compare.gather import Entry
-from eke.report.compare.measures import measured
+from eke.report.compare.measures import LOSSES, measured
 from eke.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -82,8 +83,15 @@ class Variant:
         return values
 
     def sample(self, key: str) -> Sample:
-        """Repeat -> a measure's value, of the repeats that ended well and have it."""
-        return {repeat: v[key] for repeat, v in self._measured.items() if key in v}
+        """Repeat -> a measure's value, of the repeats that ended well and have it.
+
+        Of a loss: seed -> geometric mean over its repeats, which are copies of one training.
+        """
+        found = {repeat: v[key] for repeat, v in self._measured.items() if key in v}
+        if key not in LOSSES:
+            return {**found}
+        seeds = {seed: [v for r, v in found.items() if r[0] == seed] for seed, *_ in found}
+        return {seed: geometric_mean(values) for seed, values in seeds.items()}
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
             what += f", {loss_words(best.quality)}" if other else ""
         return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
     faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
-    sound = [r for r in faster if r.quality.parity not in (Parity.worse, Parity.unresolved)]
+    sound = [r for r in faster if r.quality.parity is not Parity.worse]
     if not faster:
         largest = in_words(best.ratios[SAMPLES.key])
         return (
@@ -116,9 +116,7 @@ def _beats(top: Row, other: Row) -> bool:
 
 def _smallest(part: OneMachine, others: Sequence[Row]) -> str:
     known = [
-        row
-        for row in others
-        if PEAK.key in row.ratios and row.quality.parity not in (Parity.worse, Parity.unresolved)
+        row for row in others if PEAK.key in row.ratios and row.quality.parity is not Parity.worse
     ]
     if not known or part.baseline is None:
         return ""

@@ -63,6 +63,8 @@ def loss_words(quality: Quality) -> str:
         return f"{which} equal"
     if quality.parity is Parity.within:
         return f"{which} within {PERCENT} ({change})"
+    if quality.parity is Parity.unresolved and quality.why:
+        return f"{which} not compared: {quality.why} ({change})"
     if quality.parity is Parity.unresolved:
         return f"{which} not resolved within {PERCENT} ({change})"
     return f"{which} {quality.parity.value} ({change})"
