@@ -351,14 +351,59 @@ def test_noise_is_not_resolved(tmp_path):
     noisy = [Run({"precision": "bf16"}, repeat=n, speed=s) for n, s in enumerate((90, 120, 105))]
     first = said(tmp_path, repeated({"precision": "fp32"}), noisy)[0]
     assert first.startswith("Nothing is shown to be faster than precision=fp32")
-    assert "not resolved: +" in first
+    assert "not resolved: 1.04x (0.74 to 1.48)" in first
+
+
+def test_the_highest_speed_may_be_below_the_baselines(tmp_path):
+    """The largest difference is not the one of the fastest row: nothing says so."""
+    first = said(tmp_path, repeated({"precision": "fp32"}), repeated({"precision": "fp16"}, 46.0),
+                 repeated({"precision": "bf16"}, 100.1))[0]  # fmt: skip
+    assert "largest" not in first
+    assert "the highest speed of the others is that of precision=bf16" in first
+
+
+def undecided(choices, speed, **other):
+    spread = (0.8, 1.0, 1.25)
+    return [Run(choices, repeat=n, speed=speed * spread[n], **other) for n in range(3)]
+
+
+def test_a_higher_row_that_is_undecided_is_named_before_the_winner_is_believed(tmp_path):
+    first = said(tmp_path, repeated({"precision": "fp32"}), repeated({"precision": "bf16"}, 208.0),
+                 undecided({"optimizer": "lion"}, 218.0), repeated({"optimizer": "sgd"}, 90.0),
+                 undecided({"optimizer": "adafactor"}, 205.0))[0]  # fmt: skip
+    assert "precision=bf16" in first.partition(" is the fastest that is shown")[0]
+    _, _, rest = first.partition("Higher, but not shown to be faster than ")
+    above, _, peers = rest.partition("Not told apart from it: ")
+    assert "optimizer=lion" in above
+    assert "with 2.18x (" in above
+    assert "adafactor" not in above
+    assert "optimizer=lion" in peers
+    assert "optimizer=adafactor" in peers
+    assert "sgd" not in first
+
+
+@pytest.mark.parametrize("kind", [repeated, undecided])
+def test_a_faster_row_at_a_worse_loss_limits_what_is_fastest(tmp_path, kind):
+    """It is no peer, and the winner is not called the fastest of all; so with least memory."""
+    rows = (repeated({"precision": "fp32"}), repeated({"precision": "bf16"}, 200.0, peak=90 * MIB),
+            kind({"optimizer": "lion"}, 400.0, loss=2.5, peak=50 * MIB))  # fmt: skip
+    first, second = said(tmp_path, *[[replace(r, seed=r.repeat) for r in row] for row in rows])
+    for line in (first, second):
+        assert " of those whose loss is not shown to be higher: " in line
+        assert "lion" not in line
+
+
+def test_rows_of_one_least_memory_are_all_named(tmp_path):
+    small = [repeated({"precision": p}, 80.0, peak=50 * MIB) for p in ("fp16", "bf16")]
+    second = said(tmp_path, repeated({"precision": "fp32"}), *small)[1]
+    assert second.endswith("The same: precision=bf16.")
 
 
 def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
     base, worse = repeated({"precision": "fp32"}), repeated({"precision": "bf16"}, 230.0, loss=2.5)
     seeds = [[replace(run, seed=run.repeat) for run in runs] for runs in (base, worse)]
     first = said(tmp_path, *seeds)[0]
-    assert first.startswith("Nothing is faster than precision=fp32 at no worse a loss")
+    assert first.startswith("Nothing is shown to be faster than precision=fp32 at no worse a loss")
     assert "eval loss higher (+25 %)" in first
 
 

@@ -2,10 +2,10 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import geometric_mean
+from statistics import fmean
 
 from eke.files import plain
 from eke.identity import canonical
@@ -85,13 +85,13 @@ class Variant:
     def sample(self, key: str) -> Sample:
         """Repeat -> a measure's value, of the repeats that ended well and have it.
 
-        Of a loss: seed -> geometric mean over its repeats, which are copies of one training.
+        Of a loss: seed -> mean over its repeats, which are copies of one training.
         """
-        found = {repeat: v[key] for repeat, v in self._measured.items() if key in v}
-        if key not in LOSSES:
-            return {**found}
-        seeds = {seed: [v for r, v in found.items() if r[0] == seed] for seed, *_ in found}
-        return {seed: geometric_mean(values) for seed, values in seeds.items()}
+        found: dict[Hashable, list[float]] = {}
+        for repeat, values in self._measured.items():
+            if key in values:
+                found.setdefault(repeat[0] if key in LOSSES else repeat, []).append(values[key])
+        return {each: fmean(values) for each, values in found.items()}
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,8 @@ def times(ratio: Ratio) -> str:
 
 
 def in_words(ratio: Ratio) -> str:
-    """A difference with its margin and what it says: `not resolved: +3 % +- 4 %`."""
-    percent = 100 * (ratio.value - 1)
-    text = f"{percent:+.1f} %"
-    if ratio.low is not None and ratio.high is not None:
-        text += f" +- {50 * (ratio.high - ratio.low):.1f} %"
+    """A ratio with what it says: `not resolved: 1.03x (0.99 to 1.07)`."""
+    text = times(ratio)
     if ratio.decision is Decision.same:
         return f"the same within {100 * SAME:.0f} %: {text}"
     if ratio.decision is Decision.hint:
