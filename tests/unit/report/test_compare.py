@@ -1,8 +1,10 @@
 """The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
+from statistics import fmean, stdev
 
 import pytest
 from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
@@ -217,7 +219,87 @@ def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
     assert effects["precision"].pairs == 2
     assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
     assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
-    assert effects["optimizer"].ratios[SPEED].decision is Decision.single, "two pairs"
+
+
+def test_an_effect_over_two_pairs_has_the_interval_of_their_repeats(tmp_path):
+    """By hand: of each repeat the mean logarithm over the pairs, then Student's t, 2 degrees."""
+    noise = [(1, 1.1, 0.9), (1.05, 1, 1), (1, 0.95, 1.02), (1, 1.1, 1)]
+    runs = [Run({"precision": p, "optimizer": o}, speed=s * noise[n][r], repeat=r)
+            for r in range(3) for n, (p, o, s) in enumerate(PRODUCT)]  # fmt: skip
+    effects = {e.factor: e for e in compared(tmp_path, runs).machines[0].effects}
+    found = effects["precision"].ratios[SPEED]
+    a, b, c, d = ([s * x for x in noise[n]] for n, (_, _, s) in enumerate(PRODUCT))
+    logs = [math.log(b[r] / a[r] * d[r] / c[r]) / 2 for r in range(3)]
+    half = 4.302653 * stdev(logs) / math.sqrt(3)
+    assert found.value == pytest.approx(math.exp(fmean(logs)))
+    assert (found.low, found.high) == pytest.approx(
+        (math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)), rel=1e-5
+    )
+    assert found.decision is Decision.higher
+    few = [run for run in runs if run.repeat < 2]
+    assert {
+        e.ratios[SPEED].decision for e in compared(tmp_path / "few", few).machines[0].effects
+    } == {Decision.single}
+
+
+def guide_rows(refused):
+    """Rows of sweep=guide_table in which other rows type what these rows' options bring."""
+    guide = {"batch.per_device": 4, "batch.accumulation": 1}
+    rows = {
+        "baseline": ({}, {**guide, "precision.tf32": "off"}, ()),
+        "bf16": ({"precision": "bf16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "fp16": ({"precision": "fp16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "accumulation": (
+            {"batch": "guide_accumulation"},
+            {"batch.per_device": 1, "batch.accumulation": 4, "precision.tf32": "off"},
+            (),
+        ),
+        "recipe": (
+            {},
+            {"batch.per_device": 4, "batch.accumulation": 16, "precision.tf32": "off"},
+            ("batch.per_device=4", "batch.accumulation=16"),
+        ),
+        "bf16_tf32": (
+            {"precision": "bf16"}, {**guide, "precision.tf32": "on"}, ("precision.tf32=on",)
+        ),
+    }  # fmt: skip
+    runs = [
+        Run(choices, keys=keys,
+            overrides=(*(f"{k}={v}" for k, v in choices.items()), *typed),
+            outcome="refused" if row == "bf16_tf32" and refused else "ok", reason="no")
+        for row, (choices, keys, typed) in rows.items()
+    ]  # fmt: skip
+    return runs, list(rows)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_an_option_brings_belongs_to_it(tmp_path, refused):
+    runs, rows = guide_rows(refused)
+    found = compared(tmp_path, runs, rows)
+    part = found.machines[0]
+    assert ("precision.tf32" in found.factors) is not refused, "a job without a record"
+    effects = {f"{e.factor}={e.value}" for e in part.effects}
+    assert effects == {
+        "precision=bf16", "precision=fp16", "batch=guide_accumulation", "batch.accumulation=16",
+    }  # fmt: skip
+    alone = {variant.row: change for variant, change in part.alone}
+    assert alone == {
+        "bf16": "precision=bf16",
+        "fp16": "precision=fp16",
+        "accumulation": "batch=guide_accumulation",
+        "recipe": "batch.accumulation=16",
+    }
+    if not refused:
+        assert [rung.added for rung in part.ladder] == ["precision=bf16", "precision.tf32=on"]
+
+
+def test_a_typed_grid_keeps_its_pairs_where_an_option_brings_one_of_its_values(tmp_path):
+    """adamw brings 0.001; nobody left lion without a typed one."""
+    grid = [Run({"optimizer": o}, keys={"optimizer.lr": lr}) for o in ("adamw", "lion")
+            for lr in (1e-3, 1e-4)]  # fmt: skip
+    grid[0] = replace(grid[0], overrides=("optimizer=adamw",))
+    effects = {e.factor: e.pairs for e in compared(tmp_path, grid).machines[0].effects}
+    assert effects == {"optimizer": 2, "optimizer.lr": 2}
 
 
 def test_one_technique_can_be_asked_for(tmp_path):
