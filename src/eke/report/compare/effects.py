@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
-from eke.report.compare.factors import Factors
 from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs, ratio
 from eke.report.compare.variants import Variant
 
@@ -23,7 +23,7 @@ class Effect:
     """Pairs of configurations that differ in nothing else."""
     ratios: Mapping[str, Ratio]
     """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
-    of the repeats of one pair, and absent for two."""
+    of their repeats, and says nothing about other pairs."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,24 @@ def main_effects(
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
-            rest = tuple((k, v) for k, v in each.factors.items() if k != key)
-            others.setdefault(rest, {})[each.factors.get(key, "")] = each
+            for rest in _rests(each, key):
+                others.setdefault(rest, {})[each.factors.get(key, "")] = each
         reference = base.factors.get(key, "")
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
-            pairs = [
-                (g[reference], g[value]) for g in others.values() if {reference, value} <= set(g)
-            ]
+            both = [g for g in others.values() if {reference, value} <= set(g)]
+            unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
+            pairs = list(unique.values())
             if value != reference and pairs:
                 effects.append(Effect(key, value, reference, len(pairs), _over(pairs, measures)))
     return _corrected(effects, measures)
+
+
+def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
+    """What partners agree in: every other factor, with or without what their options bring."""
+    others = [(k, v) for k, v in each.factors.items() if k != key]
+    typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
+    return list(dict.fromkeys((tuple(others), tuple(typed))))
 
 
 def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
@@ -72,7 +79,7 @@ def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effec
 
 def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Variants that differ from the baseline in one factor, with that factor."""
-    found = [(each, changed(base.factors, each.factors)) for each in variants]
+    found = [(each, changed(base, each)) for each in variants]
     return [(each, _tell(change)) for each, change in found if len(change) == 1]
 
 
@@ -90,7 +97,7 @@ def ladder(
     """
     if len(variants) > MAX_VARIANTS:
         return []
-    changes = [(each, changed(base.factors, each.factors)) for each in variants]
+    changes = [(each, changed(base, each)) for each in variants]
     changes = sorted((c for c in changes if c[1]), key=lambda c: len(c[1]))
     best: list[list[int]] = []
     for number, (_, change) in enumerate(changes):
@@ -111,9 +118,11 @@ def ladder(
     return rungs
 
 
-def changed(base: Factors, other: Factors) -> dict[str, str]:
-    """Factors with another value than the baseline's."""
-    return {key: value for key, value in other.items() if value != base.get(key, "")}
+def changed(base: Variant, other: Variant) -> dict[str, str]:
+    """Factors with another value than the baseline's, without what another option brings."""
+    different = {k: v for k, v in other.factors.items() if v != base.factors.get(k, "")}
+    brought = {key for key in base.implied & other.implied if key.split(".")[0] in different}
+    return {key: value for key, value in different.items() if key not in brought}
 
 
 def _tell(change: Mapping[str, str]) -> str:
@@ -134,6 +143,15 @@ def _over(pairs: Sequence[tuple[Variant, Variant]], measures: Sequence[str]) -> 
             effects[key] = found[0]
         elif found:
             # Of three pairs and more, the interval holds how much the effect varies between them.
-            effects[key] = of_logs([math.log(r.value) for r in found])
-            assert len(found) >= MIN_REPEATS or effects[key].low is None
+            logs = [math.log(r.value) for r in found]
+            repeats = _by_repeat(pairs, key) if len(found) < MIN_REPEATS else []
+            effects[key] = of_logs(repeats if len(repeats) >= MIN_REPEATS else logs)
     return effects
+
+
+def _by_repeat(pairs: Sequence[tuple[Variant, Variant]], key: str) -> list[float]:
+    """Of each repeat that all pairs have: mean logarithm of their ratios."""
+    samples = [(first.sample(key), second.sample(key)) for first, second in pairs]
+    samples = [(first, second) for first, second in samples if first and second]
+    shared = [r for r in samples[0][0] if all(r in a and r in b for a, b in samples)]
+    return [fmean([math.log(b[r] / a[r]) for a, b in samples]) for r in shared]

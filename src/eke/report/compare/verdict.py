@@ -13,6 +13,8 @@ from eke.units import format_number
 NAMED = 3
 """Configurations whose names a sentence holds."""
 
+OF_SOUND = " of those whose loss is not shown to be higher"
+
 
 def verdict(comparison: Comparison) -> list[str]:
     """One sentence for each kind of machine, and one for what needs least memory."""
@@ -79,59 +81,74 @@ def _fastest(part: OneMachine, others: Sequence[Row], more_repeats: str) -> str:
             other = best.quality.parity is Parity.other
             what += f", {loss_words(best.quality)}" if other else ""
         return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
+    sound = _sound(speeds)
     faster = [r for r in speeds if r.ratios[SAMPLES.key].decision is Decision.higher]
-    sound = [r for r in faster if r.quality.parity is not Parity.worse]
+    shown = _sound(faster)
     if not faster:
-        highest = in_words(best.ratios[SAMPLES.key])
         return (
-            f"Nothing is shown to be faster than {base}: "
-            f"the highest speed is that of {best.variant.label}, {highest}."
+            f"Nothing is shown to be faster than {base}: the highest speed of the others is "
+            f"that of {best.variant.label}, {in_words(best.ratios[SAMPLES.key])}."
         )
-    if not sound:
-        top = max(faster, key=lambda row: row.ratios[SAMPLES.key].value)
+    top = max(shown or faster, key=lambda row: row.ratios[SAMPLES.key].value)
+    if not shown:
         return (
-            f"Nothing is faster than {base} at no worse a loss: {top.variant.label} has "
-            f"{times(top.ratios[SAMPLES.key])} its speed, and {loss_words(top.quality)}."
+            f"Nothing is shown to be faster than {base} at no worse a loss: {top.variant.label} "
+            f"has {times(top.ratios[SAMPLES.key])} its speed, and {loss_words(top.quality)}."
         )
-    top = max(sound, key=lambda row: row.ratios[SAMPLES.key].value)
-    value = top.ratios[SAMPLES.key].value
-    higher = [r for r in speeds if r not in faster and r.ratios[SAMPLES.key].value > value]
-    return _praise(top, sound, higher, base)
+    return _praise(top, sound, base, OF_SOUND if best.quality.parity is Parity.worse else "")
 
 
-def _praise(top: Row, sound: Sequence[Row], undecided: Sequence[Row], base: str) -> str:
-    which = "the fastest that is resolved" if undecided else "fastest"
-    speed = times(top.ratios[SAMPLES.key])
-    text = f"{top.variant.label} is {which}: {speed} the samples/s of {base}"
+def _sound(rows: Sequence[Row]) -> list[Row]:
+    """Those whose loss is not shown to be higher than the baseline's."""
+    return [row for row in rows if row.quality.parity is not Parity.worse]
+
+
+def _praise(top: Row, sound: Sequence[Row], base: str, among: str) -> str:
+    """The fastest that is shown to be faster, and those that it may not be faster than."""
+    speed = top.ratios[SAMPLES.key]
+    ordered = sorted(sound, key=lambda row: -row.ratios[SAMPLES.key].value)
+    above = [row for row in ordered if row.ratios[SAMPLES.key].value > speed.value]
+    claim = "is the fastest that is shown to be faster" if above else "is fastest"
+    text = f"{top.variant.label} {claim}{among}: {times(speed)} the samples/s of {base}"
     if PEAK.key in top.ratios:
         text += f" at {times(top.ratios[PEAK.key])} its peak memory"
     text += f"; {loss_words(top.quality)}."
-    peers = [row.variant.label for row in sound if row is not top and not _beats(top, row)]
+    if above:
+        told = [f"{row.variant.label} with {times(row.ratios[SAMPLES.key])}" for row in above]
+        text += f" Higher, but not shown to be faster than {base}: {_first_of(told)}."
+    peers = [row.variant.label for row in ordered if row is not top and not _is_apart(top, row)]
     if peers:
         text += f" Not told apart from it: {_first_of(peers)}."
-    if undecided:
-        text += f" Higher, but not resolved: {_first_of([r.variant.label for r in undecided])}."
     return text
 
 
-def _beats(top: Row, other: Row) -> bool:
-    found = ratio(other.variant.sample(SAMPLES.key), top.variant.sample(SAMPLES.key))
-    return found is not None and found.decision is Decision.higher
+def _is_apart(one: Row, other: Row) -> bool:
+    found = ratio(one.variant.sample(SAMPLES.key), other.variant.sample(SAMPLES.key))
+    return found is not None and found.decision in (Decision.higher, Decision.lower)
 
 
 def _smallest(part: OneMachine, others: Sequence[Row]) -> str:
-    known = [
-        row for row in others if PEAK.key in row.ratios and row.quality.parity is not Parity.worse
-    ]
-    if not known or part.baseline is None:
+    known = [row for row in others if PEAK.key in row.ratios]
+    sound = _sound(known)
+    if not sound or part.baseline is None:
         return ""
-    least = min(known, key=lambda row: row.ratios[PEAK.key].value)
+    least = min(sound, key=lambda row: row.ratios[PEAK.key].value)
     memory = least.ratios[PEAK.key]
+    lowest = min(row.ratios[PEAK.key].value for row in known)
+    among = OF_SOUND if lowest < min(memory.value, 1.0) else ""
     if memory.value >= 1:
-        return f"Nothing takes less memory than {part.baseline.label}."
-    text = f"{least.variant.label} takes least memory: {times(memory)} the peak of the baseline"
+        return f"Nothing{among} takes less memory than {part.baseline.label}."
+    text = (
+        f"{least.variant.label} takes least memory{among}: {times(memory)} the peak of the baseline"
+    )
     speed: Ratio | None = least.ratios.get(SAMPLES.key)
     if speed is not None:
         text += f", at {times(speed)} its speed"
     repeats = format_number(memory.n, "repeat")
-    return f"{text} ({repeats}; {loss_words(least.quality)})."
+    same = [
+        r.variant.label
+        for r in sound
+        if r is not least and r.ratios[PEAK.key].value == memory.value
+    ]
+    also = f" The same: {_first_of(same)}." if same else ""
+    return f"{text} ({repeats}; {loss_words(least.quality)}).{also}"
