@@ -3,7 +3,8 @@
 python benchmarks/report_power.py [results/report_power.json]
 
 Half of the rows differ from the baseline by +10 or -10 %; three repeats of 2 % noise. `error` is
-the share of sweeps with a false claim: where nothing differs, and of the other rows where some do.
+the share of sweeps with a false claim where nothing differs, `error_among_others` where half of the
+rows do. `pooled` is the same with one variance for all rows. The noisy row itself does not differ.
 """
 
 import argparse
@@ -14,52 +15,90 @@ from pathlib import Path
 import numpy as np
 from arguments import writable
 from provenance import machine, provenance
+from scipy.special import stdtr
 
-from eke.report.compare.noise import compare
-from eke.report.compare.statistics import Decision, correct
+from eke.report.compare.noise import Noise, chance_beyond
 
-SWEEPS, REPEATS, NOISE = 2000, 3, 0.02
+SWEEPS, REPEATS, NOISE, TOGETHER = 2000, 3, 0.02, 200
 ROWS = (4, 6, 12, 20, 30)
-CLAIM = {Decision.higher: 1, Decision.lower: -1}
+KINDS = ("equal", "lognormal", "one noisy")
 
 
 def noises(kind: str, rows: int, random: np.random.Generator) -> np.ndarray:
-    """Standard deviation of each row's logarithm; the baseline is the first."""
+    """Standard deviations of each row's logarithm, (TOGETHER, rows); the baseline is the first."""
+    found = np.full((TOGETHER, rows), NOISE)
     if kind == "lognormal":
-        return NOISE * np.exp(0.5 * random.normal(size=rows))
-    found = np.full(rows, NOISE)
-    if kind == "one noisy":
-        found[-1] *= 5
+        found *= np.exp(0.5 * random.normal(size=found.shape))
+    elif kind == "one noisy":
+        found[:, -1] *= 5
     return found
 
 
-def simulate(kind: str, effects: list[float], seed: int, sweeps: int = SWEEPS) -> dict[str, float]:
-    """Shares over sweeps: with a false claim, planted differences found, last row named noisy."""
+def claims(chances: np.ndarray, differences: np.ndarray) -> np.ndarray:
+    """Sign of each difference that Holm's method resolves at 5 %, else 0; (sweeps, others)."""
+    number = chances.shape[1]
+    order = np.argsort(chances, axis=1)
+    limits = 0.05 / (number - np.arange(number))
+    holds = np.cumprod(np.take_along_axis(chances, order, 1) <= limits, axis=1)
+    claimed = np.zeros_like(differences)
+    np.put_along_axis(claimed, order, holds.astype(float), 1)
+    return claimed * np.sign(differences)
+
+
+def pooled(logs: np.ndarray, differences: np.ndarray) -> np.ndarray:
+    """Chances with one variance for all rows."""
+    rest = logs - logs.mean(1, keepdims=True)
+    rest -= rest.mean(2, keepdims=True)
+    freedom = (REPEATS - 1) * (logs.shape[2] - 1)
+    errors = np.sqrt(2 * (rest**2).sum((1, 2)) / freedom / REPEATS)[:, None]
+    return 2 * stdtr(freedom, -np.abs(differences) / errors)
+
+
+def simulate(kind: str, effects: np.ndarray, seed: int) -> dict[str, float]:
+    """Shares: sweeps with a false claim, differences found, rows named noisy."""
     random, rows = np.random.default_rng(seed), len(effects)
-    false = found = planted = named = 0
-    for _ in range(sweeps):
-        noise = noises(kind, rows, random) * random.normal(size=(REPEATS, rows))
-        repeat = 0.05 * random.normal(size=(REPEATS, 1))
-        values = np.exp(np.array(effects) + repeat + noise).tolist()
-        base, *others = [dict(enumerate(column)) for column in zip(*values, strict=True)]
-        ratios, noisy = compare(base, others)
-        decided = correct({n: each for n, each in enumerate(ratios, 1) if each})
-        claims = [CLAIM.get(decided[n].decision, 0) for n in range(1, rows)]
-        truth = [int(math.copysign(1, e)) if e else 0 for e in effects[1:]]
-        false += any(c and c != t for c, t in zip(claims, truth, strict=True))
-        found += sum(bool(c) and c == t for c, t in zip(claims, truth, strict=True))
-        planted += sum(map(bool, truth))
-        named += noisy[-1]
-    power = found / planted if planted else math.nan
-    return {"error": false / sweeps, "power": power, "named": named / sweeps}
+    truth = np.sign(effects[1:])
+    told: dict[str, list[np.ndarray]] = {"report": [], "pooled": [], "named": []}
+    for _ in range(SWEEPS // TOGETHER):
+        each = noises(kind, rows, random)[:, None] * random.normal(size=(TOGETHER, REPEATS, rows))
+        logs = effects + 0.05 * random.normal(size=(TOGETHER, REPEATS, 1)) + each
+        differences = (logs[..., 1:] - logs[..., :1]).mean(1)
+        noise = Noise(logs)
+        chances = [
+            chance_beyond(differences[:, n - 1], noise.sums([0, n]), noise.scale, REPEATS)
+            for n in range(1, rows)
+        ]
+        told["report"].append(claims(np.stack(chances, 1), differences))
+        told["pooled"].append(claims(pooled(logs, differences), differences))
+        told["named"].append(np.stack([noise.is_noisy(n) for n in range(rows)], 1))
+    found: dict[str, float] = {}
+    for name in ("report", "pooled"):
+        claimed = np.concatenate(told[name])
+        found[f"{name}_error"] = float(((claimed != 0) & (claimed != truth)).any(1).mean())
+        right = (claimed == truth)[:, truth != 0]
+        found[f"{name}_power"] = float(right.mean()) if right.size else math.nan
+    named = np.concatenate(told["named"])
+    return found | {
+        "named": float(named[:, -1].mean()),
+        "named_of_others": float(named[:, :-1].any(1).mean()),
+    }
 
 
 def measure(kind: str, rows: int) -> dict[str, float]:
     """One kind of noise and number of rows, the baseline among them."""
-    half = [math.log((1.1, 0.9)[n // 2 % 2]) if n % 2 else 0.0 for n in range(rows)]
-    null, some = simulate(kind, [0.0] * rows, 1), simulate(kind, half, 2)
-    found = {"error": null["error"], "error_among_others": some["error"], "power": some["power"]}
-    return found | ({"named": null["named"]} if kind == "one noisy" else {})
+    half = np.array([math.log((1.1, 0.9)[n // 2 % 2]) if n % 2 else 0.0 for n in range(rows)])
+    if kind == "one noisy":
+        half[-1] = 0.0
+    null, some = simulate(kind, 0 * half, 1), simulate(kind, half, 2)
+    return {
+        "error": null["report_error"],
+        "error_among_others": some["report_error"],
+        "power": some["report_power"],
+        "pooled_error": max(null["pooled_error"], some["pooled_error"]),
+        "pooled_power": some["pooled_power"],
+        "named": null["named"],
+        "named_of_others": null["named_of_others"],
+    }
 
 
 def main() -> None:
@@ -69,10 +108,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.out:
         writable(parser, asked.out)
-    found = {
-        kind: {rows: measure(kind, rows) for rows in ROWS}
-        for kind in ("equal", "lognormal", "one noisy")
-    }
+    found = {kind: {rows: measure(kind, rows) for rows in ROWS} for kind in KINDS}
     record = {"sweeps": SWEEPS, "repeats": REPEATS, "noise": NOISE, "difference": 0.1, **found,
               "machine": machine(), "environment": provenance()}  # fmt: skip
     text = json.dumps(record, indent=2)

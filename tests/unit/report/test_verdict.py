@@ -127,7 +127,7 @@ def test_a_faster_row_at_a_worse_loss_limits_what_is_fastest(tmp_path, kind):
 def test_rows_of_one_least_memory_are_all_named(tmp_path):
     small = [repeated({"precision": p}, 80.0, peak=50 * MIB) for p in ("fp16", "bf16")]
     second = said(tmp_path, repeated({"precision": "fp32"}), *small)[1]
-    assert second.endswith("The same: precision=bf16.")
+    assert second.endswith("Not told apart from it: precision=bf16.")
 
 
 def test_speed_at_a_worse_loss_does_not_pay(tmp_path):

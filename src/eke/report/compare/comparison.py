@@ -21,8 +21,9 @@ from eke.report.compare.measures import (
     STEP,
     Measure,
 )
-from eke.report.compare.noise import compare as moderated
+from eke.report.compare.noise import Compared
 from eke.report.compare.parity import Quality, quality
+from eke.report.compare.quiet import quiet_notes
 from eke.report.compare.statistics import Estimate, Ratio, correct, estimate
 from eke.report.compare.variants import Machine, Variant, group
 from eke.spelling import closest
@@ -82,8 +83,8 @@ class OneMachine:
     ladder: tuple[Rung, ...] = ()
     beside: tuple[Beside, ...] = ()
     """What others have published of the same rows."""
-    noisy: tuple[Variant, ...] = ()
-    """Variants whose repeats vary more in speed than the others' noise allows."""
+    noise: Mapping[str, Compared] = field(default_factory=dict)
+    """Measure of COMPARED -> comparisons of any variants, named by their `id`."""
     equal_time_s: float | None = None
     """Steps' time of the shortest run with a curve: losses are compared there."""
 
@@ -120,7 +121,6 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
     chosen, notes = choose(variants, machines, baseline, keys)
     shown = _factors_of(by, keys)
     parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
-    noisy = [variant for part, _ in parts for variant in part.noisy]
     rows = {id(row.variant): row for _, found in parts for row in found}
     bare = [row if (row := rows.get(id(v))) else _bare(v) for v in variants]
     return Comparison(
@@ -131,7 +131,16 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
         shared=_shared(variants, keys),
         machines=tuple(part for part, _ in parts),
         rows=tuple(bare),
-        notes=(*gathered.notes, *notes, *_notes(gathered, machines), *map(_noise, noisy)),
+        notes=(
+            *gathered.notes,
+            *notes,
+            *_notes(gathered, machines),
+            *(
+                text
+                for part, _ in parts
+                for text in quiet_notes(part.baseline, variants, part.noise)
+            ),
+        ),
     )
 
 
@@ -146,14 +155,14 @@ def _on(
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
-    ratios, noisy = _ratios(baseline, here)
-    rows = [_row(v, baseline, v in front, ratios.get(id(v), {})) for v in here]
+    noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
+    rows = [_row(v, baseline, v in front, noise) for v in here]
     rows = _corrected(rows)
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
     if baseline is None:
-        return OneMachine(machine, None, equal_time_s=moment), rows
+        return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # All factors part the pairs, whichever effects are shown.
-    effects = main_effects(baseline, good, keys, EFFECTS)
+    effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
     others = [v for v in good if v is not baseline]
     part = OneMachine(
         machine,
@@ -162,35 +171,20 @@ def _on(
         tuple(alone(baseline, others)),
         tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
         tuple(beside(sweeps, good)),
-        noisy,
+        noise,
         moment,
     )
     return part, rows
 
 
-def _ratios(
-    baseline: Variant | None, here: Sequence[Variant]
-) -> tuple[dict[int, dict[str, Ratio]], tuple[Variant, ...]]:
-    """`id` of a variant -> its ratios to the baseline; and those whose speed is noisy."""
-    others = [v for v in here if v is not baseline]
-    ratios: dict[int, dict[str, Ratio]] = {id(v): {} for v in others}
-    noisy: list[Variant] = []
-    for key in COMPARED if baseline is not None else ():
-        assert baseline is not None
-        found, marked = moderated(baseline.sample(key), [v.sample(key) for v in others])
-        for variant, each in zip(others, found, strict=True):
-            if each:
-                ratios[id(variant)][key] = each
-        if key == SAMPLES.key:
-            noisy = [v for v, m in zip([baseline, *others], marked, strict=True) if m]
-    return ratios, tuple(noisy)
-
-
 def _row(
-    variant: Variant, baseline: Variant | None, on_front: bool, ratios: Mapping[str, Ratio]
+    variant: Variant, baseline: Variant | None, on_front: bool, noise: Mapping[str, Compared]
 ) -> Row:
-    found = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
-    estimates = {key: each for key, each in found.items() if each}
+    measured = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
+    estimates = {key: each for key, each in measured.items() if each}
+    compared = {} if baseline is None or variant is baseline else noise
+    found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
+    ratios = {key: each for key, each in found.items() if each}
     judged = Quality.unknown() if baseline is None else quality(baseline, variant)
     return Row(variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant))
 
@@ -257,12 +251,6 @@ def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
         for key, value in recorded[0].items()
         if "." not in key and key not in keys and all(s.get(key) == value for s in recorded)
     }
-
-
-def _noise(variant: Variant) -> str:
-    speeds = variant.sample(SAMPLES.key).values()
-    spread = f"{max(speeds) / min(speeds):.2f}x"
-    return f"{variant.label}: noisier than the others, its repeats' speeds differ by {spread}"
 
 
 def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
-from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs, ratio
+from eke.report.compare.noise import Compared
+from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs
 from eke.report.compare.variants import Variant
 
 MAX_VARIANTS = 1000
@@ -38,9 +38,16 @@ class Rung:
 
 
 def main_effects(
-    base: Variant, variants: Sequence[Variant], keys: Sequence[str], measures: Sequence[str]
+    base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
 ) -> list[Effect]:
-    """Effects of every factor's values, for one machine's variants that ended well."""
+    """Effects of every factor's values, for one machine's variants that ended well.
+
+    Args:
+        base: the baseline.
+        variants: all of them.
+        keys: factors.
+        noise: measure -> comparisons of the variants, named by their `id`.
+    """
     effects = []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
@@ -54,8 +61,8 @@ def main_effects(
             unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
             pairs = list(unique.values())
             if value != reference and pairs:
-                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, measures)))
-    return _corrected(effects, measures)
+                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
+    return _corrected(effects, list(noise))
 
 
 def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
@@ -129,29 +136,15 @@ def _tell(change: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _between(base: Variant, other: Variant, measures: Sequence[str]) -> dict[str, Ratio]:
-    found = {key: ratio(base.sample(key), other.sample(key)) for key in measures}
-    return {key: each for key, each in found.items() if each is not None}
-
-
-def _over(pairs: Sequence[tuple[Variant, Variant]], measures: Sequence[str]) -> dict[str, Ratio]:
-    each = [_between(first, second, measures) for first, second in pairs]
-    effects: dict[str, Ratio] = {}
-    for key in measures:
-        found = [ratios[key] for ratios in each if key in ratios]
-        if len(found) == 1:
-            effects[key] = found[0]
-        elif found:
-            # Of three pairs and more, the interval holds how much the effect varies between them.
-            logs = [math.log(r.value) for r in found]
-            repeats = _by_repeat(pairs, key) if len(found) < MIN_REPEATS else []
-            effects[key] = of_logs(repeats if len(repeats) >= MIN_REPEATS else logs)
-    return effects
-
-
-def _by_repeat(pairs: Sequence[tuple[Variant, Variant]], key: str) -> list[float]:
-    """Of each repeat that all pairs have: mean logarithm of their ratios."""
-    samples = [(first.sample(key), second.sample(key)) for first, second in pairs]
-    samples = [(first, second) for first, second in samples if first and second]
-    shared = [r for r in samples[0][0] if all(r in a and r in b for a, b in samples)]
-    return [fmean([math.log(b[r] / a[r]) for a, b in samples]) for r in shared]
+def _over(
+    pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
+) -> dict[str, Ratio]:
+    effects: dict[str, Ratio | None] = {}
+    for key, compared in noise.items():
+        named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
+        if len(named) < MIN_REPEATS:
+            effects[key] = compared.ratio(*named)
+        else:  # the interval holds how much the effect varies between them
+            found = [compared.ratio(pair) for pair in named]
+            effects[key] = of_logs([math.log(each.value) for each in found if each])
+    return {key: each for key, each in effects.items() if each}

@@ -98,7 +98,7 @@ def ratio(base: Sample, other: Sample) -> Ratio | None:
     if n < MIN_REPEATS:
         return Ratio(math.exp(mean), None, None, n, Decision.single)
     error, freedom = _welch(first, second)
-    return decide(mean, error, freedom, n)
+    return _by_t(mean, error, freedom, n)
 
 
 def of_logs(logs: Sequence[float]) -> Ratio:
@@ -106,7 +106,7 @@ def of_logs(logs: Sequence[float]) -> Ratio:
     mean, n = fmean(logs), len(logs)
     if n < MIN_REPEATS:
         return Ratio(math.exp(mean), None, None, n, Decision.single)
-    return decide(mean, math.sqrt(variance(logs) / n), n - 1, n)
+    return _by_t(mean, math.sqrt(variance(logs) / n), n - 1, n)
 
 
 def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
@@ -138,11 +138,15 @@ def quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.5 + LEVEL / 2))
 
 
-def decide(mean: float, error: float, freedom: float, n: int) -> Ratio:
-    """The ratio of a mean of logarithms with its standard error and degrees of freedom."""
-    half = quantile(freedom) * error
+def ratio_of(mean: float, half: float, p: float, n: int) -> Ratio:
+    """The ratio of a mean of logarithms with half of its interval."""
     low, high = math.exp(mean - half), math.exp(mean + half)
-    return Ratio(math.exp(mean), low, high, n, _decision(low, high), _p(mean, error, freedom))
+    return Ratio(math.exp(mean), low, high, n, _decision(low, high), p)
+
+
+def _by_t(mean: float, error: float, freedom: float, n: int) -> Ratio:
+    """The ratio of a mean of logarithms with its standard error and degrees of freedom."""
+    return ratio_of(mean, quantile(freedom) * error, _p(mean, error, freedom), n)
 
 
 def _decision(low: float, high: float) -> Decision:

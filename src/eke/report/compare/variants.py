@@ -66,24 +66,26 @@ class Variant:
     @property
     def records(self) -> list[Record]:
         """Of the repeats that ended well."""
-        return [
-            entry.record
-            for entry in self.entries
-            if entry.record is not None and entry.outcome == Outcome.ok.name
-        ]
+        return [record for _, record in self.by_repeat()]
 
     @cached_property
     def _measured(self) -> dict[tuple[int, int, int], dict[str, float]]:
         """Seed, repeat and how often before -> measures, of the repeats that ended well."""
         values: dict[tuple[int, int, int], dict[str, float]] = {}
-        for entry in self.entries:
-            if entry.record is None or entry.outcome != Outcome.ok.name:
-                continue
+        for repeat, record in self.by_repeat():
             again = 0
-            while (*entry.repeat, again) in values:
+            while (*repeat, again) in values:
                 again += 1
-            values[*entry.repeat, again] = measured(entry.record)
+            values[*repeat, again] = measured(record)
         return values
+
+    def by_repeat(self) -> list[tuple[tuple[int, int], Record]]:
+        """Seed and repeat of those that ended well, with the record."""
+        return [
+            (entry.repeat, entry.record)
+            for entry in self.entries
+            if entry.record is not None and entry.outcome == Outcome.ok.name
+        ]
 
     def sample(self, key: str) -> Sample:
         """Repeat -> a measure's value, of the repeats that ended well and have it.
