@@ -1,18 +1,22 @@
 """The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
 
+import json
 import math
 import shlex
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from unit.report.made import MACHINE, MIB, Run, by_label, compared, make_run, make_sweep
+from unit.report.made import MACHINE, MIB, Run, by_label, compared, make_run, make_sweep, repeated
 
 from eke.errors import ConfigError
+from eke.paths import RunPaths
 from eke.report.compare import compare
+from eke.report.compare.curves import read_curve
 from eke.report.compare.parity import Parity
 from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import loss_words
+from eke.report.show.charts import phases
 
 SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
 PRODUCT = [
@@ -385,3 +389,49 @@ def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
     found = compare([sweep])
     assert [row.variant.label for row in found.rows] == ["baseline", "half = again"]
     assert compare([sweep], baseline="again").machines[0].baseline.label == "half = again"
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_curve_holds_no_compiling(tmp_path):
+    """A first step of 80 s among steps of 0.5 s counts as long as these."""
+    paths = RunPaths(make_run(tmp_path / "run", Run()))
+    rows = [{"train/global_step": n + 1, "attempt": 0, "train/loss": 2.0 - n / 10,
+             "train/step_time_s": 0.5 if n else 80.0} | ({} if n else {"train/warmup": 1})
+            for n in range(6)]  # fmt: skip
+    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_curve(paths).seconds == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
+    """Whatever a step's number of samples: together they are the inverse of samples/s."""
+    runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
+    bars = phases(compared(tmp_path, runs).rows)["data"]["values"]
+    for name, speed in (("precision=fp32", 100.0), ("precision=bf16", 400.0)):
+        mine = [bar["seconds"] for bar in bars if bar["name"] == name]
+        assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
+
+
+def at(minute):
+    return {"environment": {"time": f"2026-11-01T{minute // 60:02}:{minute % 60:02}:00+00:00"}}
+
+
+@pytest.mark.parametrize(("minutes", "apart"), [((0, 1), 0), ((0, 12), 12), ((40, 5), 35)])
+def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minutes, apart):
+    runs = [Run({"precision": p}) for p in ("fp32", "bf16")]
+    folder = make_sweep(tmp_path, runs)
+    for number, minute in enumerate(minutes):
+        paths = RunPaths(tmp_path / f"{number:016x}")
+        paths.record.write_text(json.dumps(json.loads(paths.record.read_text()) | at(minute)))
+    told = [n for n in compare([folder]).notes if "apart from the baseline's" in n]
+    assert bool(told) == bool(apart)
+    if told:
+        assert f"a repeat of precision=bf16 was measured {apart} min apart" in told[0]
+
+
+def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):
+    wild = [Run({"precision": "fp32"}, repeat=n, speed=s) for n, s in enumerate((264, 1432, 1825))]
+    first = verdict(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
+    assert first.startswith("The machine was not quiet")
+    assert "6.91x" in first

@@ -44,8 +44,9 @@ ALL_QUIET = 0.8
 """Over the number of configurations: the chance that none is noisy; else each one is with the
 chance of 1 in all. Chosen by simulation, as the widths and SURE."""
 
-FAR = 5.0
-"""A noisy variance lies up to e^5 (12 times the standard deviation) above: equally likely there."""
+FAR, RARE = 5.0, 0.1
+"""A noisy variance lies up to e^5 (12 times the standard deviation) above, equally likely there; a
+tenth as likely further up."""
 
 NOISY, SURE = math.log(4.0), 0.6
 """A configuration is named where its noise is twice the others' with this probability."""
@@ -213,7 +214,7 @@ def _priors(rows: int) -> tuple[Array, Array, Array]:
     priors, centers, chances = [], [], []
     for center in CENTERS:
         above = GRID - center
-        noisy = np.where(above < 0, 0.0, np.exp(-np.maximum(above - FAR, 0.0)))
+        noisy = np.where(above < 0, 0.0, np.where(above > FAR, RARE, 1.0))
         noisy /= noisy.sum()
         for width in WIDTHS:
             quiet = np.exp(-0.5 * (above / max(width, STEP / 10)) ** 2)
