@@ -74,7 +74,8 @@ def main(
             from eke.app.sweep import sweep  # only here, too
 
             return sweep(arguments, as_json, trace)
-        return run(compose(arguments.overrides, arguments.config_dir), as_json, why, trace)
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
+        return run(composed, as_json, why, trace)
     except EkeError as error:
         return complain(str(error), error.exit_code)
     except OSError as error:  # the disk is full, or a folder went away, between two runs

@@ -41,6 +41,7 @@ _SWITCHES = {
     "--multirun": "multirun",
     "-m": "multirun",
     "--version": "version",
+    "--cell": "cell",
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
 # A value that a flag can have, for who typed none.
@@ -75,6 +76,8 @@ class Arguments:
     """--version."""
     multirun: bool = False
     """--multirun, -m: the overrides span a sweep."""
+    cell: bool = False
+    """--cell: the overrides are those of one run of the sweep that they name."""
     config_dir: Path | None = None
     """--config-dir, -cd: a folder with the user's own options."""
     hydra_flags: tuple[str, ...] = ()
@@ -131,6 +134,7 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
         help="help" in reader.switches,
         version="version" in reader.switches,
         multirun="multirun" in reader.switches,
+        cell="cell" in reader.switches,
         config_dir=reader.config_dir,
         hydra_flags=tuple(reader.hydra_flags),
     )

@@ -12,7 +12,7 @@ usage: python train.py [-m] [group=option ...] [key=value ...]     (-m: several 
 """
 _TAIL = """
 keys:   group.key=value, e.g. train.steps=100 optimizer.lr=1e-4 seed=1;  --cfg job shows them all
-flags:  -m, --config-dir FOLDER (your own options), --version, --hydra-help
+flags:  -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-help
 runs:   one folder each under paths.runs (./runs), named by the configuration's identity
 
   python train.py precision=bf16 optimizer=adafactor

@@ -87,6 +87,14 @@ def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
     assert expanded.cells[-1].composed.config.repeat == 2
 
 
+def test_each_repeat_has_its_own_seed_where_asked() -> None:
+    expanded = expand(["precision=fp32,bf16", "sweep.repeats=3", "sweep.seeds=per_repeat"])
+    found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
+    assert found == [(k, k) for k in range(3) for _ in range(2)]
+    (problem,) = problems("seed=7", "sweep.repeats=3", "sweep.seeds=per_repeat")
+    assert (problem.path, problem.value) == ("sweep.seeds", "seed")
+
+
 def test_excluded_by_composed_values() -> None:
     clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
     expanded = expand(["precision=bf16,fp16", "seed=1,2", clauses, "sweep.strict=true"])
@@ -172,6 +180,7 @@ def test_one_key_from_two_places(own) -> None:
         pytest.param("sweep=none,guide_table", "sweep", id="two sweeps"),
         pytest.param("sweep.repeats=0", "sweep.repeats", id="no repeat"),
         pytest.param("sweep.repeats=often", "sweep.repeats", id="type"),
+        pytest.param("sweep.seeds=mine", "sweep.seeds", id="seeds"),
         pytest.param("sweep.rounds=2", "sweep.rounds", id="key"),
         pytest.param("optimizer.lr=interval(0,1)", "optimizer.lr", id="interval"),
         pytest.param("seed=range(0,1000000)", "seed", id="too many"),

@@ -15,6 +15,7 @@ from eke.compose.sweep.text import split_list, sweep_text, value_text
 from eke.compose.wording import as_typed, shown
 from eke.errors import ConfigError, Problem
 from eke.schema import Sweep
+from eke.schema.sweep import Seeds
 from eke.units import format_number
 
 MAX_CELLS = 100_000
@@ -34,6 +35,12 @@ class Definition:
     steps: tuple[Overrides, ...] = ()
     """Of the keys in `zip`, the values that belong together."""
     settings: Sweep = field(default_factory=Sweep)
+
+    def repeat(self, number: int) -> Overrides:
+        """What the cells of one repeat have in common."""
+        repeat = (f"repeat={number}",) if self.settings.repeats > 1 else ()
+        has_seed = self.settings.seeds is Seeds.per_repeat
+        return (*repeat, f"seed={number}") if has_seed else repeat
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
@@ -221,6 +228,9 @@ def _refuse_twice(definition: Definition, typed: set[str]) -> None:
     if definition.settings.repeats > 1:
         parts["repeats"] = {"repeat"}
         parts["product"] |= {"repeat"} & typed
+    if definition.settings.seeds is Seeds.per_repeat:
+        parts["seeds"] = {"seed"}
+        parts["product"] |= {"seed"} & typed
     problems = []
     names = list(parts)
     for number, name in enumerate(names):

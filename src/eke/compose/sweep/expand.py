@@ -116,7 +116,7 @@ def _points(definition: Definition) -> list[_Point]:
         ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
     ]
     return [
-        _Point((*texts, *([f"repeat={k}"] if repeats > 1 else [])), name)
+        _Point((*texts, *definition.repeat(k)), name)
         for k in range(repeats)
         for texts, name in (reversed(cells) if k % 2 else cells)
     ]

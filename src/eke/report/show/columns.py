@@ -215,7 +215,8 @@ def _parity(row: Row) -> str:
         return ""
     if quality.difference is None or quality.parity is Parity.equal:
         return str(quality.parity.value)
-    return f"{quality.parity.value} ({100 * quality.difference:+.2g} %)"
+    told = f"not compared: {quality.why}" if quality.why else quality.parity.value
+    return f"{told} ({100 * quality.difference:+.2g} %)"
 
 
 def _at_equal_time(row: Row) -> str:
