@@ -1,10 +1,11 @@
 """Facts of transformers' model classes, read from their source: an import would import torch."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 MAPPINGS = {
     "causal_lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -121,7 +122,8 @@ def first_position(model_type: str, pad: int) -> int:
     """Row of the table of positions that a sequence begins with.
 
     RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
-    table's `padding_idx`; all others begin with the first.
+    table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
+    ahead of each token's own is one that no sequence can have.
 
     Args:
         model_type: of config.json.
@@ -129,17 +131,40 @@ def first_position(model_type: str, pad: int) -> int:
     """
     source = source_of(model_type)
     try:
-        nodes = ast.walk(_tree(source)) if source else iter(())
-        for node in nodes:
-            is_table = isinstance(node, ast.Assign) and any(
-                ast.unparse(target).endswith("position_embeddings") for target in node.targets
-            )
-            value = node.value if isinstance(node, ast.Assign) else None
-            if is_table and isinstance(value, ast.Call):
-                names = {word.arg for word in value.keywords}
-                text = ast.unparse(value)
-                if "padding_idx" in names and "config.max_position_embeddings" in text:
-                    return pad + 1
+        nodes = list(ast.walk(_tree(source))) if source else []
     except (OSError, SyntaxError):
         return 0
-    return 0
+    tables = [
+        ast.unparse(node.value)
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and any(ast.unparse(target).endswith("position_embeddings") for target in node.targets)
+    ]
+    calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
+    own = any("padding_idx=" in t and "config.max_position_embeddings" in t for t in tables) or any(
+        call.startswith("super().__init__(config.max_position_embeddings,")
+        and call.endswith("config.pad_token_id)")
+        for call in calls
+    )
+    ahead = any(
+        call.startswith("self.position_embeddings.") and call.endswith("+ 1)") for call in calls
+    )
+    return (pad + 1) * own + ahead
+
+
+def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:
+    """Whether a model's class has an attention: of an encoder and a decoder, both.
+
+    Args:
+        raw: config.json.
+        task: option of the group `task`.
+        name: of it: `sdpa`.
+    """
+    parts = [part for key in ("encoder", "decoder") if isinstance(part := raw.get(key), Mapping)]
+    flag = f"_supports_{name}"
+    found = [class_attribute(str(raw["model_type"]), task, flag)]
+    for kind in (str(part.get("model_type")) for part in parts):
+        known = (class_attribute(kind, each, flag) for each in MAPPINGS)
+        found.append(next((answer for answer in known if answer is not None), None))
+    return False if False in found else (None if None in found else True)
