@@ -45,8 +45,9 @@ def build_shift(plan: Plan) -> Shift | None:
     read = " ".join([*inputs, *map(inspect.getsource, methods)])
     for name in ("decoder_start_token_id", "pad_token_id"):
         if name in read and getattr(config, name, None) is None:
-            what = f"which {kind.__name__} needs for its decoder's inputs"
-            raise RunError(f"config.json has no {name}, {what} -> write it there")
+            raise RunError(
+                f"config.json has no {name}, which {kind.__name__} needs -> add it there"
+            )
     if methods:
         return cast(Shift, methods[0])
     values = [getattr(config, name) for name in inputs]

@@ -60,7 +60,7 @@ def _longest(facts: Facts) -> int:
 
 def _length_fix(facts: Facts) -> str:
     limit = max_positions(facts)
-    if limit and _longest(facts) > max(limit, facts.config.data.seq_len):
+    if _longest(facts) > facts.config.data.seq_len:
         return f"task.target_len={limit}"
     usable = limit and (limit >= 4 or _is_pretrained(facts))
     return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
@@ -249,9 +249,9 @@ RULES = (
         path="data.seq_len",
         when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
         value=lambda f: (
-            f.config.data.seq_len
-            if _longest(f) == f.config.data.seq_len
-            else f"{f.config.data.seq_len} task.target_len = {_longest(f)}"
+            f"{n} task.target_len = {_longest(f)}"
+            if _longest(f) > (n := f.config.data.seq_len)
+            else n
         ),
         why=lambda f: (
             f"is longer than the {max_positions(f)} tokens that this checkpoint has positions for"

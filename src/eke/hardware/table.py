@@ -82,18 +82,13 @@ def _declared(
     )
 
 
+_VOLTA_PEAKS = {"float32": 15.7, "float16": 125.0}
 _A100_PEAKS = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
 _HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4}
 
 DEVICES: dict[str, Device] = {
     "v100_16": _declared(
-        "Tesla V100-SXM2-16GB",
-        16384,
-        (7, 0),
-        _VOLTA,
-        (900, 300, 3, 50),
-        float32=15.7,
-        float16=125.0,
+        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), **_VOLTA_PEAKS
     ),
     "titan_rtx": _declared(
         "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), float32=16.3, float16=130.5

@@ -146,11 +146,7 @@ def network_of(plan: Plan) -> tuple[float, str]:
 
 
 def _link(plan: Plan, device: Device, pcie: Span, through_host: bool) -> Span:
-    """Between the devices of one run.
-
-    A ring crosses from machine to machine over all adapters at once (NCCL makes one channel each),
-    so that each process exchanges at the rate of them all, or of the links within a machine.
-    """
+    """Between the devices of one run: a ring crosses to the next machine over all its adapters."""
     own = _inside(device, pcie, through_host)
     if plan.config.distributed.num_nodes == 1:
         return own

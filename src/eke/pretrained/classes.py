@@ -1,6 +1,7 @@
 """Facts of transformers' model classes, read from their source: an import would import torch."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -118,6 +119,13 @@ def _imported_from(path: Path, class_name: str) -> Iterator[Path]:
                 yield place
 
 
+_PADDED_TABLE = re.compile(
+    r"position_embeddings = [\w.]+\(\s*config\.max_position_embeddings,[^()]*padding_idx="
+    r"|super\(\)\.__init__\(config\.max_position_embeddings,[^()]*pad_token_id\)"
+)
+_READ_AHEAD = re.compile(r"self\.position_embeddings\.\w+\([^()]*\+ 1\)")
+
+
 def first_position(model_type: str, pad: int) -> int:
     """Row of the table of positions that a sequence begins with.
 
@@ -131,40 +139,19 @@ def first_position(model_type: str, pad: int) -> int:
     """
     source = source_of(model_type)
     try:
-        nodes = list(ast.walk(_tree(source))) if source else []
-    except (OSError, SyntaxError):
+        text = source.read_text(encoding="utf-8") if source else ""
+    except OSError:
         return 0
-    tables = [
-        ast.unparse(node.value)
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and any(ast.unparse(target).endswith("position_embeddings") for target in node.targets)
-    ]
-    calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
-    own = any("padding_idx=" in t and "config.max_position_embeddings" in t for t in tables) or any(
-        call.startswith("super().__init__(config.max_position_embeddings,")
-        and call.endswith("config.pad_token_id)")
-        for call in calls
-    )
-    ahead = any(
-        call.startswith("self.position_embeddings.") and call.endswith("+ 1)") for call in calls
-    )
-    return (pad + 1) * own + ahead
+    return (pad + 1) * bool(_PADDED_TABLE.search(text)) + bool(_READ_AHEAD.search(text))
 
 
 def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:
-    """Whether a model's class has an attention: of an encoder and a decoder, both.
-
-    Args:
-        raw: config.json.
-        task: option of the group `task`.
-        name: of it: `sdpa`.
-    """
-    parts = [part for key in ("encoder", "decoder") if isinstance(part := raw.get(key), Mapping)]
+    """Whether the class of a config.json has `name`, an attention: of two parts, both."""
     flag = f"_supports_{name}"
     found = [class_attribute(str(raw["model_type"]), task, flag)]
-    for kind in (str(part.get("model_type")) for part in parts):
-        known = (class_attribute(kind, each, flag) for each in MAPPINGS)
-        found.append(next((answer for answer in known if answer is not None), None))
+    for part in (raw.get("encoder"), raw.get("decoder")):
+        if isinstance(part, Mapping):
+            kind = str(part.get("model_type"))
+            known = (class_attribute(kind, each, flag) for each in MAPPINGS)
+            found.append(next((answer for answer in known if answer is not None), None))
     return False if False in found else (None if None in found else True)

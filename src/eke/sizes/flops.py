@@ -140,8 +140,7 @@ def _formula(structure: Structure, tokens: Counts) -> str:
 def _scores(attention: Attention, tokens: Counts) -> str:
     queries, keys = tokens[attention.queries], tokens[attention.keys]
     found = tokens[attention.queries, attention.keys]
-    exact = found == queries * keys
-    if exact:
+    if found == queries * keys:
         return f"{_short(queries)} x {_short(keys)}"
     return f"{_short(found)} (mean of tokens x tokens)"
 
