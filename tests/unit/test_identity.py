@@ -46,7 +46,8 @@ tests/unit/pretrained)."""
 PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
     "tracker.uri",
-    "hardware.option", "paths.runs", "launcher.cpu_slots", "launcher.runs_per_device",
+    "hardware.option", "hardware.network_gbit_per_s", "paths.runs", "launcher.cpu_slots",
+    "launcher.runs_per_device",
     "launcher.fork_server", "launcher.detach",
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
