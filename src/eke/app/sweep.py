@@ -111,7 +111,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
         line.close()
         raise ConfigError(problem)
-    identity = sweep_id([cell.overrides for cell in expanded.cells])
+    own = [each.config for each in composed if each.config_dir]
+    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
     group = f"sweep-{identity}"
     cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
     planning = composed[0].config.plan_only

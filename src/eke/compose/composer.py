@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
-from eke.compose.folder import check_folder, explain_file, explain_untyped
+from eke.compose.folder import check_folder, check_options, explain_file, explain_untyped
+from eke.compose.hydra_settings import explain_settings, is_launching
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
@@ -120,13 +122,6 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
     return problems, typed
 
 
-def is_launching(text: str) -> bool:
-    """Whether an override says how runs are started, which no run has to know."""
-    return text.startswith(
-        ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.")
-    )
-
-
 def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
     """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelt name is told as such."""
     key, _, value = text.lstrip("+").partition("=")
@@ -191,6 +186,11 @@ def typed_tree(
         ConfigError: values that lead nowhere, are missing or are of another type.
     """
     problems = _unresolved(tree.config, good, catalogue)
+    if tree.settings and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+        chosen = [catalogue.options.get(g, {}).get(o) for g, o in tree.choices.items()]
+        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
+        files = [file for file in (*chosen, *others) if file is not None]
+        problems += explain_settings(tree.settings, files)
     if problems:
         raise ConfigError(problems)
     try:
@@ -201,6 +201,8 @@ def typed_tree(
     if untyped:
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+    if problems := check_options(config, tree.choices, catalogue):
+        raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)
     if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later

@@ -9,11 +9,12 @@ What is refused on the way, Hydra composes as a whole and says why: its words ar
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -26,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS, stands_alone
 from eke.compose.catalogue import Catalogue, make_catalogue
+from eke.compose.hydra_settings import settings_of
 from eke.compose.overrides import as_hydra_takes_it, parse
 from eke.compose.wording import quoted
 from eke.paths import conf_folder
@@ -44,8 +46,8 @@ class Tree:
     config: DictConfig
     choices: dict[str, str]
     """Group -> option."""
-    params: object = None
-    """`hydra.sweeper.params`, which only Hydra's own sweepers read."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What files set of Hydra's own part, by path; only what differs from Hydra's defaults."""
 
 
 @contextmanager
@@ -62,14 +64,20 @@ def hydra_state() -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def without_hydra(tree: DictConfig) -> Tree:
-    """Hydra's part taken out of a tree."""
+def without_hydra(tree: DictConfig, usual: Mapping[str, Any] | None = None) -> Tree:
+    """Hydra's part taken out of a tree.
+
+    Args:
+        tree: as Hydra composed it.
+        usual: Hydra's part where no file sets anything of it; None where no file does.
+    """
     chosen = tree.hydra.runtime.choices
     choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
-    params = OmegaConf.select(tree, "hydra.sweeper.params")
+    found = settings_of(tree) if usual is not None else {}
+    settings = {path: value for path, value in found.items() if (usual or {}).get(path) != value}
     with read_write(tree), open_dict(tree):
         del tree["hydra"]
-    return Tree(tree, choices, params)
+    return Tree(tree, choices, settings)
 
 
 class NotSet(Exception):
@@ -87,7 +95,7 @@ class _Kept:
 
     content: bytes
     choices: dict[str, str]
-    params: object
+    settings: Mapping[str, Any]
 
 
 @dataclass
@@ -142,7 +150,7 @@ class Trees:
         refused = [text for text, override in values if not _set(config, override)]
         if refused:
             raise NotSet(refused, kept.choices)
-        return Tree(config, kept.choices, kept.params)
+        return Tree(config, kept.choices, kept.settings)
 
     def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
         """The same; what cannot be composed raises what Hydra's own composition raises."""
@@ -167,7 +175,17 @@ class Trees:
         texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
         if self._config_dir:
             texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
-        return without_hydra(hydra_compose("config", texts, return_hydra_config=True))
+        tree = hydra_compose("config", texts, return_hydra_config=True)
+        chosen = tree.hydra.runtime.choices
+        presets = [self._catalogue.options[g].get(chosen[g]) for g in PRESETS if g in chosen]
+        own = self._config_dir.glob("*/*.yaml") if self._config_dir else ()
+        files = [file for file in (*presets, *own) if file is not None]
+        says = any("hydra" in file.read_text(errors="replace") for file in files)
+        return without_hydra(tree, self._usual_settings if says else None)
+
+    @cached_property
+    def _usual_settings(self) -> dict[str, Any]:
+        return settings_of(hydra_compose("config", [], return_hydra_config=True))
 
     def _with_options(self, options: tuple[str, ...]) -> _Kept:
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
@@ -178,7 +196,7 @@ class Trees:
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         tree = self._by_hydra(options)
-        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.params)
+        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.settings)
         shared, typed = self._split(options)
         family = self._families.pop(shared, None) or _Family()
         self._families[shared] = family
@@ -221,7 +239,7 @@ class Trees:
             for group, option in wanted.items():
                 if base.choices[group] != option:
                     config[group] = family.section(group, option)
-        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.params)
+        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.settings)
 
     def _stands_alone(self, choice: tuple[str, str]) -> bool:
         if choice not in self._alone:
