@@ -127,7 +127,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
-    for text in idle(arguments.overrides):
+    unused = not_asked_for(cells, plans, duplicates) if launcher == "slurm" else []
+    for text in [*idle(arguments.overrides), *unused]:
         say(f"  warning: {text}")
     first = composed[0].config
     planned = Planned(
@@ -149,6 +150,27 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if launcher == "slurm":
         return run_in_cluster(planned, first.launcher.detach)
     return run_here(planned, first.launcher)
+
+
+def not_asked_for(
+    cells: Sequence[Cell], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+) -> list[str]:
+    """What cells would ask the cluster for, had they not the same run as others that ask for else.
+
+    Args:
+        cells: of the sweep.
+        plans: their plans.
+        duplicates: number of a cell -> that of the first one with the same run.
+    """
+    told = []
+    for number, first in duplicates.items():
+        mine, others = plans[number], plans[first]
+        if mine and others and make_request(mine) != make_request(others):
+            words = [set(cells[n].overrides) - set(cells[m].overrides)
+                     for n, m in ((number, first), (first, number))]  # fmt: skip
+            has, has_not = (" ".join(sorted(each)) or "the default" for each in words)
+            told.append(f"{has} is not asked for: it is the same run as {has_not}, and runs once")
+    return list(dict.fromkeys(told))
 
 
 def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:

@@ -77,8 +77,9 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 
 def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
-    """What one CUDA process enumerates: a single slice, and then no whole GPU (NVIDIA's MIG User
-    Guide, "CUDA Device Enumeration").
+    """What one CUDA process enumerates: a single slice, and then no whole GPU.
+
+    Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
 
     Args:
         nvml: the initialised module.
