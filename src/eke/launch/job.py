@@ -46,12 +46,12 @@ def is_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTION
         number: attempts that are looked at.
 
     Returns:
-        Empty where they were worth it, or there are fewer.
+        Empty where they were worth it, there are fewer, or they got nowhere: these are counted.
     """
     if number < 1 or len(worths) < number:
         return ""
     gained, started = (sum(column) for column in zip(*worths[-number:], strict=True))
-    if gained >= started:
+    if not gained or gained >= started:
         return ""
     times = f"{format_seconds(gained)}, and their starts took {format_seconds(started)}"
     return f"{number} attempts in a row trained for {times}; the same command goes on"

@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Ticket:
     element: int
     stalled: int = 0
     """Restarts since a step was made that had not been made before."""
-    worths: Sequence[Sequence[float]] = ()
+    worths: list[Sequence[float]] = field(default_factory=list)
     """Of its attempts that were interrupted: see `eke.launch.job.worth_of`."""
 
     def spent(self, max_restarts: int) -> str:
