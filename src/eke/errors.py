@@ -110,13 +110,12 @@ def of_system(error: OSError, file: object = "a file") -> str:
 
 def no_room(error: OSError) -> str:
     """What helps where a file could not grow; empty for any other error."""
-    if error.errno == errno.ENOSPC:
-        return "the disk is full: free some and run again"
-    if error.errno == errno.EDQUOT:
-        return "your quota on its disk is used up: free some and run again"
-    if error.errno != errno.EFBIG:
-        return ""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return "its file system takes no larger files: paths.runs=FOLDER_ON_ANOTHER_DISK"
-    return f"no file may have more than {limit // 1024} KiB here: ulimit -f unlimited"
+    too_large = "its file system takes no larger files: paths.runs=FOLDER_ON_ANOTHER_DISK"
+    if limit != resource.RLIM_INFINITY:
+        too_large = f"no file may have more than {limit // 1024} KiB here: ulimit -f unlimited"
+    return {
+        errno.ENOSPC: "the disk is full: free some and run again",
+        errno.EDQUOT: "your quota on its disk is used up: free some and run again",
+        errno.EFBIG: too_large,
+    }.get(error.errno or 0, "")

@@ -127,7 +127,7 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
-    unused = not_asked_for(cells, plans, duplicates) if launcher == "slurm" else []
+    unused = not_asked_for(jobs, cells, plans) if launcher == "slurm" else []
     for text in [*idle(arguments.overrides), *unused]:
         say(f"  warning: {text}")
     first = composed[0].config
@@ -153,23 +153,16 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
 
 
 def not_asked_for(
-    cells: Sequence[Cell], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None]
 ) -> list[str]:
-    """What cells would ask the cluster for, had they not the same run as others that ask for else.
-
-    Args:
-        cells: of the sweep.
-        plans: their plans.
-        duplicates: number of a cell -> that of the first one with the same run.
-    """
+    """What cells would ask a cluster for, were their runs not those of cells that ask for else."""
     told = []
-    for number, first in duplicates.items():
-        mine, others = plans[number], plans[first]
-        if mine and others and make_request(mine) != make_request(others):
-            words = [set(cells[n].overrides) - set(cells[m].overrides)
-                     for n, m in ((number, first), (first, number))]  # fmt: skip
-            has, has_not = (" ".join(sorted(each)) or "the default" for each in words)
-            told.append(f"{has} is not asked for: it is the same run as {has_not}, and runs once")
+    for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
+        plan = plans[number]
+        if plan and make_request(plan) != make_request(job.plan):
+            mine = set(cells[number].overrides) - set(cells[job.number].overrides)
+            words = " ".join(sorted(mine)) or "what is usual"
+            told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
     return list(dict.fromkeys(told))
 
 

@@ -215,9 +215,8 @@ def _cancel_options(_: argparse.ArgumentParser) -> None:
 def cancel(options: argparse.Namespace) -> int:
     """Ask every run that is queued or running to save and end, and none that waits to start."""
     folder = user_path(options.folder)
-    found = {
-        s.paths.folder: s for s in find_standings(folder)
-    }  # cells that are the same run are one
+    # Cells that are the same run are one.
+    found = {s.paths.folder: s for s in find_standings(folder)}
     active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
 from eke.compose.folder import check_folder, check_options, explain_file, explain_untyped
-from eke.compose.hydra_settings import explain_settings, is_launching
+from eke.compose.hydra_settings import explain_in_files, is_launching
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
@@ -186,11 +186,10 @@ def typed_tree(
         ConfigError: values that lead nowhere, are missing or are of another type.
     """
     problems = _unresolved(tree.config, good, catalogue)
-    if tree.settings and not HydraConfig.initialized():  # in a job of Hydra's it has read them
-        chosen = [catalogue.options.get(g, {}).get(o) for g, o in tree.choices.items()]
+    if tree.of_hydra and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
         others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
-        files = [file for file in (*chosen, *others) if file is not None]
-        problems += explain_settings(tree.settings, files)
+        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
     if problems:
         raise ConfigError(problems)
     try:
@@ -248,6 +247,8 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
                 why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
         except OmegaConfBaseException as error:
             why = first_line(error)
+            if "${hydra" in text:
+                why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
             fix = as_typed(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue
-from eke.compose.hydra_settings import explain_settings, is_for_hydra
+from eke.compose.hydra_settings import explain_in_files, is_hydras
 from eke.compose.suggest import nearest_key
 from eke.compose.values import admits, probably_meant
 from eke.compose.wording import closest, first_line
@@ -104,39 +104,25 @@ def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Probl
 def check_options(
     config: Config, choices: Mapping[str, str], catalogue: Catalogue
 ) -> list[Problem]:
-    """`option:` in files: it names what is built, so eke must have it, with the same keys.
-
-    Args:
-        config: as composed.
-        choices: group -> the option that was chosen.
-        catalogue: eke's options, and the user's.
-    """
+    """`option:` in files: it names what is built, so eke must have it, with the same keys."""
     problems = []
     for group, files in catalogue.options.items():
         section = getattr(config, group, None)
         option = getattr(section, "option", None)
         known = [name for name, file in files.items() if file.is_relative_to(catalogue.folders[0])]
-        has_own_name = option == choices.get(group) and (group in LABELS or option in known)
-        if option is None or has_own_name:
+        named = option == choices.get(group) and (group in LABELS or option in known)
+        if option is None or named:
             continue
         fits = [o for o in known if catalogue.schema_class(group, o) is type(section)]
         if option not in (known if group in LABELS else fits):
-            problems.append(_wrong_option(group, option, fits, choices, catalogue))
+            chosen = [catalogue.options[g][choices[g]] for g in (group, *PRESETS)]
+            setting = re.compile(rf"\boption\s*:\s*[\"']?{re.escape(option)}\b")
+            file = next((f for f in chosen if setting.search(f.read_text())), chosen[0])
+            why = f"is no option of {group} with these keys: {', '.join(fits)}"
+            usual = choices[group] if group in LABELS else fits[0]
+            fix = f"write option: {closest(option, fits) or usual}"
+            problems.append(Problem(f"{file}:{_line_of('option', file)}", option, why, fix))
     return problems
-
-
-def _wrong_option(
-    group: str, option: str, fits: list[str], choices: Mapping[str, str], catalogue: Catalogue
-) -> Problem:
-    """An `option:` that is none of eke's with these keys, with the file and the line."""
-    chosen = [(g, choices[g]) for g in (group, *PRESETS) if g in choices]
-    files = [file for g, o in chosen if (file := catalogue.options.get(g, {}).get(o))]
-    named = re.compile(rf"\boption\s*:\s*[\"']?{re.escape(option)}\b")
-    file = next((f for f in files if named.search(f.read_text(errors="replace"))), files[0])
-    why = f"is no option of {group} with these keys: {', '.join(fits)}"
-    usual = choices[group] if group in LABELS else fits[0]
-    fix = f"write option: {closest(option, fits) or usual}"
-    return Problem(f"{file}:{_line_of('option', file)}", option, why, fix)
 
 
 def _beginning(file: Path) -> Problem | None:
@@ -158,9 +144,9 @@ def _absent_option(
     group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
 ) -> Problem:
     """A defaults list names an option that does not exist."""
-    if is_for_hydra(group):
+    if is_hydras(group):
         files = [file for folder in reversed(folders) for file in folder.glob("*/*.yaml")]
-        return explain_settings({group: option}, files)[0]
+        return explain_in_files([group], files, option)[0]
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)

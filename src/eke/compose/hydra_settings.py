@@ -4,12 +4,10 @@ Where Hydra itself runs the sweep (`by_hydra`), it reads them.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
 
 from eke.compose.wording import MULTIRUN, as_typed, closest, shown
 from eke.errors import Problem
@@ -17,17 +15,13 @@ from eke.errors import Problem
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 """Hydra's groups that say how the runs of a sweep are started."""
 
-_FOLDER = "paths.runs={}"
 _INSTEAD = {
-    "hydra.run.dir": _FOLDER,
-    "hydra.sweep.dir": _FOLDER,
+    "hydra.run.dir": "paths.runs={}",
+    "hydra.sweep.dir": "paths.runs={}",
     "hydra.sweeper.params": "sweep.product={{KEY:[VALUE,VALUE]}}",
     "hydra.job.env_set": "export NAME=VALUE   (before the command; runs inherit it)",
 }
 """Setting, or the section it is in -> what does the same in eke."""
-
-_FOUND_BY_HYDRA = ("hydra.overrides", "hydra.runtime", "hydra.searchpath", "hydra.job.override_dir")
-"""Beginnings of what Hydra fills in itself for each composition."""
 
 
 def is_launching(text: str) -> bool:
@@ -36,7 +30,7 @@ def is_launching(text: str) -> bool:
     return by_group or text.startswith(("hydra.launcher.", "hydra.sweeper.", "hydra.mode=MULTIRUN"))
 
 
-def is_for_hydra(key: str) -> bool:
+def is_hydras(key: str) -> bool:
     """Whether a key or group is Hydra's, not eke's."""
     return bool(re.match(r"hydra[./]|hydra$", key))
 
@@ -65,65 +59,35 @@ def _unused(path: str, raw: str) -> Problem:
     return Problem(path, shown(raw), why, fix.format(folder) if fix else "leave it out")
 
 
-# --- in files -----------------------------------------------------------------------------------
-
-
-def settings_of(tree: DictConfig) -> dict[str, Any]:
-    """Every value of Hydra's part of a tree by its path, its own groups' options included."""
-    content = OmegaConf.to_container(tree.hydra, resolve=False)
-    found = {
-        path: value
-        for path, value in _leaves(content, "hydra")
-        if not path.startswith(_FOUND_BY_HYDRA)
-    }
-    chosen = tree.hydra.runtime.choices
-    return found | {str(g): o for g, o in chosen.items() if str(g).startswith("hydra/")}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for key, item in value.items():
-        yield from _leaves(item, f"{path}.{key}")
-
-
-def explain_settings(settings: Mapping[str, Any], files: Sequence[Path]) -> list[Problem]:
-    """What is wrong with settings of Hydra's in files, in the order they are found in.
+def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
+    """What is wrong with settings of Hydra's in files, each with its line.
 
     Args:
-        settings: path -> value, as `settings_of` has them; only what files have changed.
-        files: those that were chosen.
+        paths: of the settings.
+        files: where they are looked for.
+        raw: the value, where it is known.
     """
-    groups = [path for path in settings if "/" in path]
-    # An option of one of its groups brings values, which follow from it.
-    brought = tuple(f"{group.replace('/', '.')}." for group in groups)
-    return [
-        _in_file(path, str(value), files)
-        for path, value in settings.items()
-        if not path.startswith(brought)
-    ]
+    return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
 
 
-def _in_file(path: str, raw: str, files: Sequence[Path]) -> Problem:
-    where = _line_of(path, raw, files)
+def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
+    name = re.split(r"[./]", path)[-1]
+    value = re.escape(raw) or ".*?"
+    wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
+    lines = [(f, n, line) for f in files for n, line in enumerate(_lines(f), start=1)]
+    where, value = next(
+        ((f"{f}:{n}", found[1].strip()) for f, n, line in lines if (found := wanted.search(line))),
+        (path, raw),
+    )
     if path in LAUNCHING:
         why = "a file says what runs compute; how they are started is typed"
-        fix = f"{MULTIRUN} {as_typed(f'{path}={raw}')}   (and delete this line)"
-        return Problem(where, f"{path}: {raw}", why, fix)
-    told = _unused(path, raw)
+        fix = f"{MULTIRUN} {as_typed(f'{path}={value}')}   (and delete this line)"
+        return Problem(where, f"{path}: {value}", why, fix)
+    told = _unused(path, value)
     fix = f"delete it, and type {told.fix}" if "=" in told.fix else "delete it"
-    return Problem(where, f"{path}: {shown(raw)}", told.why, fix)
+    return Problem(where, f"{path}: {shown(value)}", told.why, fix)
 
 
-def _line_of(path: str, raw: str, files: Sequence[Path]) -> str:
-    """`FILE:LINE` that sets a value of Hydra's; the path itself if there is none to be found."""
-    name = re.escape(re.split(r"[./]", path)[-1])
-    key = rf"(^|[\s/{{,]){name}\s*:"
-    for pattern in (rf"{key}\s*[\"']?{re.escape(raw)}", key):
-        for file in files:
-            text = file.read_text(errors="replace")
-            for number, line in enumerate(text.splitlines() if "hydra" in text else [], start=1):
-                if re.search(pattern, line, re.IGNORECASE):
-                    return f"{file}:{number}"
-    return path
+def _lines(file: Path) -> list[str]:
+    text = file.read_text(errors="replace")
+    return text.splitlines() if "hydra" in text else []

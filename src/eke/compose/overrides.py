@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue
-from eke.compose.hydra_settings import check_setting, is_for_hydra
+from eke.compose.hydra_settings import check_setting, is_hydras
 from eke.compose.lists import sweep_values
 from eke.compose.retired import Retired, find_retired
 from eke.compose.suggest import completed, nearest_key, number_key, text_key
@@ -157,7 +157,7 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
     known = key in catalogue.options or key in catalogue.keys or key in catalogue.sections
     plain = f"{key}={raw}"
-    if is_for_hydra(key):
+    if is_hydras(key):
         return check_setting(parsed, raw)
     if catalogue.is_entry(key):
         return _check_entry(parsed, catalogue)

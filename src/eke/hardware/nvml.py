@@ -77,13 +77,9 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 
 def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
-    """What one CUDA process enumerates: a single slice, and then no whole GPU.
+    """What one CUDA process enumerates of them: a single slice, and then no whole GPU.
 
     Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
-
-    Args:
-        nvml: the initialised module.
-        handles: as `visible_handles` has them.
     """
     slices = [handle for handle in handles if _is_slice(nvml, handle)]
     return slices[:1] or list(handles)
@@ -96,10 +92,9 @@ def _with_slices(nvml: Any, handles: Iterable[Any]) -> list[Any]:
 def _pieces(nvml: Any, handle: Any) -> list[Any]:
     """The slices of a GPU in MIG mode, which there may be none of; else the GPU or slice itself."""
     try:
-        is_sliced = bool(nvml.nvmlDeviceGetMigMode(handle)[0]) and not _is_slice(nvml, handle)
+        if _is_slice(nvml, handle) or not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return [handle]
     except (nvml.NVMLError, AttributeError):  # most GPUs cannot be sliced, old drivers slice none
-        is_sliced = False
-    if not is_sliced:
         return [handle]
     found = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):

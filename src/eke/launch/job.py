@@ -25,33 +25,27 @@ _RETRIED = {
 }
 
 
-def worth_of(record: Record, before_s: float, elapsed_s: float) -> tuple[float, float]:
-    """Seconds of training that an attempt has added, and seconds that its start took.
+def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
+    """Seconds of training that an attempt has added, and that its start took, as far as known.
 
     Args:
         record: what it left.
-        before_s: seconds of training before it.
-        elapsed_s: what it took in all; its start, where it has not said how long that was.
+        before: what the attempt before it left.
+        elapsed_s: all its seconds.
     """
-    gained = max(0.0, (record.timing.train_s or 0.0) - before_s)
+    trained_s = (before and before.timing.train_s) or 0.0
+    gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
     started = record.timing.startup_s
     return gained, max(0.0, elapsed_s - gained) if started is None else started
 
 
-def is_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
-    """What to say of so many attempts that together trained for less time than their starts took.
+def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
+    """Why the newest of these attempts (`worth_of`) are no use: longer to start than to train.
 
-    Args:
-        worths: of all attempts in a row (`worth_of`), the newest last.
-        number: attempts that are looked at.
-
-    Returns:
-        Empty where they were worth it, there are fewer, or they got nowhere: these are counted.
+    Empty where they are, where there are fewer, and where they got nowhere, which is counted.
     """
-    if number < 1 or len(worths) < number:
-        return ""
-    gained, started = (sum(column) for column in zip(*worths[-number:], strict=True))
-    if not gained or gained >= started:
+    gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
+    if not 0 < number <= len(worths) or not 0 < gained < started:
         return ""
     times = f"{format_seconds(gained)}, and their starts took {format_seconds(started)}"
     return f"{number} attempts in a row trained for {times}; the same command goes on"
@@ -170,12 +164,11 @@ class Job:
         if record.steps_done > self.steps_before:
             self.tries.clear()
         self.steps_before = record.steps_done
-        trained_s = (self.record and self.record.timing.train_s) or 0.0
         elapsed_s = time.monotonic() - self.started if self.started else 0.0
-        self.worths.append(worth_of(record, trained_s, elapsed_s))
+        self.worths.append(worth_of(record, self.record, elapsed_s))
         self.tries[outcome] = self.tries.get(outcome, 0) + 1
         self.record = record
-        vain = is_in_vain(self.worths) if outcome in _RETRIED else ""
+        vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
         self.end(outcome, vain or (record.failure.message if record.failure else ""))

@@ -69,7 +69,6 @@ class Slurm:
     max_parallel: int = field(default=256, metadata=at_least(1))
     """Runs of one array at the same time."""
     max_restarts: int = field(default=5, metadata=at_least(0))
-    """Times a run may be put back into the queue without a step more than before; or with steps
-    that, together, took less time than the starts of so many attempts."""
+    """Times a run may be put back into the queue without a step more than before."""
     poll_s: float = field(default=10.0, metadata=between(0.1, 3600))
     """Seconds between two questions to the scheduler."""

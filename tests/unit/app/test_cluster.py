@@ -82,7 +82,7 @@ def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
     code, out, err = typed(*SLURM, *cells)
     assert code == 0, err
     assert out.count("#!/bin/bash") == 1
-    assert "resources.partition=nosuch is not asked for: it is the same run as" in out
+    assert "resources.partition=nosuch is not asked for: the run is another cell's, too" in out
     code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
     assert code == 0
     assert "is not asked for" not in out

@@ -69,7 +69,7 @@ def write(folder: Path, text: str, name: str = "mine") -> Path:
 FILES = [
     pytest.param("hydra:\n  run:\n    dir: away\n", 4, "hydra.run.dir: away", "paths.runs=away",
                  id="folder"),
-    pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: True", "delete it",
+    pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: true", "delete it",
                  id="chdir"),
     pytest.param("defaults:\n  - override /hydra/launcher: slurm\n", 3, "hydra/launcher: slurm",
                  "-m hydra/launcher=slurm", id="eke's launcher"),

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from eke.compose.catalogue import Catalogue
-from eke.compose.hydra_settings import is_for_hydra
+from eke.compose.hydra_settings import is_hydras
 from eke.compose.lists import sweep_parts, sweep_values
 from eke.compose.many import Many
 from eke.compose.overrides import find_problems, parse
@@ -123,7 +123,7 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         parsed = parse(text)
     except Exception:  # what kind, `problems` says
         return problems
-    if not parsed.is_sweep_override() or is_for_hydra(parsed.key_or_group):
+    if not parsed.is_sweep_override() or is_hydras(parsed.key_or_group):
         return problems
     if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
         why = "an interval has no values to list; it is for sweepers that sample"

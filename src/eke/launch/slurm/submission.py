@@ -15,7 +15,7 @@ from typing import Any
 
 from eke.errors import EkeError
 from eke.files import read_json, write_json
-from eke.launch.job import is_in_vain
+from eke.launch.job import are_in_vain
 from eke.paths import RunPaths
 
 SUBMISSION_VERSION = 1
@@ -57,7 +57,7 @@ class Ticket:
         """Why it is not put back into the queue once more; empty where it is."""
         if self.stalled > max_restarts:
             return f"{self.stalled} times without a step more"
-        return is_in_vain(self.worths, max_restarts)
+        return are_in_vain(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:

@@ -149,8 +149,7 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        trained_s = (before and before.timing.train_s) or 0.0
-        worths = [*ticket.worths, worth_of(record, trained_s, time.monotonic() - began)]
+        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
         stalled = 0 if moved else ticket.stalled + 1
         ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
