@@ -18,7 +18,7 @@ LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 _INSTEAD = {
     "hydra.run.dir": "paths.runs={}",
     "hydra.sweep.dir": "paths.runs={}",
-    "hydra.sweeper.params": "sweep.product={{KEY:[VALUE,VALUE]}}",
+    "hydra.sweeper.params": "sweep.product={KEY:[VALUE,VALUE]}",
     "hydra.job.env_set": "export NAME=VALUE   (before the command; runs inherit it)",
 }
 """Setting, or the section it is in -> what does the same in eke."""
@@ -55,8 +55,9 @@ def _unused(path: str, raw: str) -> Problem:
     if near := closest(path, LAUNCHING) if "/" in path else None:
         return Problem(path, shown(raw), f"{why}; did you mean {near}?", as_typed(f"{near}={raw}"))
     fix = next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), "")
-    folder = "FOLDER" if "$" in raw else raw
-    return Problem(path, shown(raw), why, fix.format(folder) if fix else "leave it out")
+    if "{}" in fix:
+        fix = as_typed(fix.format("FOLDER" if "$" in raw else raw))
+    return Problem(path, shown(raw), why, fix or "leave it out")
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
@@ -71,7 +72,7 @@ def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "")
 
 
 def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
-    name = re.split(r"[./]", path)[-1]
+    name = re.escape(re.split(r"[./]", path)[-1])
     value = re.escape(raw) or ".*?"
     wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
     lines = [(f, n, line) for f in files for n, line in enumerate(_lines(f), start=1)]
