@@ -15,7 +15,7 @@ from typing import Any
 
 from eke import app
 from eke.alignment import align
-from eke.cli.standings import counted, own_words
+from eke.cli.standings import counted, own_words, silence
 from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
@@ -100,15 +100,7 @@ def render(standings: Sequence[Standing]) -> str:
     for each in standings:
         if each.note:
             lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
-    lines += ["", counted(standings)]
-    silent = {s.paths.folder: s.silent for s in standings if s.silent}
-    if silent:
-        lines += [
-            f"SLURM does not answer: {next(iter(silent.values()))}",
-            f"not seen: what SLURM does with the jobs of {format_number(len(silent), 'run')};"
-            " all else is what the runs' own files say",
-        ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
 def _row(each: Standing, words: str) -> tuple[str, ...]:

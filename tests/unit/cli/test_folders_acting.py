@@ -155,7 +155,7 @@ def test_status_says_what_was_not_seen(world, capsys) -> None:
     assert cli.main(["status", "runs"]) == 1
     out = capsys.readouterr().out
     assert "SLURM does not answer: squeue: no controller" in out
-    assert "what SLURM does with the jobs of 1 run" in out
+    assert "what it does with the jobs of 1 run" in out
     assert cli.main(["status", "--json", "runs"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [each["silent"] for each in found] == ["squeue: no controller", ""]
