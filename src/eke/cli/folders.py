@@ -15,7 +15,7 @@ from typing import Any
 
 from eke import app
 from eke.alignment import align
-from eke.cli.standings import counted, own_words
+from eke.cli.standings import counted, own_words, silence
 from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import has_open, read_json
 from eke.launch.follow import Tail
@@ -74,11 +74,11 @@ def _status_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
 
 
-_JSON = ("label", "state", "step", "total", "loss", "where", "note")
+_JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print how far every run is."""
+    """Print how far every run is; returns EXIT_FAILED where SLURM could not be asked."""
     if options.live:
         from eke.cli.live import watch  # 30 ms of rich, which a table does without
 
@@ -91,7 +91,7 @@ def status(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         sys.stdout.write(render(standings) + "\n")
-    return EXIT_OK
+    return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
 def render(standings: Sequence[Standing]) -> str:
@@ -100,7 +100,7 @@ def render(standings: Sequence[Standing]) -> str:
     for each in standings:
         if each.note:
             lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
-    return "\n".join([*lines, "", counted(standings)])
+    return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
 def _row(each: Standing, words: str) -> tuple[str, ...]:
@@ -208,7 +208,8 @@ def cancel(options: argparse.Namespace) -> int:
     """Ask every run that is queued or running to save and end, and none that waits to start."""
     folder = user_path(options.folder)
     # Cells that are the same run are one.
-    active = {s.paths.folder: s for s in find_standings(folder) if s.is_active}.values()
+    found = {s.paths.folder: s for s in find_standings(folder)}
+    active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
@@ -217,14 +218,23 @@ def cancel(options: argparse.Namespace) -> int:
     if waiting or locks or not active:  # others may wait for these runs, to go on with them
         locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
-    # Only now: whoever watches over jobs would submit others in the place of these.
-    scheduler.cancel([s.job for s in begun if s.job])
     refused = [text for text in answers.values() if text]
-    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in begun)
-    said = [f"asked {format_number(count, 'run')} to save and end"] if begun else []
+    asked = {run for run, watcher in watchers.items() if not answers[watcher]}
+    # Only now: whoever watches over jobs would submit others in the place of these.
+    jobs = {s.paths.folder: s.job for s in begun if s.job}
+    try:
+        scheduler.cancel(list(jobs.values()))
+        asked |= jobs.keys()
+    except EkeError as error:
+        refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
+    unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
+    if unseen:
+        runs = format_number(len(unseen), "run")
+        refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
+    said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []
     said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
     said += ["asked the sweep to end"] if locks and not active and not refused else []
-    if not active and not locks:
+    if not active and not locks and not unseen:
         said = ["nothing is queued or running"]
     _print([line for line in ("; ".join(said), *refused) if line])
     return EXIT_FAILED if refused else EXIT_OK

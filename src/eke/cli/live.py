@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eke.cli.standings import counted, own_words
+from eke.cli.standings import counted, own_words, silence
 from eke.launch.standing import (
     ACTIVE,
     NOT_STARTED,
@@ -123,7 +123,7 @@ def summary(standings: Sequence[Standing]) -> str:
     """How many are where, and how long what runs will take."""
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
-    return counted(standings) + longest
+    return counted(standings) + longest + silence(standings)
 
 
 def _whole(standings: Sequence[Standing]) -> RenderableType:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
-from eke.compose.folder import check_folder, explain_file, explain_untyped
+from eke.compose.folder import check_folder, check_options, explain_file, explain_untyped
+from eke.compose.hydra_settings import explain_in_files, is_launching
 from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
@@ -120,13 +122,6 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
     return problems, typed
 
 
-def is_launching(text: str) -> bool:
-    """Whether an override says how runs are started, which no run has to know."""
-    return text.startswith(
-        ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.")
-    )
-
-
 def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
     """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelt name is told as such."""
     key, _, value = text.lstrip("+").partition("=")
@@ -191,6 +186,10 @@ def typed_tree(
         ConfigError: values that lead nowhere, are missing or are of another type.
     """
     problems = _unresolved(tree.config, good, catalogue)
+    if tree.of_hydra and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
+        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
+        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
     if problems:
         raise ConfigError(problems)
     try:
@@ -201,6 +200,8 @@ def typed_tree(
     if untyped:
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+    if problems := check_options(config, tree.choices, catalogue):
+        raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)
     if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later
@@ -246,6 +247,8 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
                 why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
         except OmegaConfBaseException as error:
             why = first_line(error)
+            if "${hydra" in text:
+                why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
             fix = as_typed(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))

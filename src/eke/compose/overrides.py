@@ -9,9 +9,11 @@ from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue
+from eke.compose.hydra_settings import check_setting, is_hydras
+from eke.compose.lists import sweep_values
 from eke.compose.retired import Retired, find_retired
 from eke.compose.suggest import completed, nearest_key, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
@@ -21,6 +23,11 @@ from eke.paths import user_path
 
 # A sweep over more values than this is checked at its first ones only.
 _MAX_SWEEP_VALUES = 100
+_FAILED_CALL = re.compile(
+    r"\w+ while evaluating '(?P<name>\w+)\((?P<inside>.*)\)': (?P<why>[^\n]*)", re.DOTALL
+)
+"""What Hydra says of a function that exists, of arguments that it does not take."""
+
 _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 
@@ -112,10 +119,23 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
     if field and field.kind is str:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
         return Problem(key, shown(value), why, as_typed(f"{plain}={quoted(value)}"))
+    if called := _FAILED_CALL.match(str(error)):
+        return _failed_call(plain, value, called, catalogue)
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value)
     why = f"brackets or quotes do not pair up, or it is no value: {shown(first_line(error))}"
     fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
     return Problem(key, shown(value), why, fix or _default(plain, catalogue))
+
+
+def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalogue) -> Problem:
+    """A function of Hydra's grammar that there is not, or that does not take these arguments."""
+    name, inside = called["name"], called["inside"]
+    why = f"Hydra's {name}() does not take these values"
+    if called["why"].startswith("Unknown function"):
+        why = f"Hydra has no function {name}()"
+    plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
+    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(MULTIRUN)]
+    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else as_typed(plain))
 
 
 def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
@@ -137,8 +157,8 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
     known = key in catalogue.options or key in catalogue.keys or key in catalogue.sections
     plain = f"{key}={raw}"
-    if re.match(r"hydra[./]|hydra$", key):
-        return _check_hydra(parsed)
+    if is_hydras(key):
+        return check_setting(parsed, raw)
     if catalogue.is_entry(key):
         return _check_entry(parsed, catalogue)
     if not known:
@@ -192,20 +212,6 @@ def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
 
 
-def _check_hydra(parsed: Override) -> list[Problem]:
-    key, raw, text = parsed.key_or_group, _raw(parsed), parsed.input_line or ""
-    if re.match(r"hydra[./](launcher|sweeper)\b|hydra\.(mode|sweep)\b", key):
-        why = "takes effect in a sweep only; without -m one run would start here"
-        command = MULTIRUN if key == "hydra.mode" else f"{MULTIRUN} {as_typed(text)}"
-        return [Problem(key, shown(raw), why, command)]
-    if key == "hydra.searchpath":
-        why = "your own options are found in a folder named by a flag"
-        return [Problem(key, shown(raw), why, "--config-dir FOLDER")]
-    if parsed.is_sweep_override():
-        return [Problem(key, shown(raw), "Hydra's own settings cannot be swept over")]
-    return []
-
-
 def _deleted(key: str, catalogue: Catalogue) -> Problem:
     why = "nothing can be removed from the configuration"
     if key in catalogue.options:
@@ -252,11 +258,8 @@ def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
 
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """The `-m` form, after the mistakes in single values; these are mended in the form."""
-    key, raw, element = parsed.key_or_group, _raw(parsed), parsed.value()
-    if isinstance(element, Glob):
-        values = element.filter(list(catalogue.options.get(key, {})))
-    else:
-        values = [str(v) for v in islice(_values(parsed), _MAX_SWEEP_VALUES)]
+    key, raw = parsed.key_or_group, _raw(parsed)
+    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     wrong: list[Problem] = []
     right: list[str] = []
     for value in values:
@@ -271,11 +274,6 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
     return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {as_typed(typed)}")]
-
-
-def _values(parsed: Override) -> Any:
-    """The values of a sweep as text; an interval has none until an optimizer asks for them."""
-    return iter(()) if parsed.is_interval_sweep() else parsed.sweep_string_iterator()
 
 
 # --- a value for a group, a section, a key ------------------------------------------------------

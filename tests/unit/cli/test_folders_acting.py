@@ -127,9 +127,40 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
         raise EkeError("scancel gave no answer")
 
     monkeypatch.setattr(scheduler, "cancel", fail)
+    world.run("a", pid="4711")
     world.run("b", "queued", job="5_1")
     assert cli.main(["cancel", "runs"]) == 1
-    assert "scancel gave no answer" in capsys.readouterr().err
+    assert capsys.readouterr().out == (
+        "asked 1 run to save and end\n1 run may not have been asked: scancel gave no answer\n"
+    )
+
+
+def test_jobs_that_slurm_does_not_tell_about_are_not_asked(world, capsys) -> None:
+    """What SLURM was silent about may wait or run: it is no success that nothing was found."""
+    world.run("a", "unknown", silent="squeue: no controller")
+    world.found.append(dataclasses.replace(world.found[0], label="the same run"))
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.cancelled == []
+    told = "not asked: 1 run with a job that may wait or run: squeue: no controller\n"
+    assert capsys.readouterr().out == told
+    world.run("b", pid="4711", silent="squeue: no controller")  # on this machine, by its lock
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == f"asked 1 run to save and end\n{told}"
+
+
+def test_status_says_what_was_not_seen(world, capsys) -> None:
+    world.run("a", "unknown", where="job 5_0", silent="squeue: no controller")
+    world.run("b", "ok")
+    assert cli.main(["status", "runs"]) == 1
+    out = capsys.readouterr().out
+    assert "SLURM does not answer: squeue: no controller" in out
+    assert "what it does with the jobs of 1 run" in out
+    assert cli.main(["status", "--json", "runs"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["silent"] for each in found] == ["squeue: no controller", ""]
+    world.found.pop(0)
+    assert cli.main(["status", "runs"]) == 0
 
 
 @contextmanager

@@ -75,7 +75,8 @@ def prepare(wish: Wish) -> Fitting:
     points = [candidate.point for candidate in found.found]
     search = Search(points, wish.objective, wish.budget, found.first)
     which = [text for text in composed.overrides if not text.startswith("hydra")]
-    identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
+    words = ("fit", wish.objective.value, wish.numerics.value, *which)
+    identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
     return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.compose.composer import Composed, contradictions, is_launching, problems_of
+from eke.compose.composer import Composed, contradictions, problems_of
+from eke.compose.hydra_settings import is_launching
 from eke.compose.many import Many, Progress, counted
 from eke.compose.sweep.definition import MAX_CELLS, Definition, read_definition
 from eke.compose.sweep.exclusion import KEY, Clause, read_clauses

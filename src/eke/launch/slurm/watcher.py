@@ -17,6 +17,7 @@ from pathlib import Path
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
 from eke.launch.folder import Place, claim
+from eke.launch.job import worth_of
 from eke.launch.nodes import Head, follow, start_run
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
@@ -136,6 +137,7 @@ def watch_run(
         if before is not None and Outcome[before.outcome].is_final:
             say(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
+        began = time.monotonic()
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
@@ -147,10 +149,12 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        ticket = replace(ticket, stalled=0 if moved else ticket.stalled + 1)
+        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
+        stalled = 0 if moved else ticket.stalled + 1
+        ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
-        if ticket.stalled > submission.max_restarts:
-            return complain(f"{ticket.stalled} times without a step more", EXIT_RESUMABLE)
+        if why := ticket.spent(submission.max_restarts):
+            return complain(why, EXIT_RESUMABLE)
         return REQUEUE_CODE
 
 
