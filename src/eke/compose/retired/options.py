@@ -1,6 +1,7 @@
 """Options that exist only to be refused: other tools' names, and retired techniques."""
 
 from eke.compose.retired.phrases import (
+    FAMILY,
     FP8,
     INFERENCE,
     LATER,
@@ -132,18 +133,18 @@ OPTIONS: tuple[Row, ...] = (
     ("schedule=warmup_stable_decay", "is called wsd here", "schedule=wsd"),
     ("schedule=cosine_with_restarts schedule=polynomial schedule=inverse_sqrt",
      f"{LATER}; cosine is the closest that is", "schedule=cosine"),
-    ("data=wikitext", "is the name of a data set on the hub", "data=hub data.name=wikitext"),
-    ("data=json", "is called jsonl here: one object a line",
+    ("data=json data=ndjson", "is called jsonl here: one object a line",
      "data=jsonl data.path=FILE_OR_FOLDER"),
-    ("data=tsv", "is no option; comma-separated values are",
-     "data=csv data.path=FILE_OR_FOLDER"),
+    ("data=tsv", "is no option: rows are jsonl, parquet or comma-separated (csv)", ""),
     ("hardware=cuda hardware=gpu", "is found by auto", "hardware=auto"),
-    ("model=bert model=bert-base-cased", "is a family; its sizes have names", "model=bert_base"),
-    ("model=t5", "is a family; its sizes have names", "model=t5_small"),
-    ("model=llama", "is a family; its sizes have names", "model=llama_1b"),
-    ("model=llama2", "is a family; its sizes have names", "model=llama2_7b"),
-    ("model=llama3", "is a family; its sizes have names", "model=llama3_8b"),
-    ("model=qwen model=qwen3", "is a family; its sizes have names", "model=qwen3_0_6b"),
-    ("model=mixtral model=moe", "is a family; its sizes have names", "model=mixtral_8x7b"),
+    ("hardware=3090", "is called rtx3090 here", "hardware=rtx3090"),
+    ("hardware=4090", "is called rtx4090 here", "hardware=rtx4090"),
+    ("model=bert", FAMILY, "model=bert_base"),
+    ("model=t5", FAMILY, "model=t5_small"),
+    ("model=llama", FAMILY, "model=llama_1b"),
+    ("model=llama2", FAMILY, "model=llama2_7b"),
+    ("model=llama3", FAMILY, "model=llama3_8b"),
+    ("model=qwen model=qwen3", FAMILY, "model=qwen3_0_6b"),
+    ("model=mixtral model=moe", FAMILY, "model=mixtral_8x7b"),
 )
 # fmt: on

@@ -2,9 +2,11 @@
 
 Row = tuple[str, str, str] | tuple[str, str, str, dict[str, str]]
 """Names as typed elsewhere, separated by spaces | why not here | what to type instead, where
-{value} is what was typed | the same for particular values."""
+{value} is what was typed; empty for nothing that does the same | the same for particular values."""
 
-HF = "is the Hugging Face Trainer's name"
+HERE = ""
+"""Another tool's name of what eke has under its own; which tool's, `owners` says."""
+FAMILY = "is a family; its sizes, with random weights, have names"
 LATER = "is not available in eke yet"
 MODES = ("reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs")
 INFERENCE = "is a backend for inference; it cannot train"
