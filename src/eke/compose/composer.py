@@ -176,17 +176,11 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
     """Fixes without `data.path=FILE_OR_FOLDER` where it is typed, or another fix has it."""
-    words = [*good, *(word for p in problems for word in p.fix.split())]
-    given = {word.strip("'").partition("=")[0] for word in words if not word.endswith(PLACEHOLDERS)}
-    fixes = (
-        " ".join(
-            word
-            for word in p.fix.split(" ")
-            if word.partition("=")[0] not in given or not word.endswith(PLACEHOLDERS)
-        )
-        for p in problems
-    )
-    return [dataclasses.replace(p, fix=fix) for p, fix in zip(problems, fixes, strict=True)]
+    words = [*good, *(word for p in problems for word in p.fix.split(" "))]
+    given = {w.strip("'").partition("=")[0] for w in words if not w.endswith(PLACEHOLDERS)}
+    known = [f" {w}" for w in words if w.endswith(PLACEHOLDERS) and w.partition("=")[0] in given]
+    pattern = "|".join(map(re.escape, known)) or "$^"
+    return [dataclasses.replace(p, fix=re.sub(pattern, "", p.fix)) for p in problems]
 
 
 # --- with Hydra ---------------------------------------------------------------------------------

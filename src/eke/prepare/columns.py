@@ -167,10 +167,10 @@ class Columns:
         near = closest(column, free)
         close = [near] if near else only
         why = f"there is no such column; there are: {_listed(there)}"
+        fix = _override(key, close[0]) if close else f"{key}=COLUMN"
         if pair:
             fix = " ".join(map(_override, ("data.prompt", "data.response"), pair))
-            return Problem(key, column, why, fix)
-        return Problem(key, column, why, _override(key, close[0]) if close else f"{key}=COLUMN")
+        return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
         """The columns of a prompt and its answer, by the names that such columns have."""

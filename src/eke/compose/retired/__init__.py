@@ -5,13 +5,13 @@ here (tested), and the override that each row proposes composes and sets what wa
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from eke.compose.meaning import as_data, as_evaluation
 from eke.compose.retired.keys import KEYS
 from eke.compose.retired.options import OPTIONS
-from eke.compose.retired.owners import whose
+from eke.compose.retired.phrases import OWNERS
 from eke.compose.wording import normal
 
 
@@ -29,6 +29,8 @@ class Retired:
     `{items}` for all of them, `{data}` and `{eval_data}` for what reads a file of this name."""
     by_value: Mapping[str, str] = field(default_factory=dict)
     """Overrides for particular values, in lower case (`true`, `false`: also for 1, 0, yes, no)."""
+    owner: str = ""
+    """The tool whose name it is; empty for several tools' and for nobody's in particular."""
 
     def overrides(self, value: str) -> tuple[str, ...]:
         """What to type instead to get what `value` asked for; empty where nothing does."""
@@ -50,14 +52,16 @@ class Retired:
     def why(self, value: str) -> str:
         """The reason, and for a name of another tool whose it is and eke's name."""
         typed = self.overrides(value)
-        owner = whose(self.name)
-        if not self.reason:
-            fix = _PLACES.get(self.fix, self.fix).split()
-            keys = [override.partition("=")[0] for override in typed or fix]
-            own = next((key for key in reversed(keys) if "." in key), keys[-1])
-            return f"{owner}; eke's is {own}" + ("" if typed else f", which takes no {value}")
-        why = self.reason if typed else f"{self.reason}; leave it out"
-        return why if owner == whose("") else f"{why} ({owner.removeprefix('is ')})"
+        if self.reason:
+            why = self.reason if typed else f"{self.reason}; leave it out"
+            return f"{why} ({self.owner}'s name)" if self.owner else why
+        if "=" in self.name:
+            return f"is called {self.fix.partition('=')[2]} here"
+        fix = _PLACES.get(self.fix, self.fix).split()
+        keys = [override.partition("=")[0] for override in typed or fix]
+        own = next((key for key in reversed(keys) if "." in key), keys[-1])
+        why = f"is {self.owner or 'another tool'}'s name; eke's is {own}"
+        return why if typed else f"{why}, which takes no {value}"
 
 
 _PLACES = {"{data}": "data.path", "{eval_data}": "data.eval_path"}
@@ -66,9 +70,14 @@ _FILES = {"{data}": as_data, "{eval_data}": as_evaluation}
 _BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
 
 
-RETIRED: dict[str, Retired] = {
-    name: Retired(name, *row) for names, *row in (*KEYS, *OPTIONS) for name in names.split()
-}
+def _rows() -> Iterator[Retired]:
+    for names, reason, fix, *by_value in (*KEYS, *OPTIONS):
+        for word in names.split():
+            owner, _, name = word.rpartition(":")
+            yield Retired(name, reason, fix, *by_value, owner=OWNERS.get(owner, ""))
+
+
+RETIRED = {row.name: row for row in _rows()}
 """Key path, or `group=option`, exactly as typed elsewhere -> why not here, and what instead."""
 
 

@@ -5,7 +5,22 @@ Row = tuple[str, str, str] | tuple[str, str, str, dict[str, str]]
 {value} is what was typed; empty for nothing that does the same | the same for particular values."""
 
 HERE = ""
-"""Another tool's name of what eke has under its own; which tool's, `owners` says."""
+"""The reason of a name for what eke has under its own."""
+OWNERS = {
+    "hf": "the Hugging Face Trainer",
+    "example": "a Hugging Face example",
+    "trl": "TRL",
+    "lightning": "PyTorch Lightning",
+    "axolotl": "axolotl",
+    "factory": "LLaMA-Factory",
+    "tune": "torchtune",
+    "peft": "PEFT",
+    "bnb": "bitsandbytes",
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "wandb": "W&B",
+}
+"""What stands before a name and a colon -> the tool whose word it is."""
 FAMILY = "is a family; its sizes, with random weights, have names"
 LATER = "is not available in eke yet"
 MODES = ("reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs")
