@@ -30,7 +30,7 @@ class Limit:
 
     def describe(self, value: float) -> str:
         """What is wanted instead of `value`, for an error message."""
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return f"a finite number, {self.describe(0)}"
         low = f"{'above' if self.low_open else 'at least'} {_number(self.low or 0)}"
         if self.high is None:

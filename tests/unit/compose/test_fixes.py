@@ -191,8 +191,11 @@ def test_an_unknown_flag_names_the_flags() -> None:
     assert "--config-dir" in problem.why
 
 
-@pytest.mark.parametrize("typed", ["seed=[1,2", "model={a", "x={", "a=[1,", "optimizer.lr=1e-3;",
-                                   "precision=(", "data.seq_len='1", "optimizer={lr:0.1"])  # fmt: skip
+BROKEN = ["seed=[1,2", "model={a", "x={", "a=[1,", "optimizer.lr=1e-3;", "precision=(",
+          "data.seq_len='1", "optimizer={lr:0.1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", BROKEN)
 def test_what_is_said_of_broken_syntax_is_of_eke(typed: str) -> None:
     (problem,) = problems_of(typed)
     parser = r"viable|mismatched|extraneous|token recognition|expecting|line \d"
@@ -268,26 +271,12 @@ def test_names_of_the_trainer_are_fields_of_its_arguments() -> None:
 
     from transformers import TrainingArguments
 
-    removed = set(
-        [
-            "per_gpu_train_batch_size",
-            "warmup_ratio",
-            "evaluation_strategy",
-            "overwrite_output_dir",
-            "logging_dir",
-            "sharded_ddp",
-            "no_cuda",
-            "group_by_length",
-            "use_ipex",
-            "jit_mode_eval",
-            "no_tf32",
-            "half_precision_backend",
-            "fp16_backend",
-            "fp16_opt_level",
-            "torchdynamo",
-            "save_safetensors",
-        ]
-    )
+    removed = {
+        "per_gpu_train_batch_size", "warmup_ratio", "evaluation_strategy", "overwrite_output_dir",
+        "logging_dir", "sharded_ddp", "no_cuda", "group_by_length", "use_ipex", "jit_mode_eval",
+        "half_precision_backend", "fp16_backend", "fp16_opt_level", "torchdynamo", "no_tf32",
+        "save_safetensors",
+    }  # fmt: skip
     there = {field.name for field in dataclasses.fields(TrainingArguments)}
     trainers = {row.name for row in RETIRED.values() if "Trainer" in row.owner}
     assert trainers - there - removed == set()

@@ -74,7 +74,8 @@ def _rows() -> Iterator[Retired]:
     for names, reason, fix, *by_value in (*KEYS, *OPTIONS):
         for word in names.split():
             owner, _, name = word.rpartition(":")
-            yield Retired(name, reason, fix, *by_value, owner=OWNERS.get(owner, ""))
+            values: dict[str, str] = by_value[0] if by_value else {}
+            yield Retired(name, reason, fix, values, OWNERS.get(owner, ""))
 
 
 RETIRED = {row.name: row for row in _rows()}
