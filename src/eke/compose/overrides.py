@@ -4,6 +4,7 @@ Hydra's own parser decides what the text means; the catalogue decides whether th
 """
 
 import re
+import shlex
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -16,7 +17,7 @@ from eke.compose.meaning import is_checkpoint, of_elsewhere, same_numbers
 from eke.compose.retired import Retired, find_retired
 from eke.compose.suggest import completed, nearest_key, nothing_near, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
-from eke.compose.wording import MULTIRUN, as_typed, closest, quoted, shown
+from eke.compose.wording import MULTIRUN, as_typed, closest, quoted, shown, swept
 from eke.errors import Problem
 from eke.units import format_value
 
@@ -272,20 +273,14 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         values = element.filter(list(catalogue.options.get(key, {})))
     else:
         values = [str(v) for v in islice(_values(parsed), _MAX_SWEEP_VALUES)]
-    wrong: list[Problem] = []
-    right: list[str] = []
-    for value in values:
-        found = find_problems(f"{key}={value}", catalogue)
-        wrong += found
-        if not found:
-            right.append(value)
-        elif found[0].fix.startswith(f"{key}="):
-            right.append(found[0].fix.removeprefix(f"{key}="))
-    typed = f"{key}={','.join(dict.fromkeys(right))}" if wrong else f"{key}={raw}"
+    found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
+    wrong = [problem for _, problems in found for problem in problems]
+    mended = [shlex.split(ps[0].fix) if ps else [f"{key}={value}"] for value, ps in found]
+    typed = swept(mended) if wrong else as_typed(f"{key}={raw}")
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
-    return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {as_typed(typed)}")]
+    return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {typed}" if typed else "")]
 
 
 def _values(parsed: Override) -> Any:

@@ -52,7 +52,8 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
         return section
     if section in catalogue.sections:
         near = closest(name, catalogue.names(section))
-        return f"{section}.{near}" if near else _by_name(name, catalogue)
+        other = name if name in catalogue.options else _by_name(name, catalogue)
+        return f"{section}.{near}" if near else other
     near_section = closest(section, catalogue.sections)
     if near_section:
         near = closest(name, catalogue.names(near_section))

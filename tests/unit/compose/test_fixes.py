@@ -142,6 +142,21 @@ def test_a_fix_does_what_was_meant(typed: str, meant: str) -> None:
         assert str(got).replace("'", "").replace(", ", ",") == wanted.replace("'", "")
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("data=imdb,squad", "-m data=hub data.name=imdb,squad"),
+        ("model=a/b,c/d", "-m model=pretrained model.name_or_path=a/b,c/d"),
+        ("logging_steps=10,20", "-m train.log_every=10,20"),
+        ("precision=fp32,bf17", "-m precision=fp32,bf16"),
+        ("precision=fp32,foo", ""),
+        ("data=text,imdb", ""),
+    ],
+)
+def test_a_sweep_over_foreign_words(typed: str, fix: str) -> None:
+    assert problems_of(typed)[-1].fix == ("python train.py " if fix else "") + fix
+
+
 @pytest.mark.parametrize("typed", [["seed=", "3"], ["seed", "=3"], ["seed", "=", "3"]])
 def test_an_override_that_a_shell_has_split(typed: list[str]) -> None:
     (problem,) = problems_of(*typed)

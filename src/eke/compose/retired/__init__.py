@@ -40,7 +40,8 @@ class Retired:
         if fix in _FILES:
             return _FILES[fix](value)
         items = [item.strip() for item in value.strip("[]()").split(",")]
-        if ("{1}" in fix and len(items) != 2) or ("{whole}" in fix and not value.isdecimal()):
+        whole = all(item.isdecimal() for item in items)
+        if ("{1}" in fix and len(items) != 2) or ("{whole}" in fix and not whole):
             return ()
         known = {"value": value, "whole": value, "name": self.name, "items": ",".join(items)}
         known |= {str(number): item for number, item in enumerate(items)}
