@@ -106,7 +106,7 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     name = text.strip().lstrip("+")
     why = "an override is key=value; there is no equals sign"
     group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
-    if separator and group in catalogue.options:
+    if separator and (group in catalogue.options or group in catalogue.keys):
         return Problem(shown(text), "", why, mend(f"{group}={option}", catalogue))
     row = find_retired(name)
     if row:
@@ -131,6 +131,9 @@ def _unparsable(text: str, catalogue: Catalogue) -> Problem:
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         whole = quoted(value[1:] if begun else value)
         return Problem(key, shown(value), why, as_typed(f"{plain}={whole}"))
+    if "/" in value and (found := of_elsewhere(plain, value)):
+        why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
+        return Problem(key, shown(value), why, " ".join(mend(f, catalogue) for f in found))
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
@@ -242,6 +245,8 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if group in catalogue.options and option:
         fix = mend(f"{group}={option}", catalogue)
         return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
+    if raw.lower() == "true" and (chosen := completed(key, catalogue)):
+        return Problem(key, shown(raw), "is an option here", as_typed(chosen))
     found = nearest_key(key, catalogue)
     if not found:
         return Problem(shown(key), shown(raw), nothing_near(key, catalogue))

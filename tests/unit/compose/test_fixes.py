@@ -80,6 +80,11 @@ MEANT = {
     "model_name_or_path=gpt2": PRETRAINED + "gpt2",
     "base_model=owner/name": PRETRAINED + "owner/name",
     "model.name=gpt2": PRETRAINED + "gpt2",
+    "model=~/ckpt": PRETRAINED + "~/ckpt",
+    "model=llama-7b": PRETRAINED + "llama-7b",
+    "muon=true": "optimizer=muon",
+    "seed:3": "seed=3",
+    "model.attention=sdpa": "attention=sdpa",
     "model=tinny": "model=tiny",
     "model=tiny-bert": "model=tiny_bert",
     # files, folders and data sets

@@ -276,6 +276,7 @@ KEYS: tuple[Row, ...] = (
      "model.hidden_size={value}"),
     ("model.d_ff model.n_inner d_ff", HERE, "model.intermediate_size={value}"),
     # tracking
+    ("use_wandb", HERE, "tracker=wandb", {"false": "tracker=none"}),
     ("hf:report_to lightning:logger tune:metric_logger", HERE, "tracker={value}",
      {"all": "tracker=wandb", "[]": "tracker=none", "false": "tracker=none"}),
     ("wandb:wandb_project wandb.project project_name", HERE, "tracker.project={value}"),
