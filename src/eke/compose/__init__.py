@@ -7,8 +7,10 @@ from eke.compose.claims import claims, compose_with, is_set
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
+from eke.compose.wording import MULTIRUN
 
 __all__ = [
+    "MULTIRUN",
     "Arguments",
     "Composed",
     "answer_shell",

@@ -182,7 +182,10 @@ def _unknown_flag(
         return Problem(flag, "", "is a flag of eke plan", fix)
     fix = mend(override, catalogue)
     why = "there is no such flag; settings are typed as key=value, without dashes"
-    return Problem(flag, value or "", why, fix or "KEY=VALUE")
+    if not fix:
+        flags = ", ".join([*also, "-m", "--config-dir FOLDER", "--cfg job", "--help", "--version"])
+        why = f"there is no such flag or setting; flags are {flags}"
+    return Problem(flag, value or "", why, fix)
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:

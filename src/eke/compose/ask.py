@@ -9,9 +9,9 @@ import hydra
 
 from eke.compose.arguments import INFO_VALUES, Arguments
 from eke.compose.catalogue import make_catalogue
-from eke.compose.overrides import as_hydra_takes_it
 from eke.compose.shells import COMPLETION_FLAGS
 from eke.compose.suggest import nearest_key
+from eke.compose.trees import as_hydra_takes_it
 from eke.compose.wording import as_typed, closest, shown
 from eke.errors import ConfigError, Problem
 from eke.paths import conf_folder

@@ -18,8 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from eke.compose.catalogue import Catalogue
 from eke.compose.composer import open_catalogue
-from eke.compose.overrides import as_hydra_takes_it, find_problems, parse
-from eke.compose.trees import hydra_state
+from eke.compose.overrides import find_problems, parse
+from eke.compose.trees import as_hydra_takes_it, hydra_state
 from eke.compose.wording import MULTIRUN, as_typed, closest, shown
 from eke.errors import ConfigError, Problem
 from eke.paths import conf_folder

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eke.compose.alone import PRESETS, set_by_preset, stands_alone
 from eke.compose.catalogue import Catalogue, make_catalogue
 from eke.compose.hydra_settings import is_hydras
-from eke.compose.overrides import as_hydra_takes_it, parse
+from eke.compose.overrides import parse
 from eke.compose.wording import quoted
 from eke.paths import conf_folder
 from eke.schema import register
@@ -266,3 +266,15 @@ def _set(config: DictConfig, override: Override) -> bool:
     except (OmegaConfBaseException, ValueError):
         return False
     return True
+
+
+def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
+    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition.
+
+    `++precision=bf16`, set or add, is what a W&B agent types; Hydra takes it for keys only.
+    """
+    key, equals, value = text.lstrip("+").partition("=")
+    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
+    if mapping or catalogue.is_entry(key):
+        return f"++{key}{equals}{value}"
+    return text.removeprefix("++") if key in catalogue.options else text

@@ -15,6 +15,16 @@ def as_typed(*overrides: str) -> str:
     return shlex.join(overrides)
 
 
+def swept(mended: list[list[str]]) -> str:
+    """`data=hub data.name=imdb,squad` of what each value is typed as; empty where they differ."""
+    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in mended if words}
+    if len(keys) != 1 or not all(mended):
+        return ""
+    *first, key = keys.pop()
+    values = dict.fromkeys(words[-1].partition("=")[2] for words in mended)
+    return as_typed(*first, f"{key}={','.join(values)}")
+
+
 def quoted(value: str) -> str:
     """A value that Hydra's grammar takes as one text, whatever it holds."""
     escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', value)

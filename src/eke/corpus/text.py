@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from eke.corpus.cache import digest_once, stamp
-from eke.corpus.files import files_below
+from eke.corpus.files import files_below, other_format
 from eke.corpus.once import once
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
@@ -124,6 +124,10 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     Raises:
         ConfigError: nothing is there, or it is empty.
     """
+    if path.is_file() and (rows := other_format("text", [path.name])):
+        why = "has rows, and data=text trains on the file as it is, marks and names of columns, too"
+        why += f"; if that is meant: data.path={path.parent} data.pattern='{path.name}'"
+        raise ConfigError(Problem("data.path", str(path), why, rows))
     paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:

@@ -9,7 +9,7 @@ from eke.app.planning import plan_for
 from eke.app.recipes import chosen_overrides
 from eke.app.sweep import misplaced
 from eke.app.talk import say
-from eke.compose import Composed, compose, launcher_of
+from eke.compose import MULTIRUN, Composed, compose, launcher_of
 from eke.errors import ConfigError, Problem
 from eke.fit import (
     Candidates,
@@ -35,6 +35,11 @@ from eke.plan import Plan
 from eke.recipes import RECIPES
 from eke.report import PlanningLine
 
+ONE_VALUE = (
+    "a search starts from one value and tries others by itself (of precision with --numerics "
+    "mixed): type one, or leave it out"
+)
+
 
 def prepare(wish: Wish) -> Fitting:
     """Everything before the first trial; seconds, and no process.
@@ -47,7 +52,13 @@ def prepare(wish: Wish) -> Fitting:
     if wish.name:
         refuse_what_is_no_name(wish.name)
     in_cluster = launcher_of(arguments.overrides) == "slurm"
-    composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    try:
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    except ConfigError as error:
+        swept = [p for p in error.problems if p.fix.startswith(MULTIRUN)]
+        rest = [p for p in error.problems if p not in swept]
+        one = [Problem(p.path, p.value, ONE_VALUE) for p in swept]
+        raise ConfigError(one + rest) from error
     refuse_what_is_searched(composed)
     if problem := misplaced(composed.config.launcher, in_cluster):
         raise ConfigError(problem)
