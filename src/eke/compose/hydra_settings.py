@@ -46,7 +46,7 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
         why = "your own options are found in a folder named by a flag"
         return [Problem(key, shown(raw), why, "--config-dir FOLDER")]
     if key == "hydra.mode":
-        return [Problem(key, shown(raw), "-m alone says that it is a sweep", "leave it out")]
+        return [Problem(key, shown(raw), "-m alone says that it is a sweep; leave this out")]
     return [_unused(key, raw)]
 
 
@@ -57,7 +57,7 @@ def _unused(path: str, raw: str) -> Problem:
     fix = next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), "")
     if "{}" in fix:
         fix = as_typed(fix.format("FOLDER" if "$" in raw else raw))
-    return Problem(path, shown(raw), why, fix or "leave it out")
+    return Problem(path, shown(raw), why if fix else f"{why}; leave it out", fix)
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
@@ -86,7 +86,8 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
         return Problem(where, f"{path}: {value}", why, fix)
     told = _unused(path, value)
     fix = f"delete it, and type {told.fix}" if "=" in told.fix else "delete it"
-    return Problem(where, f"{path}: {shown(value)}", told.why, fix)
+    why = told.why.removesuffix("; leave it out")
+    return Problem(where, f"{path}: {shown(value)}", why, fix)
 
 
 def _lines(file: Path) -> list[str]:
