@@ -171,6 +171,12 @@ def conf_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "conf"
 
 
+def program() -> str:
+    """What starts a training: a checkout has train.py, an installed package only the command."""
+    is_checkout = (Path(__file__).resolve().parents[2] / "train.py").is_file()
+    return "python train.py" if is_checkout else "eke train"
+
+
 def source_folder() -> str:
     """Where eke is imported from."""
     return str(Path(__file__).resolve().parents[1])

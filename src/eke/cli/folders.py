@@ -33,6 +33,7 @@ from eke.launch.standing import (
 from eke.launch.watched import watchers_in
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, no_runs, read_attempts
+from eke.streams import is_heard
 from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
@@ -55,9 +56,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except BrokenPipeError:  # `eke logs DIR | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except OSError as error:  # the disk is full, or a folder is gone
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
@@ -156,7 +154,7 @@ def follow_logs(
     followed = {each.paths.folder: each for each in told}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
-    while going_on:
+    while going_on and is_heard():
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)

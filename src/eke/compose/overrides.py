@@ -15,9 +15,9 @@ from eke.compose.catalogue import FIXED_FIELDS, Catalogue
 from eke.compose.retired import Retired, find_retired
 from eke.compose.suggest import completed, nearest_key, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
-from eke.compose.wording import MULTIRUN, as_typed, closest, first_line, quoted, shown
+from eke.compose.wording import as_typed, closest, first_line, multirun, quoted, shown
 from eke.errors import Problem
-from eke.paths import user_path
+from eke.paths import program, user_path
 
 # A sweep over more values than this is checked at its first ones only.
 _MAX_SWEEP_VALUES = 100
@@ -196,7 +196,7 @@ def _check_hydra(parsed: Override) -> list[Problem]:
     key, raw, text = parsed.key_or_group, _raw(parsed), parsed.input_line or ""
     if re.match(r"hydra[./](launcher|sweeper)\b|hydra\.(mode|sweep)\b", key):
         why = "takes effect in a sweep only; without -m one run would start here"
-        command = MULTIRUN if key == "hydra.mode" else f"{MULTIRUN} {as_typed(text)}"
+        command = multirun() if key == "hydra.mode" else f"{multirun()} {as_typed(text)}"
         return [Problem(key, shown(raw), why, command)]
     if key == "hydra.searchpath":
         why = "your own options are found in a folder named by a flag"
@@ -231,7 +231,7 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
         return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
     found = nearest_key(key, catalogue)
     if not found:
-        why = "there is no such key or group; `python train.py --help` lists them"
+        why = f"there is no such key or group; `{program()} --help` lists them"
         return Problem(shown(key), shown(raw), why)
     why = f"there is no such key; did you mean {found}?"
     fix = mend(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
@@ -270,7 +270,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
-    return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {as_typed(typed)}")]
+    return [*wrong, Problem(key, shown(raw), why, f"{multirun()} {as_typed(typed)}")]
 
 
 def _values(parsed: Override) -> Any:

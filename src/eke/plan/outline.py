@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from eke.paths import program
 from eke.plan.plan import Plan
 from eke.plan.store import plan_to_plain
 from eke.plan.waiting import waiting_hints
@@ -33,7 +34,7 @@ def outline_record(
         plan=content,
         machine=dict(plan.machine),
         environment={},
-        command=["python", "train.py", *plan.overrides],
+        command=[*program().split(), *plan.overrides],
         timing=timing,
         throughput=derive.throughput(
             rows,

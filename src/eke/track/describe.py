@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from eke.paths import program
 from eke.record import Record
 from eke.track.tracker import Value
 
@@ -20,7 +21,7 @@ def tracker_id(folder: str, run_id: str) -> str:
 
 def describe_command(overrides: Sequence[str]) -> str:
     """The command line, to be pasted into a shell."""
-    return shlex.join(["python", "train.py", *overrides])
+    return shlex.join([*program().split(), *overrides])
 
 
 def summary_values(record: Record) -> Mapping[str, Value]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from eke.paths import program
 from eke.report.compare.comparison import Comparison, OneMachine, Row
 from eke.report.compare.measures import PEAK, SAMPLES
 from eke.report.compare.parity import ANOTHER_TRAINING, Parity, is_another_training
@@ -29,7 +30,7 @@ def _more_repeats(comparison: Comparison) -> str:
     repeats = f"sweep.repeats={MIN_REPEATS}"
     if any(command[0] != "fit" for command in comparison.commands):
         return f"{repeats} and the same command measures what is missing"
-    return f"python train.py -m with {repeats} runs each {MIN_REPEATS} times"
+    return f"{program()} -m with {repeats} runs each {MIN_REPEATS} times"
 
 
 def _on(part: OneMachine, rows: Sequence[Row], more_repeats: str) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eke.paths import program
 from eke.report.compare import Comparison, OneMachine
 from eke.report.compare.beside import Beside
 from eke.report.compare.gather import NOT_RUN
@@ -59,7 +60,7 @@ def provenance(comparison: Comparison) -> Section:
 
 def _program(command: tuple[str, ...]) -> str:
     """Of `eke fit` the trials are a sweep, too."""
-    return "eke" if command[0] == "fit" else "python train.py"
+    return "eke" if command[0] == "fit" else program()
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
