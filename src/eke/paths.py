@@ -107,7 +107,7 @@ class RunPaths:
 
     @property
     def model(self) -> Path:
-        """Link to the newest checkpoint: what plain transformers loads."""
+        """Link to the newest checkpoint's export: what plain transformers loads."""
         return self.folder / "model"
 
     @property

@@ -154,7 +154,7 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
 
 
 def _label(name: str) -> str:
-    """Top-level package of a file; single modules have none. Bytes that are no UTF-8: `\\xff`."""
+    """Top-level package of a file; single modules have none. Other bytes by their number."""
     top = name.split("/", 1)[0] if "/" in name else ""
     return os.fsencode(top).decode(errors="backslashreplace")
 
