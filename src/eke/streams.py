@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 GONE = (errno.EPIPE, errno.EIO)
 """Nobody reads the pipe any more (`| head`); the terminal was closed."""
 
-STREAMS = {"stdin": os.O_RDONLY, "stdout": os.O_WRONLY, "stderr": os.O_WRONLY}
-"""In the order of their descriptors."""
-
 
 class _Output(io.FileIO):
     """A descriptor that takes everything; what could not be written is lost, once with a word."""
@@ -57,7 +54,7 @@ def open_streams(encoding: str | None = None) -> None:
     Args:
         encoding: of a process whose output is a file of eke's; None keeps the terminal's.
     """
-    for number, mode in enumerate(STREAMS.values()):
+    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:  # the lowest number that is free is this one
@@ -70,12 +67,10 @@ def open_streams(encoding: str | None = None) -> None:
             with contextlib.suppress(OSError):
                 stream.flush()
         raw = _Output(number, "wb", closefd=False)
+        shown = encoding or (stream.encoding if stream else "utf-8")
+        now = number == 2 or raw.isatty() or getattr(stream, "write_through", False)  # python -u
         text = io.TextIOWrapper(
-            io.BufferedWriter(raw),
-            encoding or (stream.encoding if stream else "utf-8"),
-            errors="backslashreplace",
-            line_buffering=number == 2 or raw.isatty(),
-            write_through=stream is not None and stream.write_through,
+            io.BufferedWriter(raw), shown, "backslashreplace", line_buffering=now
         )
         setattr(sys, name, text)
 
