@@ -82,14 +82,16 @@ def _names(comparison: Comparison, most: int) -> list[Column]:
 
 
 def _keys_apart(labels: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
-    """Labels that are too long without their keys, which are the title, if that is enough."""
+    """Labels that are too long as values alone, and their keys as a title, if that is enough."""
     words = [[word.partition("=") for word in label.split(" ")] for label in labels]
-    keys = [[key.rpartition(".")[2] for key, equals, _ in each if equals] for each in words]
-    values = [" ".join(value for *_, value in each) for each in words]
-    alike = all(each == keys[0] and len(each) == len(words[0]) for each in keys)
-    if max(map(len, labels)) <= most or not alike or max(map(len, values)) > most:
+    keys = list(dict.fromkeys(key for each in words for key, _, _ in each))
+    found = [{key: value for key, _, value in each} for each in words]
+    values = [" ".join(each.get(key) or "-" for key in keys) for each in found]
+    title = ", ".join(key.rpartition(".")[2] for key in keys)
+    is_typed = all(equals for each in words for _, equals, _ in each)
+    if max(map(len, labels)) <= most or not is_typed or max(map(len, [title, *values])) > most:
         return "configuration", labels
-    return ", ".join(keys[0]), values
+    return title, values
 
 
 def _factors(comparison: Comparison) -> list[Column]:

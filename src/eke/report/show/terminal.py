@@ -124,9 +124,9 @@ def _fitting(
         if needs(column) <= room - sum(kept.values()):
             kept[column.key] = needs(column)
     left = width - sum(kept.values())
-    if needs(label) - GAP > left:
-        most = min(left - len(" (baseline)"), CHARS_FOR_NAMES)
-        label = columns(comparison, wide=False, most=most)[0]
+    for most in (left, left - len(" (baseline)")):
+        if needs(label) - GAP > left:
+            label = columns(comparison, wide=False, most=min(most, CHARS_FOR_NAMES))[0]
     left_out = [c.title for c in others if c.key not in kept]
     return [label, *(c for c in others if c.key in kept)], left_out
 
