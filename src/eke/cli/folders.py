@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -32,7 +33,16 @@ from eke.launch.standing import (
 )
 from eke.launch.watched import watchers_in
 from eke.paths import RunPaths, SweepPaths, user_path
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, no_runs, read_attempts
+from eke.record import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_RESUMABLE,
+    Outcome,
+    no_runs,
+    read_attempts,
+    read_record,
+)
+from eke.streams import is_heard
 from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
@@ -55,9 +65,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except BrokenPipeError:  # `eke logs DIR | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except OSError as error:  # the disk is full, or a folder is gone
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
@@ -156,7 +163,7 @@ def follow_logs(
     followed = {each.paths.folder: each for each in told}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
-    while going_on:
+    while going_on and is_heard():
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)
@@ -275,23 +282,23 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
         "--only",
         choices=_BAD,
         action="append",
-        help="outcomes to try again (default: all three, and records that cannot be read); typing"
-        " the sweep again, which follows, runs what has crashed or not ended in any case",
+        help="run only this outcome again (default: all three, and records that cannot be read);"
+        " the sweep's command, which follows, also runs what has crashed or has not ended",
     )
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Set the records of failed runs aside and type the sweep again."""
+    """Set the records of failed runs aside and start the sweep's command again."""
     folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
             missing = [user_path(options.folder)]
             raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
-        why = (
-            "is not the folder of a sweep; a single run is typed again, with rerun=true if need be"
-        )
-        raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
+        run = read_record(RunPaths(folder))
+        why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
+        fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
+        raise ConfigError(Problem("DIR", str(folder), why, fix))
     wanted = options.only or [*_BAD, UNREADABLE]
     found = {_run(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
@@ -302,9 +309,10 @@ def retry(options: argparse.Namespace) -> int:
     refuse_a_copy(folder, content)
     os.chdir(content["directory"])
     with aside(chosen):
-        _print([f"to try again: {format_number(len(chosen), 'run')}"])
         if not chosen:
+            _print([f"nothing to run again: no run is {' or '.join(wanted)}"])
             return EXIT_OK
+        _print([f"running again: {format_number(len(chosen), 'run')}"])
         return search_again(command[1:]) if command[0] == "fit" else app.main(command)
 
 
@@ -356,7 +364,7 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
             for record, name in kept.items():
                 name.rename(record)
             back = format_number(len(kept), "record")
-            sys.stderr.write(f"nothing was started: {back} put back\n")
+            sys.stderr.write(f"nothing was started; {back} restored\n")
 
 
 def _traces(paths: RunPaths) -> list[int]:
@@ -377,7 +385,7 @@ DESCRIPTIONS = {
     "status": "How far runs are, on this machine and in the cluster.",
     "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
     "cancel": "Asks runs to save a checkpoint and end. The same command continues them.",
-    "retry": "Runs again what ran out of memory, diverged or crashed; records are kept aside.",
+    "retry": "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
 }
 
 Parse = Callable[[argparse.ArgumentParser], None]

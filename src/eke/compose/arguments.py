@@ -1,6 +1,7 @@
 """The command line before Hydra sees it: overrides, eke's flags, Hydra's flags."""
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ _EXAMPLES = {
 }
 # Known to `eke plan` alone, which takes them away before this.
 _OF_PLAN = ("--why", "--quick", "--json")
+_BYTE = re.compile("[\udc80-\udcff]")
+"""What Python puts in the place of a byte that is no UTF-8 (PEP 383)."""
 # Every flag -> values that follow.
 _FLAGS = {
     **_HYDRA_FLAGS,
@@ -117,6 +120,8 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     Raises:
         ConfigError: flags that nobody knows, each with its `key=value` form.
     """
+    if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
+        raise ConfigError(unreadable)
     reader = _Reader(list(argv))
     catalogue = make_catalogue()
     while reader.tokens:
@@ -138,6 +143,17 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
         config_dir=reader.config_dir,
         hydra_flags=tuple(reader.hydra_flags),
     )
+
+
+def _no_utf8(token: str) -> Problem:
+    """Plans, records and trackers hold text: a name of other bytes has no place there."""
+    start = token.find("=") + 1
+    key, name = token[:start], token[start:]
+    typed = re.sub(r"[\udc80-\udcff'\\]", lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", name)
+    new = _BYTE.sub("_", name)
+    rename = f"   (after mv $'{typed}' {shlex.quote(new)})" if os.path.lexists(name) else ""
+    fix = f"{shlex.quote(key + new)}{rename}"
+    return Problem(key[:-1] or "a word", typed, "is no UTF-8 text, which eke's files hold", fix)
 
 
 def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]) -> None:

@@ -21,7 +21,7 @@ from eke.compose.overrides import find_problems, mend, parse
 from eke.compose.suggest import completed, likeliest
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import PLACEHOLDERS, admits, is_interpolation
-from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
+from eke.compose.wording import as_typed, first_line, multirun, shown
 from eke.errors import ConfigError, Problem
 from eke.pretrained import resolve_attention
 from eke.schema import VARIANTS, Config, PretrainedModel, Sweep
@@ -141,7 +141,7 @@ def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
         why = "is about a set of runs; without -m one run would start here"
     else:
         return []
-    return [Problem(key, shown(value), why, f"{MULTIRUN} {as_typed(text)}")]
+    return [Problem(key, shown(value), why, f"{multirun()} {as_typed(text)}")]
 
 
 def contradictions(texts: Sequence[str]) -> list[Problem]:
@@ -158,14 +158,14 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
     """Complete `-m` fixes to the whole command when everything else in it is right."""
-    forms = [p.fix for p in problems if p.fix.startswith(MULTIRUN)]
+    forms = [p.fix for p in problems if p.fix.startswith(multirun())]
     if len(forms) != len(problems) or not forms:
         return problems
     parts = [
-        found[text][-1].fix.removeprefix(MULTIRUN).strip() if found[text] else as_typed(text)
+        found[text][-1].fix.removeprefix(multirun()).strip() if found[text] else as_typed(text)
         for text in found
     ]
-    command = " ".join([MULTIRUN, *(part for part in parts if part)])
+    command = " ".join([multirun(), *(part for part in parts if part)])
     return [Problem(p.path, p.value, p.why, command, p.rule) for p in problems]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from eke.compose.wording import MULTIRUN, as_typed, closest, shown
+from eke.compose.wording import as_typed, closest, multirun, shown
 from eke.errors import Problem
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
@@ -40,7 +40,7 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     key, text = parsed.key_or_group, parsed.input_line or ""
     if re.match(r"hydra[./](launcher|sweeper)\b", key) or text == "hydra.mode=MULTIRUN":
         why = "takes effect in a sweep only; without -m one run would start here"
-        command = MULTIRUN if key == "hydra.mode" else f"{MULTIRUN} {as_typed(text)}"
+        command = multirun() if key == "hydra.mode" else f"{multirun()} {as_typed(text)}"
         return [Problem(key, shown(raw), why, command)]
     if key == "hydra.searchpath":
         why = "your own options are found in a folder named by a flag"
@@ -82,7 +82,7 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     )
     if path in LAUNCHING:
         why = "a file says what runs compute; how they are started is typed"
-        fix = f"{MULTIRUN} {as_typed(f'{path}={value}')}   (and delete this line)"
+        fix = f"{multirun()} {as_typed(f'{path}={value}')}   (and delete this line)"
         return Problem(where, f"{path}: {value}", why, fix)
     told = _unused(path, value)
     fix = f"delete it, and type {told.fix}" if "=" in told.fix else "delete it"

@@ -19,7 +19,7 @@ from eke.compose.meaning import is_checkpoint, of_elsewhere, same_numbers
 from eke.compose.retired import Retired, find_retired
 from eke.compose.suggest import completed, nearest_key, nothing_near, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
-from eke.compose.wording import MULTIRUN, as_typed, closest, quoted, shown, swept
+from eke.compose.wording import as_typed, closest, multirun, quoted, shown, swept
 from eke.errors import Problem
 from eke.units import format_value
 
@@ -162,7 +162,7 @@ def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalog
     if called["why"].startswith("Unknown function"):
         why = f"Hydra has no function {name}()"
     plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
-    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(MULTIRUN)]
+    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(multirun())]
     return Problem(key, shown(value), why, _default(key, catalogue) if wrong else as_typed(plain))
 
 
@@ -289,7 +289,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
-    return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {typed}" if typed else "")]
+    return [*wrong, Problem(key, shown(raw), why, f"{multirun()} {typed}" if typed else "")]
 
 
 # --- a value for a group, a section, a key ------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue, class_fields
 from eke.compose.values import default_text
 from eke.compose.wording import closest
+from eke.paths import program
 from eke.schema import VARIANTS
 
 # The key a bare number or text was meant for when it was given to a whole group.
@@ -80,7 +81,7 @@ def nothing_near(key: str, catalogue: Catalogue) -> str:
         return f"there is no such key; {' and '.join(several)} are"
     if section in catalogue.sections:
         return f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
-    return "there is no such key or group; `python train.py --help` lists them"
+    return f"there is no such key or group; `{program()} --help` lists them"
 
 
 def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:

@@ -3,11 +3,14 @@
 import re
 import shlex
 
+from eke.paths import program
 from eke.spelling import closest as closest
 from eke.spelling import normal as normal
 
-MULTIRUN = "python train.py -m"
-"""How a sweep is started."""
+
+def multirun() -> str:
+    """How a sweep is started."""
+    return f"{program()} -m"
 
 
 def as_typed(*overrides: str) -> str:

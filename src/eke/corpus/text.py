@@ -143,7 +143,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
     """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
-    ranked = sorted(paths, key=lambda path: hashlib.sha256(names[path].encode()).digest())
+    ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
     kept = set(ranked[:num_kept])
 
@@ -158,8 +158,9 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
 
 
 def _label(name: str) -> str:
-    """Top-level package of a file; single modules have none."""
-    return name.split("/", 1)[0] if "/" in name else ""
+    """Top-level package of a file; single modules have none. Other bytes by their number."""
+    top = name.split("/", 1)[0] if "/" in name else ""
+    return os.fsencode(top).decode(errors="backslashreplace")
 
 
 def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
@@ -215,7 +216,8 @@ def fingerprint(corpus: Corpus) -> str:
 def _content_hash(pieces: Iterable[Piece]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0".encode())
+        name = f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0"
+        digest.update(os.fsencode(name))
         try:
             for block in _blocks(piece):
                 digest.update(block)

@@ -5,6 +5,7 @@ from typing import Any
 
 from eke.corpus import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
+from eke.paths import program
 from eke.schema import Config
 from eke.sizes import ModelSize
 
@@ -132,7 +133,7 @@ class Plan:
         own = ["--config-dir", self.config_dir] if self.config_dir else []
         cell = ["--cell"] if self.choices.get("sweep", "none") != "none" else []
         typed = [text for text in self.overrides if not text.startswith("launcher.")]
-        return ["python", "train.py", *own, *cell, *typed]
+        return [*program().split(), *own, *cell, *typed]
 
     @property
     def processes_per_node(self) -> int:

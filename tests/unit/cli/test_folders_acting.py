@@ -262,7 +262,7 @@ def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
     monkeypatch.chdir(runs)
     assert cli.main(["retry", "sweep-1"]) == 0
     assert typed == [(["-m", "seed=1,2"], str(runs.parent))]
-    assert capsys.readouterr().out == "to try again: 2 runs\n"
+    assert capsys.readouterr().out == "running again: 2 runs\n"
     assert [read_record(made[n]) is None for n in "1234"] == [False, True, True, False]
     kept = made["2"].folder / "record.1.json"
     assert json.loads(kept.read_text())["outcome"] == "oom"
@@ -281,7 +281,7 @@ def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
 def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> None:
     make_run("1", "crashed")
     assert cli.main(["retry", str(make_sweep("1", "1"))]) == 0
-    assert capsys.readouterr().out == "to try again: 1 run\n"
+    assert capsys.readouterr().out == "running again: 1 run\n"
     assert len(typed) == 1
 
 
@@ -307,7 +307,7 @@ def test_what_could_not_be_started_has_no_record_to_set_aside(
     assert cli.main(["status", str(folder)]) == 0
     assert "refused" not in capsys.readouterr().out
     assert cli.main(["retry", str(folder)]) == 0
-    assert capsys.readouterr().out == "to try again: 3 runs\n"
+    assert capsys.readouterr().out == "running again: 3 runs\n"
     assert len(typed) == 1
 
 
@@ -344,7 +344,7 @@ def test_where_the_command_starts_nothing_the_records_are_put_back(
     monkeypatch.setattr(folders.app, "main", refused)
     code = cli.main(["retry", str(make_sweep("1", "2", "3"))])
     assert code == (ended if isinstance(ended, int) else 75)
-    assert capsys.readouterr().err == "nothing was started: 2 records put back\n"
+    assert capsys.readouterr().err == "nothing was started; 2 records restored\n"
     assert [paths.record.exists() for paths in made] == [True, True, False]
     assert not list(made[0].folder.parent.glob("*/record.*.json"))
 
@@ -373,7 +373,8 @@ def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> Non
     why = "there is no such folder" if kind == "nowhere" else "is not the folder of a sweep"
     told = capsys.readouterr().err
     assert why in told
-    assert "-> eke retry runs/sweep-ID" in told
+    fix = "rerun=true\n" if kind == "run" else "-> eke retry runs/sweep-ID"
+    assert fix in told
     assert paths.record.exists()
 
 

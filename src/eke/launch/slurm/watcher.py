@@ -44,6 +44,7 @@ from eke.record import (
     read_record,
     write_record,
 )
+from eke.streams import open_streams
 from eke.units import format_number
 
 POLL_S = 0.1
@@ -275,4 +276,5 @@ def complain(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from eke.paths import program
 from eke.report.compare.claims import Claim, Kind, claims
 from eke.report.compare.comparison import Comparison
 from eke.report.compare.measures import PEAK, SAMPLES
@@ -35,7 +36,7 @@ def _more_repeats(comparison: Comparison) -> str:
     repeats = f"sweep.repeats={MIN_REPEATS}"
     if any(command[0] != "fit" for command in comparison.commands):
         return f"{repeats} and the same command measures what is missing"
-    return f"python train.py -m with {repeats} runs each {MIN_REPEATS} times"
+    return f"{program()} -m with {repeats} runs each {MIN_REPEATS} times"
 
 
 def told(claim: Claim, more_repeats: str) -> str:
