@@ -52,7 +52,7 @@ PRESENTATION = {
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
-    "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""

@@ -278,7 +278,13 @@ def test_a_prompt_and_its_answer_are_proposed_as_such(tmp_path, columns, fix) ->
 def test_a_file_of_another_format_is_not_read_as_this_one(tmp_path, option, name, meant) -> None:
     """A CSV reader takes the first row for names of columns; data=text trains on the JSON."""
     write_jsonl(tmp_path / name, [{"text": "some words"}] * 30)
-    (problem,) = refusal(f"data={option}", f"data.path={tmp_path / name}")
+    typed = (f"data={option}", f"data.path={tmp_path / name}")
+    if option == "text":  # bytes of files, of which nothing is prepared
+        with pytest.raises(ConfigError) as caught:
+            plan_of(*typed)
+        (problem,) = caught.value.problems
+    else:
+        (problem,) = refusal(*typed)
     assert problem.fix == f"data={meant}"
 
 
