@@ -59,8 +59,9 @@ def test_every_fix_composes() -> None:
         data = [word for word in typed if word.startswith("data=")]
         if any(word.startswith("data.") for word in typed) and not data:
             typed.append("data=jsonl")  # of files, which the user has chosen
-        if {"data=csv", "data=jsonl", "data=parquet", "data=text"} & {*typed}:
-            typed.insert(0, "data.path=x")
+        of_files = {"data=csv", "data=jsonl", "data=parquet", "data=text"} & {*typed}
+        if of_files and "data.path=" not in fix:
+            typed.append("data.path=x")
         assert compose(typed).config.model.option, fix
 
 
