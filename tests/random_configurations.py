@@ -156,6 +156,7 @@ LEFT_OUT = {
         for name in ("product", "rows", "zip", "exclude", "repeats", "strict")
     },
     "distributed.num_nodes": "of a cluster",
+    "hardware.network_gbit_per_s": "between machines",
     "distributed.timeout_s": "a time nobody waits for",
     "distributed.deepspeed_config": "tests/unit/plan/test_ds_config.py",
     "model.name_or_path": "checkpoints have tests of their own",
