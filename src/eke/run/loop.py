@@ -170,7 +170,11 @@ def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
 
 @torch.no_grad()
 def evaluate(job: Job, step: int) -> None:
-    """Mean loss over the evaluation samples, written as a row of its own."""
+    """Mean loss over the evaluation samples, written as a row of its own.
+
+    Raises:
+        Diverged: the last one is not finite. An earlier one may have overflowed in its own format.
+    """
     start = time.perf_counter()
     job.meter.phase = "eval"
     job.model.eval()
@@ -188,6 +192,9 @@ def evaluate(job: Job, step: int) -> None:
     if job.ranks.is_main:
         note_evaluation(job, step, loss)
     job.eval_s += time.perf_counter() - start
+    is_last = step == job.plan.steps.total
+    if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
+        raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
 
 
 def note_evaluation(job: Job, step: int, loss: float) -> None:

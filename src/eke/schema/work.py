@@ -234,4 +234,4 @@ class Train:
     """First steps of each attempt, shown on their own and left out of every timing; what is looked
     at closely (kernels in the first step, memory in the second) is looked at here."""
     stop_on_nonfinite: bool = True
-    """End the run as diverged when a logged loss is not finite."""
+    """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""

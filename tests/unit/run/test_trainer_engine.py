@@ -188,6 +188,14 @@ def test_divergence_ends_it(job_of) -> None:
         run(job)
 
 
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.run.loop.add_evaluation", lambda *given: given[-1].fill_(math.nan))
+    with pytest.raises(Diverged, match="evaluation loss is nan at step 9"):
+        run(job_of(f"engine={engine}"))
+    run(job_of(f"engine={engine}", "train.stop_on_nonfinite=false"))
+
+
 def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
     job = job_of()
     monkeypatch.setattr(Accelerator, "backward", lambda *_, **__: torch.empty(2**60))
