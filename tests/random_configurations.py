@@ -153,7 +153,7 @@ LEFT_OUT = {
     **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
     **{
         f"sweep.{name}": "of a sweep"
-        for name in ("product", "rows", "zip", "exclude", "repeats", "strict")
+        for name in ("product", "rows", "zip", "exclude", "repeats", "seeds", "strict")
     },
     "distributed.num_nodes": "of a cluster",
     "hardware.network_gbit_per_s": "between machines",
