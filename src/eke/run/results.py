@@ -10,10 +10,11 @@ import torch
 from eke.build.compile import compile_report
 from eke.forecast import note_measured_batch
 from eke.hardware import environment
+from eke.identity import changed_fingerprint
 from eke.lacking import lacking
 from eke.pace import note_predictions
 from eke.paths import RunPaths
-from eke.plan import Plan, outline_record
+from eke.plan import Plan, outline_record, with_own_software
 from eke.record import Failure, MeasuredMemory, Outcome, Record, metrics
 from eke.run.job import Job
 from eke.run.notes import AT_THE_END
@@ -45,6 +46,7 @@ def make_record(
         record.memory.measured = measured_memory(job)
         note_measured_batch(record, plan, job.profiled)
         record.effective = effective(job)
+        record.warnings += changed_meanwhile(plan)
         record.warnings += count_skipped(job, rows, record.effective)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
     return record
@@ -95,6 +97,12 @@ def note_what_was_compiled(job: Job) -> None:
         job.effective["compile"] = compile_report()
     except (ImportError, AttributeError, LookupError, TypeError) as error:
         job.warn(f"what was compiled is not known: {lacking(error) or error}")
+
+
+def changed_meanwhile(plan: Plan) -> list[str]:
+    """That the software on disk is another one at the end: what trained was imported before."""
+    changes = changed_fingerprint(plan.machine, with_own_software(plan).machine)
+    return [f"changed while the run trained, and not used by it: {c}" for c in changes]
 
 
 def count_skipped(job: Job, rows: Sequence[metrics.Row], found: dict[str, Any]) -> list[str]:
