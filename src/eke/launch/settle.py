@@ -6,10 +6,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eke.errors import ChangedError
 from eke.hardware import environment
 from eke.pace import note_predictions
 from eke.paths import RunPaths
-from eke.plan import Plan, outline_record, software_changes
+from eke.plan import Plan, check_software, outline_record
 from eke.record import (
     Failure,
     Outcome,
@@ -57,9 +58,11 @@ def settle(
     begun = attempts[attempt:]
     if given_up:
         outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
-    elif not begun and exit_code > 0 and (why := software_changes(plan)):
-        # It could not even be imported to say so itself.
-        outcome, failure = Outcome.refused, Failure("worker", why, tail)
+    elif not begun and exit_code > 0:
+        try:  # it may not even have been imported, to say so itself
+            check_software(plan)
+        except ChangedError as error:
+            outcome, failure = Outcome.refused, Failure("worker", str(error), tail)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()

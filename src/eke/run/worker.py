@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.collecting import importing
-from eke.errors import EkeError
+from eke.errors import ChangedError, EkeError
 from eke.hardware import environment
 from eke.lacking import lacking
 from eke.paths import PROCESS, RANK, RunPaths
-from eke.plan import Plan, outline_record, read_plan, software_changes, with_own_software
+from eke.plan import Plan, check_software, outline_record, read_plan, with_own_software
 from eke.record import (
     EXIT_FAILED,
     EXIT_USER,
@@ -72,8 +72,10 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     machine = with_own_software(plan).machine
     number = start_attempt(paths, machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
-    if why := software_changes(plan):
-        failure = Failure("software", why)
+    try:
+        check_software(plan)
+    except ChangedError as error:
+        failure = Failure("software", str(error))
         return record_end(replace(plan, machine=machine), paths, number, Outcome.refused, failure)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     try:
