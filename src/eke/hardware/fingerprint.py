@@ -55,7 +55,7 @@ def software_places() -> dict[str, tuple[str, int]]:
     folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
     for name in (*LIBRARIES, *OF_DATA):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            folders[name] = os.path.realpath(metadata.distribution(name).locate_file(""))
+            folders[name] = os.path.realpath(str(metadata.distribution(name).locate_file("")))
     return {name: (folder, os.stat(folder).st_ino) for name, folder in folders.items()}
 
 

@@ -52,10 +52,12 @@ class Rerun:
         """Note that it is met, if it is: the same command begins another one."""
         ends = [job.outcome for job in self.jobs if job.rule != CHANGED]
         never = (Outcome.skipped, Outcome.refused)
-        if len(ends) < len(self.jobs) or not all(o and (o.is_final or o in never) for o in ends):
+        if not ends or len(ends) < len(self.jobs):
+            return
+        if not all(outcome and (outcome.is_final or outcome in never) for outcome in ends):
             return
         with self._held():
-            if self.jobs and self._read().get("begun") == self._state["begun"]:
+            if self._read().get("begun") == self._state["begun"]:
                 done = [job for job in self.jobs if job.outcome and job.outcome.is_final]
                 self._state["met"] = [Path(job.folder).name for job in done]
                 self._write()
