@@ -148,7 +148,7 @@ def test_the_standard_library_of_another_python(text, monkeypatch) -> None:
     plan = plan_of("data=python_source", *SHORT)
     check_inputs(plan)
     same_size(text)
-    with pytest.raises(ChangedError, match="data = python_source: .* the Python that trains"):
+    with pytest.raises(ChangedError, match=r"data = python_source: .* the Python that trains"):
         check_inputs(plan)
 
 
@@ -171,7 +171,7 @@ def test_a_tokenizer_is_an_input_whatever_the_data(tmp_path, name) -> None:
     (tmp_path / "tokenizer" / "README.md").write_text("read by nobody")
     check_inputs(plan)
     file.write_text("after!")
-    with pytest.raises(ChangedError, match="^data.tokenizer = .*tokenizer: its content"):
+    with pytest.raises(ChangedError, match=r"^data\.tokenizer = .*tokenizer: its content"):
         check_inputs(plan)
     shutil.rmtree(tmp_path / "tokenizer")
     with pytest.raises(ChangedError):
@@ -202,7 +202,8 @@ def test_every_file_of_transformers_tokenizers_is_looked_at() -> None:
 def test_classes_of_a_tokenized_text_are_numbered_by_the_files(folder, monkeypatch) -> None:
     """Their tokens are prepared, and still the sizes of the folders name the classes."""
     config = config_of("data=text", f"data.path={folder}", f"data.tokenizer={folder}",
-                       "task=sequence_classification", "task.num_labels=2", "data.eval_frac=0.5")  # fmt: skip
+                       "task=sequence_classification", "task.num_labels=2",
+                       "data.eval_frac=0.5")  # fmt: skip
     plan = dataclasses.replace(plan_of("data=synthetic"), config=config)
     plan = dataclasses.replace(plan, inputs=inputs_of(config, "tokens"))
     check_inputs(plan)

@@ -20,10 +20,8 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
         command_prefix: what names an image, whose content may have moved in it.
 
     Returns:
-        What differs from what they saw in the same place, and what helps; empty: nothing.
-
-    Raises:
-        OSError: the file cannot be written.
+        What differs from what they saw in the same place, and what helps; empty: nothing, or the
+        file cannot be written.
     """
     file, now = submission.with_suffix(".software"), software_now()
     places = {
@@ -31,8 +29,12 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
         for part, (folder, number) in software_places().items()
     }
     mine = json.dumps([now, places])
-    append_line(file, mine)
-    for line in file.read_text().splitlines():
+    try:
+        append_line(file, mine)
+        lines = file.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
         if line == mine:
             break
         before, seen = json.loads(line)
