@@ -149,8 +149,8 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
     if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
         return EXIT_RESUMABLE
+    if not ran:
+        return EXIT_USER
     # Nothing is wrong with these: the same command runs them, some once there is room.
     is_missing = any(cell.rule in FOR_WRITING | {CHANGED} for cell in cells)
-    if not ran and not is_missing:
-        return EXIT_USER
     return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED
