@@ -5,6 +5,7 @@ EkeError                    anything eke says to a user; carries its exit code
 |                           where only the machine stands in the way, as a full disk does)
 |-- BusyError               another process is working on the same run (exit 2)
 `-- RunError                a run could not be finished (exit 1)
+    `-- ChangedError        its input or software is not what was planned (exit 2)
 """
 
 import errno
@@ -95,6 +96,12 @@ class RunError(EkeError):
     """The run could not be finished, for a reason the user can act on."""
 
     exit_code = 1
+
+
+class ChangedError(RunError):
+    """What a run reads, or the software, is not what was planned: it is refused, not trained."""
+
+    exit_code = 2
 
 
 def of_system(error: OSError, file: object = "a file") -> str:

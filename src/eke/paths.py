@@ -149,6 +149,11 @@ class SweepPaths:
         return host, process
 
     @property
+    def rerun(self) -> Path:
+        """How far its newest `rerun=true` is (eke.launch.rerun)."""
+        return self.folder / "rerun.json"
+
+    @property
     def fork_server(self) -> Path:
         """What the process printed that workers are forked from."""
         return self.folder / "fork_server.log"

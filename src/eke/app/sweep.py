@@ -18,12 +18,14 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.forecast import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
 from eke.hardware import usable_cores
 from eke.launch import (
+    Board,
     Books,
     Cell,
     Devices,
     Job,
     Place,
     Pool,
+    Rerun,
     SweepFile,
     done_again,
     find_devices,
@@ -91,6 +93,14 @@ class Planned:
     def file(self) -> SweepFile:
         """Its file, kept up to date while it runs."""
         return SweepFile(self.paths, self.command, self.cells, self.name)
+
+    def rerun(self, board: Board) -> Rerun:
+        """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
+        rerun = Rerun(self.paths, self.jobs)
+        if rerun.goes_on:
+            anew = f"rm {self.paths.rerun} begins it anew"
+            board.note(f"rerun=true goes on where it was interrupted; {anew}")
+        return rerun
 
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
@@ -232,13 +242,14 @@ def run_here(planned: Planned, launcher: Launcher) -> int:
     jobs, log = planned.jobs, planned.paths.fork_server
     devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file = planned.file()
-        books = Books(jobs, board, file)
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(jobs, board, file, partial(place_of, old=rerun.old))
         if not launcher.fork_server:
             Pool(books, devices).run()
         else:
             with forking([job.plan for job in jobs], devices, log, board.note) as server:
                 Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
+        rerun.end()
     return planned.show(file.problem)
 
 
@@ -251,8 +262,8 @@ def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
 def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
     with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file = planned.file()
-        books = Books(planned.jobs, board, file, place_in_cluster)
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(planned.jobs, board, file, partial(place_in_cluster, old=rerun.old))
         cluster = Cluster(books, planned.paths, planned.identity)
         cluster.submit()
         try:
@@ -260,6 +271,7 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
                 cluster.watch()
         except KeyboardInterrupt:
             say("")
+        rerun.end()
     if not cluster.unfinished():
         return planned.show(file.problem)
     folder, left = planned.paths.folder, cluster.without_job()

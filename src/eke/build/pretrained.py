@@ -19,9 +19,8 @@ from eke.build.heads import HEADS
 from eke.build.precision import weights_dtype
 from eke.build.unused import freeze_unreached, probe
 from eke.corpus import Vocabulary
-from eke.errors import ConfigError, RunError
+from eke.errors import RunError
 from eke.plan import Plan
-from eke.pretrained import content_of, locate
 from eke.schema import PretrainedModel, SequenceClassification
 from eke.units import format_number
 
@@ -100,7 +99,6 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         "trust_remote_code": False,
     }
     forked = [device] if device.type == "cuda" else []
-    _check_content(typed)
     try:
         model_config = checkpoint_configuration(plan)
         with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
@@ -134,22 +132,6 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         kept = kept_dropouts(model, typed.dropout, probe(model, 0))
         report = replace(report, kept_dropouts=kept)
     return cast(nn.Module, model), report
-
-
-def _check_content(typed: PretrainedModel) -> None:
-    """The run is named by what was planned; the answer is cached, so asking again is cheap.
-
-    Raises:
-        RunError: the folder has changed since.
-    """
-    if "@" in typed.content:
-        return
-    try:
-        content = content_of(locate(typed.name_or_path, None))
-    except ConfigError as error:
-        raise RunError(error.short()) from error
-    if content != typed.content:
-        raise _refusal(typed, "has changed since the run was planned", "the same command again")
 
 
 def commit_of(model: PretrainedModel) -> str:

@@ -18,6 +18,9 @@ fault, twice at the same step is the program's."""
 MAX_INTERRUPTIONS = 5
 """Times it may be stopped by somebody else in one command without getting any further."""
 
+CHANGED = "as_planned"
+"""Of a run that its worker refused: its input or the software was no longer what was planned."""
+
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
     Outcome.preempted: MAX_INTERRUPTIONS,
@@ -171,7 +174,8 @@ class Job:
         vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
         if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
-        self.end(outcome, vain or (record.failure.message if record.failure else ""))
+        rule = CHANGED if outcome is Outcome.refused else ""
+        self.end(outcome, vain or (record.failure.message if record.failure else ""), rule)
         return False
 
     def end(self, outcome: Outcome, reason: str = "", rule: str = "") -> None:

@@ -3,11 +3,14 @@
 import dataclasses
 import re
 import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from eke.errors import ChangedError
 from eke.hardware import environment
 from eke.pace import note_predictions
 from eke.paths import RunPaths
-from eke.plan import Plan, outline_record
+from eke.plan import Plan, check_software, outline_record
 from eke.record import (
     Failure,
     Outcome,
@@ -52,13 +55,25 @@ def settle(
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
+    begun = attempts[attempt:]
     if given_up:
         outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
+    elif not begun and exit_code > 0:
+        try:  # it may not even have been imported, to say so itself
+            check_software(plan)
+        except ChangedError as error:
+            outcome, failure = Outcome.refused, Failure("worker", str(error), tail)
     record = outline_record(plan, rows, attempt, outcome, failure)
+    record.machine = machine_of(begun, plan)
     record.environment = environment()
     note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
+
+
+def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
+    """The fingerprint that the worker of the newest attempt took; the plan's where it took none."""
+    return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
 
 
 def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from eke.errors import ConfigError
 from eke.files import write_json
 from eke.identity import meaningful
-from eke.launch.job import Job
+from eke.launch.job import CHANGED, Job
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
@@ -162,6 +162,6 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
         return EXIT_RESUMABLE
     if not ran:
         return EXIT_USER
-    # Nothing is wrong with these: the same command runs them once there is room.
-    is_missing = any(cell.rule in FOR_WRITING for cell in cells)
+    # Nothing is wrong with these: the same command runs them, some once there is room.
+    is_missing = any(cell.rule in FOR_WRITING | {CHANGED} for cell in cells)
     return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED

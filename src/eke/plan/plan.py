@@ -1,6 +1,6 @@
 """The plan: every derived decision of a run with its reason; frozen, printable, for the worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eke.corpus import BYTE_TOKENS, Vocabulary
@@ -116,6 +116,8 @@ class Plan:
     """Fingerprint of device and software, for reuse of the record."""
     data_fingerprint: str
     """Hash of the data's content."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Key path of what the worker reads from the user's files -> hash of its content."""
     vocabulary: Vocabulary = BYTE_TOKENS
     """Special ids of the tokens; eke's byte tokens for synthetic data."""
     store: str = ""

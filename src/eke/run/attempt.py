@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +13,7 @@ from eke.forecast import note_pair
 from eke.hardware import foreign_processes
 from eke.pace import note_pace
 from eke.paths import SHARED_DEVICE, RunPaths
-from eke.plan import Plan, remove_swap, swap_folder
+from eke.plan import Plan, check_inputs, check_software, remove_swap, swap_folder
 from eke.record import (
     EXIT_FAILED,
     EXIT_OK,
@@ -88,7 +90,7 @@ def is_shared(foreign: list[str] | None) -> bool | None:
 def help_out(attempt: Attempt) -> int:
     """Train as one of the ranks behind rank 0, which writes; only a failure is told from here."""
     outcome, failure = attempt_training(attempt, Untracked())
-    if failure is None or outcome not in (Outcome.oom, Outcome.crashed):
+    if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together, and rank 0 says how
     if not failure.lost_contact:
         rank = attempt.ranks.rank
@@ -102,16 +104,17 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     meter = Meter(HostClock(), attempt.number, timed_from=0)
     try:
         note_first_stages(attempt)
-        job = attempt.job = build_job(
-            attempt.plan,
-            attempt.paths,
-            attempt.number,
-            attempt.stop,
-            tracker,
-            meter,
-            attempt.stages,
-            attempt.ranks,
-        )
+        with held_to(attempt.plan):
+            job = attempt.job = build_job(
+                attempt.plan,
+                attempt.paths,
+                attempt.number,
+                attempt.stop,
+                tracker,
+                meter,
+                attempt.stages,
+                attempt.ranks,
+            )
         attempt.startup_s = seconds_since_start()
         train(job)
         job.note_stage("training")
@@ -127,6 +130,22 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         return outcome, failure
     finally:
         remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
+
+
+@contextmanager
+def held_to(plan: Plan) -> Iterator[None]:
+    """Import and read in here: before and behind it, inputs and software must be as planned.
+
+    Raises:
+        ChangedError: one of them is not, which also explains whatever went wrong in here.
+    """
+    check_software(plan)
+    check_inputs(plan)
+    try:
+        yield
+    finally:
+        check_software(plan)
+        check_inputs(plan)
 
 
 def note_first_stages(attempt: Attempt) -> None:

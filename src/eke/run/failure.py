@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from eke.errors import EkeError, no_room, of_system
+from eke.errors import ChangedError, EkeError, no_room, of_system
 from eke.lacking import lacking
 from eke.record import Failure, Outcome
 from eke.run.ranks import is_lost_contact
@@ -50,6 +50,9 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
         return Outcome.diverged, Failure(phase, str(error))
+    if isinstance(error, ChangedError):
+        last = str(error).rstrip().splitlines()[-1]  # a loader's process puts a traceback before it
+        return Outcome.refused, Failure(phase, last.rpartition("ChangedError: ")[2])
     if isinstance(error, EkeError):
         return Outcome.crashed, Failure(phase, str(error))
     trace = "".join(traceback.format_exception(error))

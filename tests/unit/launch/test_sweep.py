@@ -126,8 +126,8 @@ def test_what_a_sweep_exits_with(outcomes, code) -> None:
     assert sweep_exit_code([Cell((), outcome=outcome) for outcome in outcomes]) == code
 
 
-@pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable"])
-def test_a_sweep_that_a_full_disk_keeps_from_its_end_has_not_ended_well(rule) -> None:
+@pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable", "as_planned"])
+def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rule) -> None:
     missing = Cell((), outcome="refused", rule=rule)
     assert sweep_exit_code([Cell((), outcome="ok"), missing]) == 1
     assert sweep_exit_code([missing]) == 2

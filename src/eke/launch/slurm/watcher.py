@@ -22,6 +22,7 @@ from eke.launch.nodes import Head, follow, start_run
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
+from eke.launch.slurm.software import note_software
 from eke.launch.slurm.submission import (
     Submission,
     Ticket,
@@ -138,6 +139,10 @@ def watch_run(
         if before is not None and Outcome[before.outcome].is_final:
             say(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
+        plan = read_plan(paths)
+        if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
+            say(f"{paths.folder}: {why}")
+            return note_misplaced(paths, plan, why, Outcome.refused).exit_code
         began = time.monotonic()
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
@@ -249,7 +254,9 @@ def for_this_node(plan: Plan) -> Plan:
     return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
-def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
+def note_misplaced(
+    paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
+) -> Record:
     """A record that says why nothing could start here.
 
     Raises:
@@ -258,7 +265,7 @@ def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
     with claim(paths):
         rows, _ = metrics.read_rows(paths.metrics)
         attempt = max(0, len(read_attempts(paths)) - 1)
-        record = outline_record(plan, rows, attempt, Outcome.crashed, Failure(MISPLACED, why))
+        record = outline_record(plan, rows, attempt, outcome, Failure(MISPLACED, why))
         write_record(paths, record)
         return record
 

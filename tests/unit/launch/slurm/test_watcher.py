@@ -35,6 +35,7 @@ class Attempts:
         """Number of an attempt -> signal that arrives while it runs."""
         self.asked: list[int] = []
         self.started = 0
+        self.changed = ""
 
     def __call__(self, plan, place, head):
         """Start the next one."""
@@ -76,6 +77,7 @@ def attempts(paths, heard, plan, monkeypatch) -> Attempts:
     monkeypatch.setattr(watcher, "start_run", made)
     monkeypatch.setattr(watcher, "POLL_S", 0)
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
+    monkeypatch.setattr(watcher, "note_software", lambda *_: made.changed)
     monkeypatch.setattr(watcher, "reason_of", lambda number, _: watcher_reason(number))
     return made
 
@@ -267,3 +269,11 @@ def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
     assert "not a readable plan" in said
     assert "not a readable record" in said
     assert main([]) == 2
+
+
+def test_a_run_whose_software_was_changed_is_refused_and_not_tried(attempts, watch, paths) -> None:
+    attempts.changed = "the software has changed since the sweep was typed (torch: 1 -> 2)"
+    assert watch() == 2
+    record = read_record(paths)
+    assert (record.outcome, record.failure.message) == ("refused", attempts.changed)
+    assert attempts.started == 0
