@@ -24,7 +24,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # The name of a folder may hold bytes that are no UTF-8.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -111,7 +111,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
         line.close()
         raise ConfigError(problem)
-    identity = sweep_id([cell.overrides for cell in expanded.cells])
+    own = [each.config for each in composed if each.config_dir]
+    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
     group = f"sweep-{identity}"
     cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
     planning = composed[0].config.plan_only
@@ -126,7 +127,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
-    for text in idle(arguments.overrides):
+    unused = not_asked_for(jobs, cells, plans) if launcher == "slurm" else []
+    for text in [*idle(arguments.overrides), *unused]:
         say(f"  warning: {text}")
     first = composed[0].config
     planned = Planned(
@@ -148,6 +150,20 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if launcher == "slurm":
         return run_in_cluster(planned, first.launcher.detach)
     return run_here(planned, first.launcher)
+
+
+def not_asked_for(
+    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None]
+) -> list[str]:
+    """What cells would ask a cluster for, were their runs not those of cells that ask for else."""
+    told = []
+    for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
+        plan = plans[number]
+        if plan and make_request(plan) != make_request(job.plan):
+            mine = set(cells[number].overrides) - set(cells[job.number].overrides)
+            words = " ".join(sorted(mine)) or "what is usual"
+            told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
+    return list(dict.fromkeys(told))
 
 
 def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:

@@ -97,6 +97,8 @@ def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
+    if code == -signal.SIGXFSZ:
+        return "killed by SIGXFSZ: a file grew larger than `ulimit -f` allows"
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name

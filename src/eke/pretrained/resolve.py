@@ -13,7 +13,7 @@ from typing import Any
 from eke.errors import ConfigError, Problem
 from eke.pretrained.agreement import compare
 from eke.pretrained.architecture import KNOWN, Sizes, read_sizes
-from eke.pretrained.classes import class_attribute, first_position
+from eke.pretrained.classes import first_position, supports
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
@@ -77,7 +77,7 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
     """What the class of the model says: attention that it has, and positions that it can use."""
     kind, task = str(raw["model_type"]), config.task.option
     found: dict[str, Any] = {
-        f"supports_{name}": class_attribute(kind, task, f"_supports_{name}")
+        f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
     names = raw.get("architectures")

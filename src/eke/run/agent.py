@@ -22,6 +22,7 @@ from eke.hardware import usable_cores
 from eke.paths import AGENT, SUPERVISOR, RunPaths
 from eke.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
 from eke.run.stop import end_with_parent
+from eke.streams import open_streams
 
 FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that ask a run to stop."""
@@ -104,6 +105,7 @@ def threads_per_rank(num_processes: int) -> int:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

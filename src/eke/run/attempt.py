@@ -1,5 +1,6 @@
 """One attempt at a run: build, train, and a record whatever happens."""
 
+import contextlib
 import logging
 import os
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from eke.record import (
     write_rank_failure,
     write_record,
 )
+from eke.run.card import write_cards
 from eke.run.engines import train
 from eke.run.failure import classify
 from eke.run.job import Job, build_job, choose_device
@@ -64,6 +66,8 @@ def work(attempt: Attempt) -> int:
     record.timing.startup_s = attempt.startup_s
     record.shared_device = is_shared(foreign)
     write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
+    with contextlib.suppress(OSError):  # it is for people; the record is written
+        write_cards(attempt.paths, record)
     note_pair(plan, record)
     note_pace(plan, record)
     tracker.summary(summary_values(record))

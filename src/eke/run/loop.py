@@ -20,7 +20,7 @@ from eke.build.step import add_evaluation, take_step
 from eke.files import replace_link
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
-from eke.run.checkpoint import checkpoint_name, save_checkpoint
+from eke.run.checkpoint import EXPORT, checkpoint_name, save_checkpoint
 from eke.run.failure import Diverged
 from eke.run.job import Job
 from eke.run.look import closer_look, look_at_evaluation
@@ -263,8 +263,8 @@ def save_whole(job: Job, step: int) -> None:
 
 
 def link_model(paths: RunPaths, step: int) -> None:
-    """`model` in the run folder is the newest checkpoint: a name to load that stays the same."""
-    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}"
+    """`model` in the run folder is the newest export: a name to load that stays the same."""
+    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}/{EXPORT}"
     with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
         if not paths.model.exists() or paths.model.is_symlink():
             replace_link(paths.model, target)

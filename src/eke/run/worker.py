@@ -29,6 +29,7 @@ from eke.record import (
 from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
+from eke.streams import open_streams
 
 if TYPE_CHECKING:
     from eke.run.ranks import Ranks
@@ -152,6 +153,7 @@ def drop_settings_of_launchers() -> None:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

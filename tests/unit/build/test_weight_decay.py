@@ -124,7 +124,7 @@ BY_HAND: dict[tuple[str, ...], Update] = {
 }
 
 
-@pytest.mark.parametrize(("typed", "update"), BY_HAND.items(), ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("typed", "update"), BY_HAND.items(), ids=map(" ".join, BY_HAND))
 def test_steps_are_those_done_by_hand(typed, update) -> None:
     found = walked(*typed)
     torch.testing.assert_close(found[-1], update(found[0], gradients()), rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from support import TINY, last_wins
+from support import DIVERGES, TINY, last_wins
 
 from eke.build.loss_head import loss_head
 from eke.errors import RunError
@@ -183,7 +183,7 @@ def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
 
 
 def test_divergence_ends_it(job_of) -> None:
-    job = job_of("optimizer=sgd", "optimizer.lr=1e15", "train.max_grad_norm=null")
+    job = job_of(*DIVERGES)
     with pytest.raises(Diverged, match="the loss is"):
         run(job)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
 from eke.launch.folder import Place, claim
+from eke.launch.job import worth_of
 from eke.launch.nodes import Head, follow, start_run
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
@@ -43,6 +44,7 @@ from eke.record import (
     read_record,
     write_record,
 )
+from eke.streams import open_streams
 from eke.units import format_number
 
 POLL_S = 0.1
@@ -136,6 +138,7 @@ def watch_run(
         if before is not None and Outcome[before.outcome].is_final:
             say(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
+        began = time.monotonic()
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
@@ -147,10 +150,12 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        ticket = replace(ticket, stalled=0 if moved else ticket.stalled + 1)
+        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
+        stalled = 0 if moved else ticket.stalled + 1
+        ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
-        if ticket.stalled > submission.max_restarts:
-            return complain(f"{ticket.stalled} times without a step more", EXIT_RESUMABLE)
+        if why := ticket.spent(submission.max_restarts):
+            return complain(why, EXIT_RESUMABLE)
         return REQUEUE_CODE
 
 
@@ -271,4 +276,5 @@ def complain(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     sys.exit(main(sys.argv[1:]))

@@ -157,6 +157,41 @@ def test_a_step_more_resets_the_budget(attempts, watch, paths, heard) -> None:
         assert read_ticket(paths).stalled == stalled
 
 
+@pytest.mark.parametrize(("startup_s", "stops"), [(60.0, True), (2.0, False)])
+def test_steps_that_cost_more_starts_than_they_are_worth(
+    startup_s, stops, attempts, watch, paths, heard, monkeypatch
+) -> None:
+    """A step of 3 s more each time: preempted so often, it would never come to an end."""
+    attempts.ends = [("preempted", n) for n in range(1, 10)]
+    attempts.signals = dict.fromkeys(range(9), TERM)
+    write = watcher_test_write(startup_s, 3.0)
+    monkeypatch.setattr(attempts, "finish", lambda: write(attempts))
+    codes = []
+    for _ in range(4):
+        heard.clear()
+        codes.append(watch())
+        if codes[-1] == 75:
+            break
+    assert codes == ([REQUEUE_CODE, 75] if stops else [REQUEUE_CODE] * 4)
+    ticket = read_ticket(paths)
+    assert [list(each) for each in ticket.worths] == [[3.0, startup_s]] * 2
+    assert bool(ticket.spent(2)) is stops
+
+
+def watcher_test_write(startup_s: float, step_s: float):
+    """An end whose record knows its times."""
+
+    def finish(attempts):
+        outcome, steps = attempts.ends[attempts.number]
+        record = record_for("a", outcome, steps)
+        record.attempt = attempts.number
+        record.timing.startup_s, record.timing.train_s = startup_s, steps * step_s
+        write_record(attempts.paths, record)
+        return record
+
+    return finish
+
+
 def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
     write_ticket(paths, Ticket("/other.json", 0, stalled=9))
     attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
