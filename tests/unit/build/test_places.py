@@ -9,12 +9,14 @@ import transformers
 from prepared import write_jsonl
 from tokenizer_kinds import save_kind
 
+import eke.corpus.ask as asking
 from eke.build.batches import Collator
 from eke.build.heads import HEADS
 from eke.build.model import build_model_and_report
 from eke.build.places import check_places, padding_side
 from eke.errors import RunError
 from eke.plan import Plan
+from eke.prepare.prepare import prepare
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip
@@ -23,6 +25,12 @@ PERCEIVER = {"num_latents": 4, "d_latents": 32, "d_model": 32, "num_blocks": 1,
              "num_self_attends_per_block": 1, "num_self_attention_heads": 2,
              "num_cross_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip
 PAD = 1
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(asking, "_prepare", prepare)
 
 
 def make(kind: str, task: str, sizes, **more):
