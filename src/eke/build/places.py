@@ -24,8 +24,11 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
         model: in evaluation mode.
         task: option of the group `task`.
         pad: token that fills rows up.
+
+    Raises:
+        RunError: it takes no padded rows at all.
     """
-    whole = probe(model, 0)["input_ids"][:1]
+    whole = probe(model, 0)["input_ids"][:2]
     ids = whole[:, -NUM_SHORT:]  # with the end of text that some classifiers pool at
     alone = _logits(model, task, ids, ids)
     if not _alike(alone, _logits(model, task, ids, ids)):
@@ -37,9 +40,15 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
     for side, parts in sides.items():
         padded = torch.cat(parts, 1)
         mask = torch.cat([torch.full_like(part, part is ids) for part in parts], 1)
-        found = _logits(model, task, padded, ids, attention_mask=mask)
+        try:
+            found = _logits(model, task, padded, ids, attention_mask=mask)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # XLNet with attn_type=uni adds masks of different shapes
+            why = f"{type(model).__name__} takes no padded rows"
+            raise RunError(f"{why} -> batch.per_device=1 batch.eval_per_device=1") from error
         if found.dim() == 3 and found.shape[1] == whole.shape[1]:
-            found = found[mask.bool()][None]
+            found = found[mask.bool()].view(*ids.shape, -1)
         if found.shape == alone.shape and _alike(alone, found):
             return side
     return ""

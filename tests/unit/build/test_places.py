@@ -77,6 +77,12 @@ def test_what_sees_the_next_token_cannot_learn_to_predict_it() -> None:
             check_places(make(kind, "causal_lm", sizes), "causal_lm")
 
 
+def test_a_model_that_takes_no_padding_is_trained_row_by_row() -> None:
+    model = make("xlnet", "causal_lm", XLNET, attn_type="uni")
+    with pytest.raises(RunError, match=r"batch\.per_device=1"):
+        padding_side(model, "causal_lm", PAD)
+
+
 def test_an_output_without_a_place_for_each_token_is_refused() -> None:
     with pytest.raises(RunError, match="8 tokens with 64 places"):
         check_places(make("perceiver", "masked_lm", PERCEIVER), "masked_lm")
