@@ -181,14 +181,15 @@ class Columns:
     def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
         """Text labels by class, and the class of each number in order of appearance.
 
-        Where the checkpoint's head knows all of them, they have its numbers; else those of their
-        sorted order.
+        Where the checkpoint's head knows all of them, or transformers' own `LABEL_0` and the like
+        are they, they have these numbers; else those of their sorted order.
 
         Raises:
             ConfigError: there are more of them than classes.
         """
-        head = self.request.head_labels
-        names = head if set(self.names) <= set(head) else tuple(sorted(self.names))
+        plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
+        choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
+        names = next(names for names in choices if set(self.names) <= set(names))
         if len(names) > self.request.num_labels:
             listed = ", ".join(_shown(name) for name in names[:10])
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"

@@ -63,7 +63,7 @@ class Reader:
         found = self.count(key)
         if found is None:
             names = " or ".join(SYNONYMS.get(key, (key,)))
-            why = f"its config.json has no {names}: eke trains language models of one stack"
+            why = f"its config.json has no {names}, which eke's plans are made from"
             raise refuse(self.typed, why)
         return found
 
