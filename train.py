@@ -12,7 +12,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
     try:
         from eke.collecting import collect_seldom
+        from eke.streams import open_streams, use_utf8
 
+        use_utf8()
+        open_streams()
         collect_seldom()
         from eke.app import main
 

@@ -51,7 +51,7 @@ REPO = Path(__file__).resolve().parents[1]
 OF_THAT_DAY = ("attention=eager", "engine=trainer", "optimizer=adamw_forloop", "compile=none")
 """Libraries of 2021 and 2022: transformers' own attention, and its AdamW, one tensor at a time."""
 
-ASSUMED = "sentence lengths assumed: median 40 tokens"
+ASSUMED = "lengths assumed: median 40 tokens of source and target together"
 
 TABLES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "guide_v100": ("v100_16", (), ""),

@@ -36,9 +36,11 @@ def texts_of(store: Store, split: str) -> list[str]:
     return [bytes(int(t) - 8 for t in row if t >= 8).decode() for row in rows]
 
 
-def save_bpe(folder: Path, special: dict[str, str], size: int = 300) -> Path:
+def save_bpe(
+    folder: Path, special: dict[str, str], size: int = 300, ends_texts: bool = False
+) -> Path:
     """A byte-level BPE tokenizer with these special tokens (`{"eos_token": "</s>"}`)."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.BPE())
@@ -51,6 +53,13 @@ def save_bpe(folder: Path, special: dict[str, str], size: int = 300) -> Path:
         show_progress=False,
     )
     made.train_from_iterator(["row number one two three four five"] * 50, trainer)
+    if ends_texts:  # as T5's own
+        end = special["eos_token"]
+        made.post_processor = processors.TemplateProcessing(
+            single=f"$A {end}",
+            pair=f"$A {end} $B {end}",
+            special_tokens=[(end, made.token_to_id(end))],
+        )
     PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
     return folder
 

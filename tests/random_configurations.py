@@ -153,9 +153,10 @@ LEFT_OUT = {
     **{f"slurm.{each.name}": "of a cluster" for each in fields(Slurm)},
     **{
         f"sweep.{name}": "of a sweep"
-        for name in ("product", "rows", "zip", "exclude", "repeats", "strict")
+        for name in ("product", "rows", "zip", "exclude", "repeats", "seeds", "strict")
     },
     "distributed.num_nodes": "of a cluster",
+    "hardware.network_gbit_per_s": "between machines",
     "distributed.timeout_s": "a time nobody waits for",
     "distributed.deepspeed_config": "tests/unit/plan/test_ds_config.py",
     "model.name_or_path": "checkpoints have tests of their own",

@@ -51,6 +51,11 @@ def environment(tmp: Path) -> dict[str, str]:
     }
 
 
+#: Weights grow by a factor of 10,000 in each step: the loss is not finite after a few.
+DIVERGES = ("optimizer=sgd", "optimizer.lr=100", "optimizer.weight_decay=100",
+            "train.max_grad_norm=null", "schedule=constant")  # fmt: skip
+
+
 def started_by_torchrun(rank: int, world: int) -> dict[str, str]:
     """The variables that torchrun sets for one of several processes."""
     here = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}

@@ -5,8 +5,11 @@ EkeError                    anything eke says to a user; carries its exit code
 |                           where only the machine stands in the way, as a full disk does)
 |-- BusyError               another process is working on the same run (exit 2)
 `-- RunError                a run could not be finished (exit 1)
+    `-- ChangedError        its input or software is not what was planned (exit 2)
 """
 
+import errno
+import resource
 from dataclasses import dataclass
 
 
@@ -95,6 +98,12 @@ class RunError(EkeError):
     exit_code = 1
 
 
+class ChangedError(RunError):
+    """What a run reads, or the software, is not what was planned: it is refused, not trained."""
+
+    exit_code = 2
+
+
 def of_system(error: OSError, file: object = "a file") -> str:
     """What the operating system could not do, and with which file, in words.
 
@@ -102,4 +111,18 @@ def of_system(error: OSError, file: object = "a file") -> str:
         error: the system's.
         file: which one it was, where the error does not say.
     """
-    return f"{error.filename or file}: {error.strerror or error}"
+    told = f"{error.filename or file}: {error.strerror or error}"
+    return f"{told}; {why}" if (why := no_room(error)) else told
+
+
+def no_room(error: OSError) -> str:
+    """What helps where a file could not grow; empty for any other error."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    too_large = "its file system takes no larger files: paths.runs=FOLDER_ON_ANOTHER_DISK"
+    if limit != resource.RLIM_INFINITY:
+        too_large = f"no file may have more than {limit // 1024} KiB here: ulimit -f unlimited"
+    return {
+        errno.ENOSPC: "the disk is full: free some and run again",
+        errno.EDQUOT: "your quota on its disk is used up: free some and run again",
+        errno.EFBIG: too_large,
+    }.get(error.errno or 0, "")

@@ -275,7 +275,8 @@ def write_atomic(path: Path, content: str | bytes, shared: bool = False, mode: i
     Raises:
         OSError: the disk is full or the folder cannot be written; `path` is then as it was.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # The name of a folder may hold bytes that are no UTF-8.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     temporary = f".{path.name[:200]}.{secrets.token_hex(8)}.tmp"
     with hold_folder(path.parent, own=not shared) as folder:
         try:

@@ -110,7 +110,7 @@ class RunPaths:
 
     @property
     def model(self) -> Path:
-        """Link to the newest checkpoint: what plain transformers loads."""
+        """Link to the newest checkpoint's export: what plain transformers loads."""
         return self.folder / "model"
 
     @property
@@ -152,6 +152,11 @@ class SweepPaths:
         return host, process
 
     @property
+    def rerun(self) -> Path:
+        """How far its newest `rerun=true` is (eke.launch.rerun)."""
+        return self.folder / "rerun.json"
+
+    @property
     def fork_server(self) -> Path:
         """What the process printed that workers are forked from."""
         return self.folder / "fork_server.log"
@@ -172,6 +177,12 @@ def conf_folder() -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def program() -> str:
+    """What starts a training: a checkout has train.py, an installed package only the command."""
+    is_checkout = (Path(__file__).resolve().parents[2] / "train.py").is_file()
+    return "python train.py" if is_checkout else "eke train"
 
 
 def source_folder() -> str:

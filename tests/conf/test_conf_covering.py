@@ -95,7 +95,10 @@ def test_every_pair_of_options_composes() -> None:
     for row in covering_rows():
         overrides = [f"{group}={option}" for group, option in row.items()]
         overrides += mandatory(row)
-        assert compose(overrides, in_sweep=True).choices == row
+        chosen = compose(overrides, in_sweep=True).choices
+        if row["attention"] == "auto" and row["model"] != "pretrained":  # read from a checkpoint
+            row = {**row, "attention": "sdpa"}
+        assert chosen == row
 
 
 # Twelve rows of the array, spread over it: what `make test` sees of the pairs.

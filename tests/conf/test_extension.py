@@ -54,8 +54,13 @@ SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=16", "train.steps
 
 
 @pytest.fixture
-def own_options(tmp_path: Path) -> Path:
-    """A user's own folder of options, as --config-dir names it, with optimizer=rmsprop."""
+def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of options with optimizer=rmsprop.
+
+    In a checkout the file lies in `conf`, whose names are known; elsewhere `option:` has to be one
+    of eke's, unless it is a mere label.
+    """
+    monkeypatch.setattr("eke.compose.folder.LABELS", ("optimizer",))
     folder = tmp_path / "my options"
     (folder / "optimizer").mkdir(parents=True)
     (folder / "optimizer" / "rmsprop.yaml").write_text(RMSPROP)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from live import SHORT
-from support import PATIENCE_S, Finished, environment, last_wins
+from support import DIVERGES, PATIENCE_S, Finished, environment, last_wins
 
 WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
                  "batch.accumulation=2", "train.steps=5000")  # fmt: skip
@@ -65,7 +65,7 @@ def test_it_tries_confirms_and_writes_the_best(fit, train_py, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_diverging_training_is_tried_once(fit, tmp_path) -> None:
-    done = fit(*last_wins(*WORK, "optimizer.lr=1e9", "train.steps=50"))
+    done = fit(*last_wins(*WORK, *DIVERGES, "train.steps=50"))
     assert done.code == 1, done.text
     assert done.out.count("diverged:") == 1, done.text
     assert "lower optimizer.lr" in done.out
@@ -136,7 +136,7 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
         pytest.param(["--name", "no good"], "letters, digits", id="name"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
         pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
-        pytest.param(["seed=1,2"], "seed=1", id="a sweep"),
+        pytest.param(["seed=1,2"], "type one, or leave it out", id="a sweep"),
         pytest.param(
             ["--name", "a", "-m", "seed=1"],
             "eke fit --config-dir mine --name a seed=1",

@@ -132,8 +132,10 @@ def test_interrupted_killed_and_finished_by_typing_it_again(start, train_py, tmp
 
 
 def test_who_needs_a_process_of_its_own_gets_one(train_py, tmp_path) -> None:
-    rows = "{a:{},bad:{optimizer.lr:1e15},pair:{distributed:ddp,distributed.num_processes:2}}"
-    extra = ("optimizer=sgd", "train.max_grad_norm=null", f"sweep.rows={rows}", FORKING)
+    bad = "optimizer.lr:100,optimizer.weight_decay:100"
+    rows = f"{{a:{{}},bad:{{{bad}}},pair:{{distributed:ddp,distributed.num_processes:2}}}}"
+    steady = ("optimizer=sgd", "schedule=constant", "train.max_grad_norm=null")
+    extra = (*steady, f"sweep.rows={rows}", FORKING)
     done = train_py("-m", *last_wins(*SHORT, *extra))
     assert done.code == 1, done.text
     found = {

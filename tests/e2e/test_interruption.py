@@ -133,7 +133,7 @@ def test_damaged_checkpoints_are_skipped(start, train_py, tmp_path, undisturbed)
     live.finish()
     (folder,) = run_folders(tmp_path)
     newest, older = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
-    weights = newest / "model.safetensors"
+    weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     done = train_py(*LONG)
     assert done.code == 0, done.text

@@ -13,7 +13,7 @@ FASTER = ("experiment=small", "train.steps=4", "data.seq_len=32", "tracker=none"
 """The same models; what a step does, four show."""
 
 ENDS = {("demo", "diverges"): "diverged"}
-"""Cells that end in another way than ok, on purpose."""
+"""Jobs that end in another way than ok, on purpose."""
 
 
 def compiles_for_minutes(plan: Plan) -> bool:

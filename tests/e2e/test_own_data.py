@@ -46,7 +46,8 @@ def test_every_task_computes_the_same_however_rows_are_padded(
     file = write_jsonl(folder / "a.jsonl", ROWS)
     model, special, *more = task
     if kind == "tokenizer":
-        more.append(f"data.tokenizer={save_bpe(folder / 'tokenizer', special)}")
+        tokenizer = save_bpe(folder / "tokenizer", special, ends_texts=special is T5)
+        more.append(f"data.tokenizer={tokenizer}")
     typed = (*SHORT, model, "data=jsonl", f"data.path={file}", *more, "data.num_eval_samples=4")
     whole = curve_of(*typed)
     cut = curve_of(*typed, "batch.per_device=1", "batch.accumulation=4")

@@ -243,7 +243,7 @@ def test_a_full_disk_on_rank_0_ends_both(tmp_path, train_py) -> None:
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     (folder,) = run_folders(tmp_path)
-    assert "the disk is full" in record_of(folder)["failure"]["message"]
+    assert "no file may have more than" in record_of(folder)["failure"]["message"]
     wait_until_gone(folder)
 
 

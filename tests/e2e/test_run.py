@@ -2,7 +2,7 @@
 
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
-from support import last_wins
+from support import DIVERGES, last_wins
 
 
 def test_a_run_leaves_a_true_record(train_py, tmp_path) -> None:
@@ -74,9 +74,7 @@ def test_sixteen_bits_are_real_on_a_cpu(train_py, tmp_path) -> None:
 def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     done = train_py(
         *SHORT,
-        "optimizer=sgd",
-        "optimizer.lr=1e15",
-        "train.max_grad_norm=null",
+        *DIVERGES,
         "train.log_every=1",
     )
     assert done.code == 1, done.text
@@ -85,9 +83,7 @@ def test_divergence_is_an_outcome(train_py, tmp_path) -> None:
     assert "Traceback" not in done.text
     again = train_py(
         *SHORT,
-        "optimizer=sgd",
-        "optimizer.lr=1e15",
-        "train.max_grad_norm=null",
+        *DIVERGES,
         "train.log_every=1",
     )
     assert again.code == 1

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
-from support import PATIENCE_S, last_wins
+from support import DIVERGES, PATIENCE_S, last_wins
 
 SWEEP = last_wins(*SHORT, "precision=fp32,tf32", "optimizer=sgd,adamw,adamw_fused")
 
@@ -54,7 +54,7 @@ def test_what_is_started_ends_well_when_nobody_reads_its_lines(typed, start, tmp
 def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
     done = train_py(
         "-m",
-        *last_wins(*SHORT, "optimizer=sgd", "optimizer.lr=1e15,0.1", "train.max_grad_norm=null"),
+        *last_wins(*SHORT, *DIVERGES, "optimizer.lr=100,1e-3"),
     )
     assert done.code == 1
     assert [c["outcome"] for c in sweep_of(tmp_path)["cells"]] == ["diverged", "ok"]

@@ -88,6 +88,9 @@ PUBLISHED_TIMES = {
 """Table of src/eke/report/published -> how it is called."""
 
 
+FOUNDRY = "GPT models on A100 and H100 by MosaicML (`results/step_time_foundry.json`), {}"
+
+
 def _step_time(folder: Path) -> str:
     """How far off the time model's expected step is, and how often its range holds the truth."""
     rows = []
@@ -97,6 +100,9 @@ def _step_time(folder: Path) -> str:
     else:
         named = {"all": "all published rows (`results/step_time_published.json`)"} | PUBLISHED_TIMES
         rows += [(words, *_times(published["summary"][name])) for name, words in named.items()]
+    foundry = _read(folder, "step_time_foundry")
+    if foundry is not None:
+        rows += [(FOUNDRY.format(name), *_times(each)) for name, each in foundry["summary"].items()]
     cpu = _read(folder, "step_time_cpu")
     if cpu is None:
         rows.append(("random trainings on a CPU", ABSENT, ABSENT, ABSENT))

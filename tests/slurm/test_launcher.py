@@ -202,3 +202,46 @@ def test_what_slurm_refuses_is_told_and_nothing_is_left(cluster, train_py, tmp_p
     assert "Traceback" not in done.text
     assert not list(tmp_path.glob("runs/sweep-*/slurm/eke-*"))
     assert not cluster.ask("squeue", "--noheader")
+
+
+SHELL = {
+    "SBATCH_GRES": "gpu:2", "SBATCH_GPUS": "1", "SBATCH_CPUS_PER_GPU": "2", "SBATCH_BATCH": "none",
+    "SBATCH_INPUT": "/nosuch", "SBATCH_EXPORT": "NONE", "SBATCH_NO_KILL": "1", "SLURM_NTASKS": "4",
+    "SBATCH_PARTITION": "nosuch", "SBATCH_MEM_PER_CPU": "1T", "SLURM_EXPORT_ENV": "NONE",
+    "SBATCH_EXCLUSIVE": "x", "SRUN_CPUS_PER_TASK": "3", "SLURM_PROLOG": "/nosuch",
+    "SLURM_WORKING_DIR": "/nosuch", "SLURM_STDOUTMODE": "none", "SLURM_MEM_PER_NODE": "1T",
+}  # fmt: skip
+
+
+def test_no_variable_of_the_shell_changes_what_is_asked_for(
+    cluster, train_py, tmp_path, monkeypatch
+) -> None:
+    for name, value in SHELL.items():
+        monkeypatch.setenv(name, value)
+    typed = ("resources.partition=spot", "resources.memory=500M", "resources.gpus=0", "seed=0")
+    done = train_py(*CLUSTER, *SHORT, *typed)
+    assert done.code == 0, done.text
+    (folder,) = (each for each in run_folders(tmp_path) if (each / "record.json").exists())
+    assert record_of(folder)["outcome"] == "ok"
+    asked = cluster.ask("sacct", "--noheader", "--parsable2", "-X", "--format=Partition,ReqTRES")
+    assert asked.splitlines()[-1] == "spot|billing=1,cpu=1,mem=500M,node=1"
+
+
+def test_a_controller_that_is_down_is_told(cluster, train_py, tmp_path, monkeypatch) -> None:
+    done = train_py(
+        *CLUSTER, *SHORT, "seed=0,1", "+slurm.options.begin=tomorrow", "launcher.detach=true"
+    )
+    assert done.code == 0, done.text
+    down = tmp_path / "down.conf"
+    text = cluster.conf.read_text()
+    down.write_text(f"{text}\nSlurmctldPort=1\nMessageTimeout=2\n")
+    monkeypatch.setenv("SLURM_CONF", str(down))
+    shown = eke(tmp_path, "status", "runs")
+    assert shown.returncode == 1
+    assert "2 runs: 2 unknown" in shown.stdout
+    assert "SLURM does not answer: squeue reaches no SLURM controller" in shown.stdout
+    ended = eke(tmp_path, "cancel", "runs")
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("not asked: 2 runs with a job that may wait or run: squeue")
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    assert eke(tmp_path, "cancel", "runs").stdout == "asked 2 runs to save and end\n"

@@ -23,7 +23,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     scontrol.chmod(0o755)
     srun = bin_folder / "srun"
-    srun.write_text('#!/bin/sh\nshift 3\nexec "$@"\n')
+    srun.write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
     srun.chmod(0o755)
     (tmp_path / "train.py").symlink_to(REPO / "train.py")
     return {

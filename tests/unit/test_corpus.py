@@ -342,3 +342,13 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     assert [path for path in looked[first:] if str(path).endswith("0.txt")] == []
     (folder / "a" / "0.txt").write_text("other")
     assert corpora.fingerprint(corpora.open_corpus(config)) != answers[0][1], "and again after it"
+
+
+def test_names_of_other_bytes_are_read_and_are_labels_that_can_be_printed(tmp_path) -> None:
+    for label in (b"l\xff", b"m"):
+        os.mkdir(os.path.join(os.fsencode(tmp_path), label))
+        for name in (b"a.txt", b"b\xfe.txt"):
+            Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), label, name))).write_text("text")
+    corpus = corpora.text_files(tmp_path, "*.txt", 0.5)
+    assert len(corpora.fingerprint(corpus)) == 16
+    assert {piece.label for piece in corpus.pieces()} == {"l\\xff", "m"}

@@ -50,11 +50,14 @@ def test_every_error_carries_its_exit_code(error, code) -> None:
     assert error("words").exit_code == code
 
 
+FULL = "No space left on device; the disk is full: free some and run again"
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (OSError(28, "No space left on device", "/runs/a"), "/runs/a: No space left on device"),
-        (OSError(28, "No space left on device"), "a file: No space left on device"),
+        (OSError(28, "No space left on device", "/runs/a"), f"/runs/a: {FULL}"),
+        (OSError(28, "No space left on device"), f"a file: {FULL}"),
         (OSError("datasets' own words"), "a file: datasets' own words"),
     ],
     ids=["with its file", "without", "a library's"],

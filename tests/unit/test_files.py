@@ -146,3 +146,8 @@ def test_who_has_a_file_open(tmp_path) -> None:
         assert not has_open(os.getppid(), path)
     with pytest.raises(FileNotFoundError):
         has_open(2**22 + 1, path)  # above the kernel's largest process number
+
+
+def test_a_text_that_names_other_bytes_can_be_written(tmp_path) -> None:
+    write_atomic(tmp_path / "a", f"in {os.fsdecode(b'odd-%s' % bytes([255]))}")
+    assert (tmp_path / "a").read_text() == "in odd-\\udcff"

@@ -46,12 +46,13 @@ tests/unit/pretrained)."""
 PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
     "tracker.uri",
-    "hardware.option", "paths.runs", "launcher.cpu_slots", "launcher.runs_per_device",
+    "hardware.option", "hardware.network_gbit_per_s", "paths.runs", "launcher.cpu_slots",
+    "launcher.runs_per_device",
     "launcher.fork_server", "launcher.detach",
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
     "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
-    "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
     "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
 }  # fmt: skip
 """They change neither the result nor what is measured."""
@@ -94,6 +95,7 @@ OTHER = {
     "data.median_len": 9,
     "data.pad_to_multiple_of": 8,
     "dataloader.prefetch": 4,
+    "hardware.network_gbit_per_s": 100.0,
     "model.head_dim": 8,
     "model.num_decoder_layers": 3,
     "model.num_key_value_heads": 2,

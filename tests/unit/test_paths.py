@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import eke
-from eke.paths import RunPaths, conf_folder
+from eke.compose import help_text
+from eke.compose.wording import multirun
+from eke.paths import RunPaths, conf_folder, program
 from eke.peers import child_environment
 
 
@@ -41,3 +43,15 @@ def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
     assert done.stdout.strip() == eke.__file__
     monkeypatch.delenv("PYTHONPATH")
     assert os.pathsep not in child_environment()["PYTHONPATH"]
+
+
+def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch) -> None:
+    assert program() == "python train.py"
+    package = tmp_path / "site-packages" / "eke"
+    package.mkdir(parents=True)
+    (package / "conf").symlink_to(conf_folder())
+    monkeypatch.setattr("eke.paths.__file__", str(package / "paths.py"))
+    assert program() == "eke train"
+    assert help_text().count("eke train ") == 5
+    assert "train.py" not in help_text()
+    assert multirun() == "eke train -m"

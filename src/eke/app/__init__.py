@@ -1,6 +1,5 @@
 """What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import eke
@@ -28,6 +27,7 @@ from eke.compose import (
     sweep_by_hydra,
 )
 from eke.errors import ConfigError, EkeError, Problem, of_system
+from eke.paths import program
 from eke.peers import check_started_ranks, check_started_tasks
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 
@@ -74,7 +74,8 @@ def main(
             from eke.app.sweep import sweep  # only here, too
 
             return sweep(arguments, as_json, trace)
-        return run(compose(arguments.overrides, arguments.config_dir), as_json, why, trace)
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
+        return run(composed, as_json, why, trace)
     except EkeError as error:
         return complain(str(error), error.exit_code)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
@@ -94,7 +95,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
     if pooled:
         reason = "is for the runs of a sweep, and this is a single run"
-        command = f"python train.py -m {' '.join(composed.overrides)}"
+        command = f"{program()} -m {' '.join(composed.overrides)}"
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         plan = plan_for(composed, planning=True, means=Means(trace=trace))
@@ -107,9 +108,8 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
 def ask_hydra(arguments: Arguments) -> int:
     """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
     if is_completion(arguments):
-        sys.stdout.write(answer_shell(arguments.overrides))
-        return EXIT_OK
+        return say(answer_shell(arguments.overrides).removesuffix("\n"))
     check_question(arguments)
     if not arguments.multirun:
         compose(arguments.overrides, arguments.config_dir)
-    return run_hydra_flags(arguments)
+    return say(run_hydra_flags(arguments))

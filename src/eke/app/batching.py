@@ -12,6 +12,7 @@ from eke.forecast import (
     Method,
     Probe,
     Search,
+    Verdict,
     note_choice,
     refuse_what_ran_out,
     reserve_of,
@@ -161,7 +162,8 @@ def _reasons(
     if not chosen.fits:
         enough = chosen.forecast.best.high <= capacity + reserve_of(plan)
         left = f"fits, but leaves less than {format_bytes(reserve_of(plan))} to others"
-        what = f"smallest {kept}, and {left if enough else 'may not fit'}"
+        tight = "does not" if chosen.forecast.verdict is Verdict.does_not_fit else "may not"
+        what = f"smallest {kept}, and {left if enough else f'{tight} fit'}"
     elif chosen.larger is None:
         what = f"all of batch.target={target} at once fits"
     else:

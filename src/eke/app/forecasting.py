@@ -29,7 +29,6 @@ from eke.pace import as_json as time_as_json
 from eke.pace import forecast_time, num_runs, render_time, slowdown, speed_cell
 from eke.plan import Plan, plan_to_plain, render_plan, samples_to_keep
 from eke.report import PlanningLine
-from eke.schema import Hardware
 
 ALL = "hardware=all"
 
@@ -160,7 +159,7 @@ def compare_on_all_devices(
     plans: dict[str, Plan] = {}
     refused: dict[str, tuple[int | None, str]] = {}
     for option, device in DEVICES.items():
-        config = replace(composed.config, hardware=Hardware(option=option))
+        config = replace(composed.config, hardware=replace(composed.config.hardware, option=option))
         choices = composed.choices | {"hardware": option}
         one = replace(composed, config=config, choices=choices)
         try:

@@ -100,9 +100,10 @@ def plan_on(
     facts = Facts(config, device, planning, num_nodes)
 
     def plan_of(each: Permitted) -> Plan:
-        return make_plan(
+        made = make_plan(
             each.config, recipe.choices, composed.overrides, device, reason, each.warnings
         )
+        return replace(made, config_dir=str(composed.config_dir or ""))
 
     allowed = _allowed(facts, lenient, plan_of)
     plan, seen_to_fit = plan_of(allowed[0]), False

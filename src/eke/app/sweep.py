@@ -18,12 +18,14 @@ from eke.errors import ConfigError, EkeError, Problem
 from eke.forecast import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
 from eke.hardware import usable_cores
 from eke.launch import (
+    Board,
     Books,
     Cell,
     Devices,
     Job,
     Place,
     Pool,
+    Rerun,
     SweepFile,
     done_again,
     find_devices,
@@ -92,6 +94,14 @@ class Planned:
         """Its file, kept up to date while it runs."""
         return SweepFile(self.paths, self.command, self.cells, self.name)
 
+    def rerun(self, board: Board) -> Rerun:
+        """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
+        rerun = Rerun(self.paths, self.jobs)
+        if rerun.goes_on:
+            anew = f"rm {self.paths.rerun} begins it anew"
+            board.note(f"rerun=true goes on where it was interrupted; {anew}")
+        return rerun
+
 
 def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
     """Plan every cell before the first one runs, then run them here or in a cluster.
@@ -111,7 +121,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
         line.close()
         raise ConfigError(problem)
-    identity = sweep_id([cell.overrides for cell in expanded.cells])
+    own = [each.config for each in composed if each.config_dir]
+    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
     group = f"sweep-{identity}"
     cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
     planning = composed[0].config.plan_only
@@ -126,7 +137,8 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
         return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
     idle = without_pool if launcher == "slurm" else without_cluster
-    for text in idle(arguments.overrides):
+    unused = not_asked_for(jobs, cells, plans) if launcher == "slurm" else []
+    for text in [*idle(arguments.overrides), *unused]:
         say(f"  warning: {text}")
     first = composed[0].config
     planned = Planned(
@@ -148,6 +160,20 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     if launcher == "slurm":
         return run_in_cluster(planned, first.launcher.detach)
     return run_here(planned, first.launcher)
+
+
+def not_asked_for(
+    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None]
+) -> list[str]:
+    """What cells would ask a cluster for, were their runs not those of cells that ask for else."""
+    told = []
+    for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
+        plan = plans[number]
+        if plan and make_request(plan) != make_request(job.plan):
+            mine = set(cells[number].overrides) - set(cells[job.number].overrides)
+            words = " ".join(sorted(mine)) or "what is usual"
+            told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
+    return list(dict.fromkeys(told))
 
 
 def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
@@ -216,13 +242,14 @@ def run_here(planned: Planned, launcher: Launcher) -> int:
     jobs, log = planned.jobs, planned.paths.fork_server
     devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file = planned.file()
-        books = Books(jobs, board, file)
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(jobs, board, file, partial(place_of, old=rerun.old))
         if not launcher.fork_server:
             Pool(books, devices).run()
         else:
             with forking([job.plan for job in jobs], devices, log, board.note) as server:
                 Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
+        rerun.end()
     return planned.show(file.problem)
 
 
@@ -235,8 +262,8 @@ def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
 def run_in_cluster(planned: Planned, detach: bool) -> int:
     """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
     with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file = planned.file()
-        books = Books(planned.jobs, board, file, place_in_cluster)
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(planned.jobs, board, file, partial(place_in_cluster, old=rerun.old))
         cluster = Cluster(books, planned.paths, planned.identity)
         cluster.submit()
         try:
@@ -244,6 +271,7 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
                 cluster.watch()
         except KeyboardInterrupt:
             say("")
+        rerun.end()
     if not cluster.unfinished():
         return planned.show(file.problem)
     folder, left = planned.paths.folder, cluster.without_job()

@@ -3,14 +3,18 @@
 import sys
 
 from eke.peers import is_first, let_rank_0_speak, my_rank, speak
-from eke.record import EXIT_OK, EXIT_RESUMABLE
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.streams import lost
 
 
 def say(text: str) -> int:
-    """Print for the user, if still there; returns the exit code. Of several ranks one speaks."""
+    """Print for the user; returns the exit code of a command that does nothing else.
+
+    Of several ranks one speaks.
+    """
     if is_first():
         speak(text)
-    return EXIT_OK
+    return EXIT_FAILED if lost() else EXIT_OK
 
 
 def complain(text: str, code: int) -> int:

@@ -91,6 +91,8 @@ class Collator:
     """Token that fills rows up."""
     multiple: int = 1
     """Rows are padded to a multiple of this many tokens."""
+    left: bool = False
+    """Padding comes first, for models whose last place counts."""
     padding_free: bool = False
     """One row of all samples, whose positions restart at each."""
     sparse: bool = False
@@ -130,7 +132,7 @@ class Collator:
         longest = max(map(len, rows))
         padded = np.full((len(rows), longest + -longest % self.multiple), value)
         for into, row in zip(padded, rows, strict=True):
-            into[: len(row)] = row
+            into[-len(row) if self.left else 0 :][: len(row)] = row
         return padded
 
 

@@ -2,13 +2,14 @@
 
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from eke.corpus import Piece, read_piece
-from eke.errors import RunError
+from eke.corpus import Piece, read_piece, stamp
+from eke.errors import ChangedError, of_system
 from eke.tokens import BOS, NUM_SPECIAL_TOKENS
 
 IN_MEMORY_BYTES = 256 * 2**20
@@ -31,15 +32,26 @@ class Stream(Protocol):
         ...
 
 
-def byte_stream(pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES) -> Stream:
+Check = Callable[[], None]
+"""Raises ChangedError where the text is no longer what was planned."""
+
+
+def unchecked() -> None:
+    """For text that nobody planned."""
+
+
+def byte_stream(
+    pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
+) -> Stream:
     """The bytes of all pieces in their order, a BOS token after each.
 
     Args:
         pieces: the text.
         in_memory: bytes up to which it is read at once.
+        check: called when a file that is read in place is not as it was when this was called.
     """
     if sum(piece.size for piece in pieces) > in_memory:
-        return InPlace(pieces)
+        return InPlace(pieces, check)
     parts = [np.zeros(0, np.uint16)]
     for piece in pieces:
         parts += [_tokens(read_piece(piece)), np.array([BOS], np.uint16)]
@@ -49,9 +61,15 @@ def byte_stream(pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES) -> 
 class InPlace:
     """Reads each stretch from the files when it is asked for; the page cache does the rest."""
 
-    def __init__(self, pieces: tuple[Piece, ...]) -> None:
-        self.pieces = pieces
+    def __init__(
+        self,
+        pieces: tuple[Piece, ...],
+        check: Check = unchecked,
+        stamps: dict[Path, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.pieces, self.check = pieces, check
         self.ends = np.cumsum([piece.size + 1 for piece in pieces])
+        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -61,7 +79,7 @@ class InPlace:
         """Tokens from `window.start` to `window.stop`, uint16.
 
         Raises:
-            RunError: a file is shorter than it was.
+            ChangedError: a file is not what it was, or is gone.
         """
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
@@ -77,25 +95,30 @@ class InPlace:
         return found
 
     def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
-        content = os.pread(self._descriptor(piece.path), count, piece.start + offset)
+        descriptor = self._descriptor(piece.path)
+        content = os.pread(descriptor, count, piece.start + offset)
+        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+            if os.fstat(descriptor).st_nlink:  # what has lost its name, nobody edits
+                self.check()  # one that was only touched goes on
+            self.stamps[piece.path] = found
         if len(content) < count:
-            raise RunError(f"{piece.path} is shorter than when the run was planned")
+            raise ChangedError(f"{piece.path} is shorter than when the run was planned")
         return _tokens(content)
 
     def _descriptor(self, path: Path) -> int:
         if path not in self._open:
             if len(self._open) >= OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[path] = os.open(path, os.O_RDONLY)
+            try:
+                self._open[path] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise ChangedError(of_system(error)) from error
         self._open.move_to_end(path)
         return self._open[path]
 
-    def __getstate__(self) -> tuple[Piece, ...]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Descriptors do not travel to other processes."""
-        return self.pieces
-
-    def __setstate__(self, pieces: tuple[Piece, ...]) -> None:
-        self.__init__(pieces)  # type: ignore[misc]  # mypy 2.4 allows no second __init__
+        return InPlace, (self.pieces, self.check, self.stamps)
 
     def __del__(self) -> None:
         for descriptor in self._open.values():

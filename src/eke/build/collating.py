@@ -8,8 +8,8 @@ from eke.schema import Packing
 from eke.sizes import DECODERS, is_ragged
 
 
-def build_collator(plan: Plan) -> Collator:
-    """What puts the samples of a plan's micro-batches together."""
+def build_collator(plan: Plan, left: bool = False) -> Collator:
+    """What puts the samples of a plan's micro-batches together; `left` pads them in front."""
     config = plan.config
     # A causal model never sees what comes after a token, and padding comes last.
     bidirectional = config.model.family not in DECODERS
@@ -18,6 +18,7 @@ def build_collator(plan: Plan) -> Collator:
         needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
         pad=plan.vocabulary.pad,
         multiple=multiple,
+        left=left,
         padding_free=config.data.packing is Packing.padding_free,
         sparse=is_sparse(plan),
         shift=build_shift(plan),

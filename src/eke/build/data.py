@@ -177,8 +177,12 @@ class Data:
         )
 
 
-def build_data(plan: Plan) -> Data:
+def build_data(plan: Plan, left: bool = False) -> Data:
     """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
+
+    Args:
+        plan: the run.
+        left: rows are padded in front.
 
     Raises:
         ConfigError: the prepared tokens are gone and cannot be prepared again.
@@ -186,7 +190,7 @@ def build_data(plan: Plan) -> Data:
     """
     config = plan.config
     causal = config.task.option == "causal_lm"
-    collate = build_collator(plan)
+    collate = build_collator(plan, left)
     return Data(
         train=_open(plan, evaluation=False),
         evaluation=_open(plan, evaluation=True),

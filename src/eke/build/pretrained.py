@@ -16,13 +16,14 @@ from eke.build.attention import ATTENTION
 from eke.build.draws import drawn_in_float32
 from eke.build.dropout import kept_dropouts, set_dropout
 from eke.build.heads import HEADS
+from eke.build.places import check_places, padding_side
 from eke.build.precision import weights_dtype
 from eke.build.unused import freeze_unreached, probe
 from eke.corpus import Vocabulary
-from eke.errors import ConfigError, RunError
+from eke.errors import RunError
 from eke.plan import Plan
-from eke.pretrained import content_of, locate
 from eke.schema import PretrainedModel, SequenceClassification
+from eke.sizes import is_ragged
 from eke.units import format_number
 
 _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bias)$")
@@ -49,6 +50,8 @@ class LoadReport:
     """Frozen, since no output depends on them."""
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
+    padding: str = "right"
+    """Side on which rows can be padded; empty where the model computes otherwise beside padding."""
 
     @property
     def warnings(self) -> list[str]:
@@ -76,6 +79,11 @@ class LoadReport:
         if self.kept_dropouts:
             kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
+        if not self.padding:
+            found.append(
+                "padding changes what this model computes for the tokens beside it: losses depend "
+                "on which rows share a micro-batch (batch.per_device=1 batch.eval_per_device=1)"
+            )
         return found
 
 
@@ -100,7 +108,6 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         "trust_remote_code": False,
     }
     forked = [device] if device.type == "cuda" else []
-    _check_content(typed)
     try:
         model_config = checkpoint_configuration(plan)
         with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
@@ -129,27 +136,15 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
     report = _judge(typed, model, info)
     _check_size(plan, model)
     if typed.family == "other":
+        check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
+        if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
+            side = padding_side(model, config.task.option, plan.vocabulary.pad)
+            report = replace(report, padding=side)
     if typed.dropout is not None:
         kept = kept_dropouts(model, typed.dropout, probe(model, 0))
         report = replace(report, kept_dropouts=kept)
     return cast(nn.Module, model), report
-
-
-def _check_content(typed: PretrainedModel) -> None:
-    """The run is named by what was planned; the answer is cached, so asking again is cheap.
-
-    Raises:
-        RunError: the folder has changed since.
-    """
-    if "@" in typed.content:
-        return
-    try:
-        content = content_of(locate(typed.name_or_path, None))
-    except ConfigError as error:
-        raise RunError(error.short()) from error
-    if content != typed.content:
-        raise _refusal(typed, "has changed since the run was planned", "the same command again")
 
 
 def commit_of(model: PretrainedModel) -> str:

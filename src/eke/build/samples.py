@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from eke.build.byte_text import Stream, byte_stream
+from eke.build.byte_text import Check, Stream, byte_stream, unchecked
 from eke.corpus import Packs, Piece, Store, mix_seed, synthetic_length
 from eke.schema import Synthetic
 
@@ -111,7 +111,11 @@ def spread(count: int, keep: int | None) -> np.ndarray:
 
 
 def pack_windows(
-    pieces: tuple[Piece, ...], length: int, labels: list[str], keep: int | None = None
+    pieces: tuple[Piece, ...],
+    length: int,
+    labels: list[str],
+    keep: int | None = None,
+    check: Check = unchecked,
 ) -> Windows:
     """Pack the bytes of pieces class by class, a BOS token after each, and cut windows.
 
@@ -120,8 +124,10 @@ def pack_windows(
         length: tokens per window.
         labels: classes in the order of their numbers.
         keep: take this many windows, spread evenly over the text; None takes all.
+        check: see `byte_stream`.
     """
-    streams = [byte_stream(tuple(p for p in pieces if p.label == label)) for label in labels]
+    parts = [tuple(p for p in pieces if p.label == label) for label in labels]
+    streams = [byte_stream(part, check=check) for part in parts]
     return cut_windows(streams, length, keep)
 
 

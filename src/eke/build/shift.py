@@ -35,13 +35,20 @@ def build_shift(plan: Plan) -> Shift | None:
     model: Any = kind.__new__(kind)
     nn.Module.__init__(model)
     model.config = config
-    for name in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
-        if hasattr(kind, name):
-            return cast(Shift, getattr(model, name))
-    shift = getattr(sys.modules[kind.__module__], "shift_tokens_right", None)
-    if shift is None:
+    names = ("prepare_decoder_input_ids_from_labels", "_shift_right")
+    methods = [getattr(model, name) for name in names if hasattr(kind, name)]
+    alone: Any = getattr(sys.modules[kind.__module__], "shift_tokens_right", None)
+    if not methods and alone is None:
         raise RunError(f"{kind.__name__} does not say how it shifts labels -> another checkpoint")
     # input_ids, pad_token_id and, where the family has one, decoder_start_token_id
-    names = list(inspect.signature(shift).parameters)[1:]
-    values = [getattr(config, name) for name in names]
-    return lambda labels: cast(Tensor, shift(labels, *values))
+    inputs = [] if methods else list(inspect.signature(alone).parameters)[1:]
+    read = " ".join([*inputs, *map(inspect.getsource, methods)])
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        if name in read and getattr(config, name, None) is None:
+            raise RunError(
+                f"config.json has no {name}, which {kind.__name__} needs -> add it there"
+            )
+    if methods:
+        return cast(Shift, methods[0])
+    values = [getattr(config, name) for name in inputs]
+    return lambda labels: cast(Tensor, alone(labels, *values))

@@ -1,5 +1,7 @@
 """Which samples one split has: from the store, the text or the random numbers of the plan."""
 
+from functools import partial
+
 from eke.build.samples import (
     RandomTokens,
     Source,
@@ -23,8 +25,8 @@ from eke.corpus import (
     synthetic_lengths,
     window_length,
 )
-from eke.errors import RunError
-from eke.plan import Plan
+from eke.errors import ChangedError
+from eke.plan import Plan, check_inputs
 from eke.plan.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.schema import (
     Config,
@@ -53,7 +55,7 @@ def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
     elif plan.store:
         source, packs = _stored(plan, keep, evaluation)
     else:
-        source, packs = _bytes(config, wanted, evaluation), None
+        source, packs = _bytes(plan, wanted, evaluation), None
     samples = TaskSamples(source, config, plan.vocabulary)
     return samples if packs is None else PackedSamples(samples, packs, spread(len(packs), wanted))
 
@@ -102,13 +104,14 @@ def _open(plan: Plan) -> Store:
         assert request is not None, "the plan has prepared tokens"
         store = open_store(request)
     if store.manifest.digest != plan.data_fingerprint:
-        raise RunError(
-            "the data is no longer what was planned: its content changed; type the command again"
+        raise ChangedError(
+            "the data is no longer what was planned: its content changed -> the same command again"
         )
     return store
 
 
-def _bytes(config: Config, keep: int, evaluation: bool) -> Source:
+def _bytes(plan: Plan, keep: int, evaluation: bool) -> Source:
+    config = plan.config
     corpus = open_corpus(config)
     assert corpus is not None, "all that is neither synthetic nor prepared is text"
     if isinstance(config.task, SequenceClassification):
@@ -116,4 +119,5 @@ def _bytes(config: Config, keep: int, evaluation: bool) -> Source:
     else:
         labels = sorted({piece.label for piece in corpus.pieces()})
     pieces = corpus.evaluation if evaluation else corpus.train
-    return pack_windows(pieces, window_length(config), labels, keep)
+    check = partial(check_inputs, plan)
+    return pack_windows(pieces, window_length(config), labels, keep, check)

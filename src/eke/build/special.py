@@ -46,7 +46,7 @@ def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
     """
     if plan.vocabulary.is_bytes:
         return ()
-    table = model.get_input_embeddings().weight
+    table = getattr(model.get_input_embeddings(), "weight", None)  # Perceiver's has none
     learnt = []
     for name, module in model.named_modules():
         index = getattr(module, "padding_idx", None)

@@ -11,7 +11,7 @@ from eke.units import format_value
 
 
 def find_limit_problems(config: Config) -> list[Problem]:
-    """Every value outside its limits; the fix is the key's default."""
+    """Every value outside its limits; the fix is the key's default, or null."""
     return list(_walk(config, ""))
 
 
@@ -40,11 +40,11 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
             continue
         limit = field.metadata.get("limit")
         if isinstance(limit, Limit) and value is not None and not limit.admits(value):
-            default = format_value(field.default)
+            instead = format_value(limit.in_place_of(value, field.default))
             yield Problem(
                 path,
                 format_value(value),
                 f"must be {limit.describe(value)}",
-                f"{path}={default}",
+                f"{path}={instead}",
                 "limit",
             )

@@ -53,8 +53,15 @@ def max_positions(facts: Facts) -> int | None:
     return getattr(facts.config.model, "max_position_embeddings", None)
 
 
+def _longest(facts: Facts) -> int:
+    """Tokens of the longest row that encoder or decoder may read."""
+    return max(facts.config.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
+
+
 def _length_fix(facts: Facts) -> str:
     limit = max_positions(facts)
+    if _longest(facts) > facts.config.data.seq_len:
+        return f"task.target_len={limit}"
     usable = limit and (limit >= 4 or _is_pretrained(facts))
     return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
 
@@ -240,10 +247,16 @@ RULES = (
         id="sequence_fits_positions",
         verdict=Verdict.impossible,
         path="data.seq_len",
-        when=lambda f: (m := max_positions(f)) is not None and f.config.data.seq_len > m,
-        value=lambda f: f.config.data.seq_len,
+        when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
+        value=lambda f: (
+            f"{n} task.target_len = {_longest(f)}"
+            if _longest(f) > (n := f.config.data.seq_len)
+            else n
+        ),
         why=lambda f: (
-            f"is longer than model.max_position_embeddings = {max_positions(f)} of "
+            f"is longer than the {max_positions(f)} tokens that this checkpoint has positions for"
+            if _is_pretrained(f)
+            else f"is longer than model.max_position_embeddings = {max_positions(f)} of "
             f"model={f.config.model.option}"
         ),
         fix=_length_fix,

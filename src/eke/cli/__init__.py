@@ -6,13 +6,14 @@ from collections.abc import Callable
 from importlib import import_module
 
 from eke.collecting import collect_seldom
-from eke.record import EXIT_RESUMABLE, EXIT_USER
+from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 from eke.spelling import closest
+from eke.streams import lost, open_streams, use_utf8
 
 USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
 
-  eke train [overrides]    the same as python train.py
+  eke train [overrides]    one run, or with -m a sweep (python train.py in a checkout)
   eke plan [overrides]     every derived decision with its reason, and the memory
                            it takes; nothing is run (--json: for machines)
                            (--why: what dominates, and what would make it fit)
@@ -48,11 +49,17 @@ _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
+    if arguments is None:
+        use_utf8()
+    open_streams()
     collect_seldom()
+    typed = sys.argv[1:] if arguments is None else arguments
     try:
-        return _do(sys.argv[1:] if arguments is None else arguments)
+        code = _do(typed)
     except KeyboardInterrupt:  # while something was still being imported
         return EXIT_RESUMABLE
+    only_answers = typed[:1] not in (["train"], ["fit"], ["retry"])
+    return EXIT_FAILED if code == EXIT_OK and only_answers and lost() else code
 
 
 def _do(arguments: list[str]) -> int:

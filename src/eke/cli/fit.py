@@ -13,7 +13,7 @@ from eke.fit import Numerics, Objective
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
 
-What is typed behind it is what train.py takes. Groups that are typed stay as they are; of the
+What is typed behind it is what eke train takes. Groups that are typed stay as they are; of the
 others (attention, compile, kernels, memory, with --numerics also precision and optimizer) and of
 the micro-batch every combination is refused by rules, forecast, or may be tried. The samples per
 step and the length of samples are kept. Groups, options and keys: eke train --help

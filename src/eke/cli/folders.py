@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 from eke import app
 from eke.alignment import align
-from eke.cli.standings import counted, own_words
+from eke.cli.standings import counted, own_words, silence
 from eke.errors import ConfigError, EkeError, Problem, of_system
 from eke.files import has_open, read_json, read_text
 from eke.launch.follow import Tail
@@ -32,7 +33,16 @@ from eke.launch.standing import (
 )
 from eke.launch.watched import watchers_in
 from eke.paths import RunPaths, SweepPaths, user_path
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome, no_runs, read_attempts
+from eke.record import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_RESUMABLE,
+    Outcome,
+    no_runs,
+    read_attempts,
+    read_record,
+)
+from eke.streams import is_heard
 from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
@@ -55,9 +65,6 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except BrokenPipeError:  # `eke logs DIR | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except OSError as error:  # the disk is full, or a folder is gone
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED
@@ -74,11 +81,11 @@ def _status_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
 
 
-_JSON = ("label", "state", "step", "total", "loss", "where", "note")
+_JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print how far every run is."""
+    """Print how far every run is; returns EXIT_FAILED where SLURM could not be asked."""
     if options.live:
         from eke.cli.live import watch  # 30 ms of rich, which a table does without
 
@@ -91,7 +98,7 @@ def status(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plain, indent=2) + "\n")
     else:
         sys.stdout.write(render(standings) + "\n")
-    return EXIT_OK
+    return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
 def render(standings: Sequence[Standing]) -> str:
@@ -100,7 +107,7 @@ def render(standings: Sequence[Standing]) -> str:
     for each in standings:
         if each.note:
             lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
-    return "\n".join([*lines, "", counted(standings)])
+    return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
 def _row(each: Standing, words: str) -> tuple[str, ...]:
@@ -156,7 +163,7 @@ def follow_logs(
     followed = {each.paths.folder: each for each in told}
     known = {each.paths.folder: each.state for each in standings}
     going_on, asked = goes_on(folder, standings), time.monotonic()
-    while going_on:
+    while going_on and is_heard():
         time.sleep(FOLLOW_S)
         if time.monotonic() - asked >= ASK_S:
             standings = find_standings(folder)
@@ -208,7 +215,8 @@ def cancel(options: argparse.Namespace) -> int:
     """Ask every run that is queued or running to save and end, and none that waits to start."""
     folder = user_path(options.folder)
     # Cells that are the same run are one.
-    active = {s.paths.folder: s for s in find_standings(folder) if s.is_active}.values()
+    found = {s.paths.folder: s for s in find_standings(folder)}
+    active = [s for s in found.values() if s.is_active]
     begun = [s for s in active if s.state != WAITING]
     waiting = len(active) - len(begun)
     # One process watches over all runs of a local sweep; asked twice, it would kill them.
@@ -217,14 +225,23 @@ def cancel(options: argparse.Namespace) -> int:
     if waiting or locks or not active:  # others may wait for these runs, to go on with them
         locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
     answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
-    # Only now: whoever watches over jobs would submit others in the place of these.
-    scheduler.cancel([s.job for s in begun if s.job])
     refused = [text for text in answers.values() if text]
-    count = sum(bool(s.job) or not answers[watchers[s.paths.folder]] for s in begun)
-    said = [f"asked {format_number(count, 'run')} to save and end"] if begun else []
+    asked = {run for run, watcher in watchers.items() if not answers[watcher]}
+    # Only now: whoever watches over jobs would submit others in the place of these.
+    jobs = {s.paths.folder: s.job for s in begun if s.job}
+    try:
+        scheduler.cancel(list(jobs.values()))
+        asked |= jobs.keys()
+    except EkeError as error:
+        refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
+    unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
+    if unseen:
+        runs = format_number(len(unseen), "run")
+        refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
+    said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []
     said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
     said += ["asked the sweep to end"] if locks and not active and not refused else []
-    if not active and not locks:
+    if not active and not locks and not unseen:
         said = ["nothing is queued or running"]
     _print([line for line in ("; ".join(said), *refused) if line])
     return EXIT_FAILED if refused else EXIT_OK
@@ -265,23 +282,23 @@ def _retry_options(parser: argparse.ArgumentParser) -> None:
         "--only",
         choices=_BAD,
         action="append",
-        help="outcomes to try again (default: all three, and records that cannot be read); typing"
-        " the sweep again, which follows, runs what has crashed or not ended in any case",
+        help="run only this outcome again (default: all three, and records that cannot be read);"
+        " the sweep's command, which follows, also runs what has crashed or has not ended",
     )
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Set the records of failed runs aside and type the sweep again."""
+    """Set the records of failed runs aside and start the sweep's command again."""
     folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
             missing = [user_path(options.folder)]
             raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
-        why = (
-            "is not the folder of a sweep; a single run is typed again, with rerun=true if need be"
-        )
-        raise ConfigError(Problem("DIR", str(folder), why, "eke retry runs/sweep-ID"))
+        run = read_record(RunPaths(folder))
+        why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
+        fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
+        raise ConfigError(Problem("DIR", str(folder), why, fix))
     wanted = options.only or [*_BAD, UNREADABLE]
     found = {_run(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
@@ -292,9 +309,10 @@ def retry(options: argparse.Namespace) -> int:
     refuse_a_copy(folder, content)
     os.chdir(content["directory"])
     with aside(chosen):
-        _print([f"to try again: {format_number(len(chosen), 'run')}"])
         if not chosen:
+            _print([f"nothing to run again: no run is {' or '.join(wanted)}"])
             return EXIT_OK
+        _print([f"running again: {format_number(len(chosen), 'run')}"])
         return search_again(command[1:]) if command[0] == "fit" else app.main(command)
 
 
@@ -346,7 +364,7 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
             for record, name in kept.items():
                 name.rename(record)
             back = format_number(len(kept), "record")
-            sys.stderr.write(f"nothing was started: {back} put back\n")
+            sys.stderr.write(f"nothing was started; {back} restored\n")
 
 
 def _traces(paths: RunPaths) -> list[int]:
@@ -367,7 +385,7 @@ DESCRIPTIONS = {
     "status": "How far runs are, on this machine and in the cluster.",
     "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
     "cancel": "Asks runs to save a checkpoint and end. The same command continues them.",
-    "retry": "Runs again what ran out of memory, diverged or crashed; records are kept aside.",
+    "retry": "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
 }
 
 Parse = Callable[[argparse.ArgumentParser], None]

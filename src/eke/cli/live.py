@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eke.cli.standings import counted, own_words
+from eke.cli.standings import counted, own_words, silence
 from eke.launch.standing import (
     ACTIVE,
     NOT_STARTED,
@@ -24,6 +24,7 @@ from eke.launch.standing import (
     goes_on,
 )
 from eke.record import EXIT_OK, Outcome
+from eke.streams import is_heard
 from eke.units import format_seconds
 
 LOOK_S = 1.0
@@ -77,7 +78,7 @@ def _on_terminal(
             standings = look(folder)
             height = shutil.get_terminal_size().lines
             live.update(render(standings, height), refresh=True)
-            if not goes_on(folder, standings):
+            if not (goes_on(folder, standings) and is_heard()):
                 return EXIT_OK
             pause = ASK_S if any(each.job for each in standings) else LOOK_S
             sleep(max(pause, SLOW_FACTOR * (time.monotonic() - began)))
@@ -97,7 +98,7 @@ def _plain(
             known[each.paths.folder] = each.state
         sys.stdout.write(f"{summary(standings)}\n")
         sys.stdout.flush()
-        if not goes_on(folder, standings):
+        if not (goes_on(folder, standings) and is_heard()):
             return EXIT_OK
         sleep(PLAIN_S)
 
@@ -123,7 +124,7 @@ def summary(standings: Sequence[Standing]) -> str:
     """How many are where, and how long what runs will take."""
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
-    return counted(standings) + longest
+    return counted(standings) + longest + silence(standings)
 
 
 def _whole(standings: Sequence[Standing]) -> RenderableType:

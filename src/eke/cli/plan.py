@@ -10,7 +10,7 @@ Every decision that a configuration leaves open, with its reason; how much of it
 it takes, and whether it fits; how long a step takes, as an estimate. Nothing is run, and no GPU is
 needed: hardware=h100 plans for another machine.
 
-What is typed behind it is what train.py takes. Its groups, their options and keys:
+What is typed behind it is what eke train takes. Its groups, their options and keys:
 eke train --help
 
   --why            also what dominates memory, and overrides that make room

@@ -38,9 +38,6 @@ def main(arguments: Sequence[str]) -> int:
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except BrokenPipeError:  # `eke report DIR | head`
-        sys.stderr.close()
-        return EXIT_OK
     except OSError as error:  # the disk is full, or a folder cannot be written
         sys.stderr.write(f"{of_system(error)}\n")
         return EXIT_FAILED

@@ -19,3 +19,15 @@ def counted(standings: Sequence[Standing]) -> str:
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
+
+
+def silence(standings: Sequence[Standing]) -> str:
+    """What was not seen because SLURM does not answer; empty where it does, or was not asked."""
+    silent = {each.paths.folder: each.silent for each in standings if each.silent}
+    if not silent:
+        return ""
+    return (
+        f"\nSLURM does not answer: {next(iter(silent.values()))}\n"
+        f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
+        " what the runs' own files say"
+    )

@@ -7,6 +7,7 @@ from eke.compose.claims import claims, compose_with, is_set
 from eke.compose.composer import Composed, compose
 from eke.compose.help import help_text
 from eke.compose.shells import answer_shell
+from eke.compose.wording import multirun
 
 __all__ = [
     "Arguments",
@@ -21,6 +22,7 @@ __all__ = [
     "is_for_hydra",
     "is_set",
     "launcher_of",
+    "multirun",
     "run_hydra_flags",
     "split_arguments",
     "sweep_by_hydra",

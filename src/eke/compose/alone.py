@@ -1,6 +1,7 @@
 """Which option files write into their own section only, beside whatever else is chosen."""
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -44,3 +45,37 @@ def _is_alone(entry: Any, group: str, is_preset: bool, catalogue: Catalogue) -> 
     if not match or (match["group"] and not match["here"] and not is_preset):
         return False  # `/model/tiny` without `@_here_` goes below the section
     return stands_alone(match["group"] or group, match["option"], catalogue)
+
+
+def set_by_preset(group: str, option: str, catalogue: Catalogue) -> Iterator[str]:
+    """What a preset's file sets, and the presets that it starts from."""
+    file = catalogue.options.get(group, {}).get(option)
+    if file is None:
+        return
+    content: dict[str, Any] = yaml.safe_load(file.read_text()) or {}
+    for entry in content.pop("defaults", None) or []:
+        yield from _of_entry(entry, group, catalogue)
+    yield from _paths(content)
+
+
+def _of_entry(entry: Any, group: str, catalogue: Catalogue) -> Iterator[str]:
+    """One entry of a defaults list: `override /precision: bf16`, `/experiment/small`, `small`."""
+    if isinstance(entry, Mapping):
+        for key in entry:
+            name = str(key).removeprefix("override ").lstrip("/")
+            if name not in PRESETS:
+                yield name
+        return
+    other, _, option = str(entry).lstrip("/").rpartition("/")
+    if (other or group) in PRESETS:
+        yield from set_by_preset(other or group, option, catalogue)
+
+
+def _paths(content: Mapping[str, Any], above: Iterable[str] = ()) -> Iterator[str]:
+    """The key path of every value."""
+    for key, value in content.items():
+        path = (*above, str(key))
+        if isinstance(value, Mapping):
+            yield from _paths(value, path)
+        else:
+            yield ".".join(path)

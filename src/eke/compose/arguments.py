@@ -1,6 +1,7 @@
 """The command line before Hydra sees it: overrides, eke's flags, Hydra's flags."""
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ _SWITCHES = {
     "--multirun": "multirun",
     "-m": "multirun",
     "--version": "version",
+    "--cell": "cell",
 }
 _CONFIG_DIR = ("--config-dir", "-cd")
 # A value that a flag can have, for who typed none.
@@ -54,6 +56,8 @@ _EXAMPLES = {
 }
 # Known to `eke plan` alone, which takes them away before this.
 _OF_PLAN = ("--why", "--quick", "--json")
+_BYTE = re.compile("[\udc80-\udcff]")
+"""What Python puts in the place of a byte that is no UTF-8 (PEP 383)."""
 # Every flag -> values that follow.
 _FLAGS = {
     **_HYDRA_FLAGS,
@@ -75,6 +79,8 @@ class Arguments:
     """--version."""
     multirun: bool = False
     """--multirun, -m: the overrides span a sweep."""
+    cell: bool = False
+    """--cell: the overrides are those of one run of the sweep that they name."""
     config_dir: Path | None = None
     """--config-dir, -cd: a folder with the user's own options."""
     hydra_flags: tuple[str, ...] = ()
@@ -114,6 +120,8 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     Raises:
         ConfigError: flags that nobody knows, each with its `key=value` form.
     """
+    if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
+        raise ConfigError(unreadable)
     reader = _Reader(list(argv))
     catalogue = make_catalogue()
     while reader.tokens:
@@ -131,9 +139,21 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
         help="help" in reader.switches,
         version="version" in reader.switches,
         multirun="multirun" in reader.switches,
+        cell="cell" in reader.switches,
         config_dir=reader.config_dir,
         hydra_flags=tuple(reader.hydra_flags),
     )
+
+
+def _no_utf8(token: str) -> Problem:
+    """Plans, records and trackers hold text: a name of other bytes has no place there."""
+    start = token.find("=") + 1
+    key, name = token[:start], token[start:]
+    typed = re.sub(r"[\udc80-\udcff'\\]", lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", name)
+    new = _BYTE.sub("_", name)
+    rename = f"   (after mv $'{typed}' {shlex.quote(new)})" if os.path.lexists(name) else ""
+    fix = f"{shlex.quote(key + new)}{rename}"
+    return Problem(key[:-1] or "a word", typed, "is no UTF-8 text, which eke's files hold", fix)
 
 
 def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[str, int]) -> None:
@@ -178,7 +198,10 @@ def _unknown_flag(
         return Problem(flag, "", "is a flag of eke plan", fix)
     fix = mend(override, catalogue)
     why = "there is no such flag; settings are typed as key=value, without dashes"
-    return Problem(flag, value or "", why, fix or "KEY=VALUE")
+    if not fix:
+        flags = ", ".join([*also, "-m", "--config-dir FOLDER", "--cfg job", "--help", "--version"])
+        why = f"there is no such flag or setting; flags are {flags}"
+    return Problem(flag, value or "", why, fix)
 
 
 def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:

@@ -9,9 +9,9 @@ import hydra
 
 from eke.compose.arguments import INFO_VALUES, Arguments
 from eke.compose.catalogue import make_catalogue
-from eke.compose.overrides import as_hydra_takes_it
 from eke.compose.shells import COMPLETION_FLAGS
 from eke.compose.suggest import nearest_key
+from eke.compose.trees import as_hydra_takes_it
 from eke.compose.wording import as_typed, closest, shown
 from eke.errors import ConfigError, Problem
 from eke.paths import conf_folder
@@ -92,12 +92,11 @@ def _wrong_together(
     return []
 
 
-def run_hydra_flags(arguments: Arguments) -> int:
-    """Let Hydra print its answer to a question that `check_question` found right.
+def run_hydra_flags(arguments: Arguments) -> str:
+    """Hydra's answer to a question that `check_question` found right.
 
     Raises:
         ConfigError: there is no such package, or whatever else Hydra ends with.
-        OSError: the answer cannot be written.
     """
     register()
     folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
@@ -120,9 +119,7 @@ def run_hydra_flags(arguments: Arguments) -> int:
     finally:
         sys.argv = before
     sys.stderr.write(complaint.getvalue())
-    sys.stdout.write(answer.getvalue())
-    sys.stdout.flush()
-    return 0
+    return answer.getvalue().removesuffix("\n")
 
 
 def _refused(arguments: Arguments, complaint: str) -> Problem:

@@ -18,9 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 
 from eke.compose.catalogue import Catalogue
 from eke.compose.composer import open_catalogue
-from eke.compose.overrides import as_hydra_takes_it, find_problems, parse
-from eke.compose.trees import hydra_state
-from eke.compose.wording import MULTIRUN, as_typed, closest, shown
+from eke.compose.overrides import find_problems, parse
+from eke.compose.trees import as_hydra_takes_it, hydra_state
+from eke.compose.wording import as_typed, closest, multirun, shown
 from eke.errors import ConfigError, Problem
 from eke.paths import conf_folder
 from eke.schema import register
@@ -165,7 +165,7 @@ def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:
         return []
     name = group.partition("/")[2]
     if key == "hydra.sweeper.params" or key.startswith("hydra.sweeper.params."):
-        fix = f"{MULTIRUN} KEY=VALUE,VALUE"
+        fix = f"{multirun()} KEY=VALUE,VALUE"
         return [Problem(key, shown(value), "is read by Hydra's own sweepers only", fix)]
     why = f"is a setting of a {name} of Hydra's, and none is chosen"
     example = next(iter(PACKAGES[group]))

@@ -29,6 +29,7 @@ from eke.schema.docs import field_docs
 FLAGS = {
     "--multirun": "several runs, one per value",
     "--config-dir": "a folder with your own options",
+    "--cell": "one run of a sweep, with its overrides",
     "--help": "groups and their options",
     "--cfg": "print the composed configuration",
     "--info": "how it was composed",

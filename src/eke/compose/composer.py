@@ -1,23 +1,27 @@
 """From a command line to a typed configuration, or to the list of everything wrong with it."""
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
-from eke.compose.folder import check_folder, explain_file, explain_untyped
+from eke.compose.folder import check_folder, check_options, explain_file, explain_untyped
+from eke.compose.hydra_settings import explain_in_files, is_launching
+from eke.compose.meaning import as_evaluation, option_for
 from eke.compose.overrides import find_problems, mend, parse
-from eke.compose.suggest import completed
+from eke.compose.suggest import completed, likeliest
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
-from eke.compose.values import admits, is_interpolation
-from eke.compose.wording import MULTIRUN, as_typed, first_line, shown
+from eke.compose.values import PLACEHOLDERS, admits, is_interpolation
+from eke.compose.wording import as_typed, first_line, multirun, shown
 from eke.errors import ConfigError, Problem
 from eke.pretrained import resolve_attention
 from eke.schema import VARIANTS, Config, PretrainedModel, Sweep
@@ -96,7 +100,8 @@ def checked(
     problems += contradictions(good)
     if problems:
         deeper = _deeper(good, problems, catalogue, config_dir)
-        raise ConfigError(_with_full_commands(problems, found) + deeper)
+        problems = _with_full_commands(problems, found) + deeper
+        raise ConfigError(_without_placeholders(problems, good))
     return good
 
 
@@ -107,24 +112,24 @@ def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem
 
 
 def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
-    """`seed = 3`, which a shell splits into three words; returns the other words, too."""
-    problems = []
-    while "=" in typed[1:-1]:
-        at = typed.index("=", 1)
-        text = f"{typed[at - 1]}={typed[at + 1]}"
+    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; returns the other words, too."""
+    problems: list[Problem] = []
+    rest: list[str] = []
+    while typed:
+        word = typed.pop(0)
+        key, equals, value = word.partition("=")
+        pieces = typed[:2] if typed[:1] == ["="] else typed[:1]
+        behind = "".join(pieces)
+        torn = (equals and not value) or (not equals and behind.startswith("="))
+        if not torn or not behind.strip("=") or "=" in behind.lstrip("="):
+            rest.append(word)
+            continue
+        text = word + behind
+        del typed[: len(pieces)]
         why = "a shell splits at spaces: there is none around the equals sign"
-        problems.append(
-            Problem(typed[at - 1], shown(f"= {typed[at + 1]}"), why, mend(text, catalogue))
-        )
-        del typed[at - 1 : at + 2]
-    return problems, typed
-
-
-def is_launching(text: str) -> bool:
-    """Whether an override says how runs are started, which no run has to know."""
-    return text.startswith(
-        ("hydra/launcher=", "hydra/sweeper=", "hydra.launcher.", "hydra.sweeper.")
-    )
+        key, _, value = text.partition("=")
+        problems.append(Problem(key, shown(f"= {value}"), why, mend(text, catalogue)))
+    return problems, rest
 
 
 def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -136,7 +141,7 @@ def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
         why = "is about a set of runs; without -m one run would start here"
     else:
         return []
-    return [Problem(key, shown(value), why, f"{MULTIRUN} {as_typed(text)}")]
+    return [Problem(key, shown(value), why, f"{multirun()} {as_typed(text)}")]
 
 
 def contradictions(texts: Sequence[str]) -> list[Problem]:
@@ -153,15 +158,24 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
     """Complete `-m` fixes to the whole command when everything else in it is right."""
-    forms = [p.fix for p in problems if p.fix.startswith(MULTIRUN)]
+    forms = [p.fix for p in problems if p.fix.startswith(multirun())]
     if len(forms) != len(problems) or not forms:
         return problems
     parts = [
-        found[text][-1].fix.removeprefix(MULTIRUN).strip() if found[text] else as_typed(text)
+        found[text][-1].fix.removeprefix(multirun()).strip() if found[text] else as_typed(text)
         for text in found
     ]
-    command = " ".join([MULTIRUN, *(part for part in parts if part)])
+    command = " ".join([multirun(), *(part for part in parts if part)])
     return [Problem(p.path, p.value, p.why, command, p.rule) for p in problems]
+
+
+def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
+    """Fixes without `data.path=FILE_OR_FOLDER` where it is typed, or another fix has it."""
+    words = [*good, *(word for p in problems for word in p.fix.split(" "))]
+    given = {w.strip("'").partition("=")[0] for w in words if not w.endswith(PLACEHOLDERS)}
+    known = [f" {w}" for w in words if w.endswith(PLACEHOLDERS) and w.partition("=")[0] in given]
+    pattern = "|".join(map(re.escape, known)) or "$^"
+    return [dataclasses.replace(p, fix=re.sub(pattern, "", p.fix)) for p in problems]
 
 
 # --- with Hydra ---------------------------------------------------------------------------------
@@ -191,6 +205,10 @@ def typed_tree(
         ConfigError: values that lead nowhere, are missing or are of another type.
     """
     problems = _unresolved(tree.config, good, catalogue)
+    if tree.of_hydra and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
+        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
+        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
     if problems:
         raise ConfigError(problems)
     try:
@@ -201,6 +219,8 @@ def typed_tree(
     if untyped:
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+    if problems := check_options(config, tree.choices, catalogue):
+        raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)
     if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later
@@ -246,6 +266,8 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
                 why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
         except OmegaConfBaseException as error:
             why = first_line(error)
+            if "${hydra" in text:
+                why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
             fix = as_typed(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
@@ -276,13 +298,13 @@ def _explain(
     problems = []
     for text in good:
         if text not in groups:
-            problems += _explain_one(text, groups, tree.config, catalogue, trees)
+            problems += _explain_one(text, good, tree.config, catalogue, trees)
     whole = Problem("command line", shown(" ".join(good)), first_line(error))
     return problems or [whole]
 
 
 def _explain_one(
-    text: str, groups: list[str], tree: DictConfig, catalogue: Catalogue, trees: Trees
+    text: str, good: list[str], tree: DictConfig, catalogue: Catalogue, trees: Trees
 ) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     section, _, name = key.rpartition(".")
@@ -290,21 +312,30 @@ def _explain_one(
         fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
         if name not in fields:
             option = str(OmegaConf.select(tree, f"{section}.option"))
-            return [_elsewhere(section, name, value, option, catalogue)]
+            return [_elsewhere(text, option, good, catalogue)]
         return []
     try:
-        trees.tree_as_hydra([*groups, text])
+        trees.tree_as_hydra([*(each for each in good if trees.chooses(each)), text])
     except Exception as error:
         return [Problem(key, shown(value), first_line(error))]
     return []
 
 
-def _elsewhere(section: str, name: str, value: str, option: str, catalogue: Catalogue) -> Problem:
+def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
     """The key exists, but in other options of the group."""
+    key, _, value = text.lstrip("+").partition("=")
+    section, _, name = key.rpartition(".")
     others = catalogue.options_with(section, name)
     why = f"{section}={option} has no {name}; {section} options that have it: {', '.join(others)}"
-    fix = as_typed(f"{section}={others[0]}", f"{section}.{name}={value}")
-    return Problem(f"{section}.{name}", shown(value), why, fix)
+    if any(other.startswith(f"{section}=") for other in good):
+        return Problem(key, shown(value), f"{why}; choose one of them, or leave it out")
+    wanted = likeliest(section, option, others, catalogue)
+    if name == "eval_path":
+        return Problem(key, shown(value), why, as_typed(*as_evaluation(value)))
+    if "jsonl" in others:
+        typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
+        wanted = option_for(next(typed, ".jsonl")) or wanted
+    return Problem(key, shown(value), why, as_typed(f"{section}={wanted}", text))
 
 
 def _deeper(

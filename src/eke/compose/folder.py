@@ -2,21 +2,26 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from omegaconf.errors import OmegaConfBaseException
 
+from eke.compose.alone import PRESETS
 from eke.compose.catalogue import Catalogue
+from eke.compose.hydra_settings import explain_in_files, is_hydras
 from eke.compose.suggest import nearest_key
 from eke.compose.values import admits, probably_meant
 from eke.compose.wording import closest, first_line
 from eke.errors import Problem
 from eke.paths import conf_folder
-from eke.schema import VARIANTS
+from eke.schema import VARIANTS, Config
 
 _FLAG = "--config-dir"
+
+LABELS = ("model", "precision", "memory", "dataloader", "slurm")
+"""Groups in which `option` only names a set of values: a user's file may have its own name."""
 
 GLOBAL = ("experiment", "recipe")
 """Groups whose files have the keys of the whole configuration."""
@@ -78,7 +83,7 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     key = _full_key(error)
     match = re.search(r"In '([^']+)'", text)
     name = key.rpartition(".")[2]
-    absent = re.search(r"Could not find '(\w+)/(\w+)'", text)
+    absent = re.search(r"Could not find '([\w/]+)/([\w.-]+)'", text)
     if absent:
         return _absent_option(absent[1], absent[2], folders, catalogue)
     file = _find_file(match[1] if match else "", folders)
@@ -94,6 +99,30 @@ def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Probl
     begun = _beginning(file) if file else None
     why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
     return begun or Problem(group, option, why, "mend this file")
+
+
+def check_options(
+    config: Config, choices: Mapping[str, str], catalogue: Catalogue
+) -> list[Problem]:
+    """`option:` in files: it names what is built, so eke must have it, with the same keys."""
+    problems = []
+    for group, files in catalogue.options.items():
+        section = getattr(config, group, None)
+        option = getattr(section, "option", None)
+        known = [name for name, file in files.items() if file.is_relative_to(catalogue.folders[0])]
+        named = option == choices.get(group) and (group in LABELS or option in known)
+        if option is None or named:
+            continue
+        fits = [o for o in known if catalogue.schema_class(group, o) is type(section)]
+        if option not in (known if group in LABELS else fits):
+            chosen = [catalogue.options[g][choices[g]] for g in (group, *PRESETS)]
+            setting = re.compile(rf"\boption\s*:\s*[\"']?{re.escape(option)}\b")
+            file = next((f for f in chosen if setting.search(f.read_text())), chosen[0])
+            why = f"is no option of {group} with these keys: {', '.join(fits)}"
+            usual = choices[group] if group in LABELS else fits[0]
+            fix = f"write option: {closest(option, fits) or usual}"
+            problems.append(Problem(f"{file}:{_line_of('option', file)}", option, why, fix))
+    return problems
 
 
 def _beginning(file: Path) -> Problem | None:
@@ -115,6 +144,9 @@ def _absent_option(
     group: str, option: str, folders: tuple[Path, ...], catalogue: Catalogue
 ) -> Problem:
     """A defaults list names an option that does not exist."""
+    if is_hydras(group):
+        files = [file for folder in reversed(folders) for file in folder.glob("*/*.yaml")]
+        return explain_in_files([group], files, option)[0]
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)

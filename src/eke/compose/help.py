@@ -4,21 +4,22 @@ import textwrap
 from pathlib import Path
 
 from eke.compose.catalogue import GROUPS, make_catalogue
+from eke.paths import program
 
 _WIDTH = 100
 _HEAD = """\
 eke finds, runs and compares the training recipes that get the most out of the GPUs you have.
-usage: python train.py [-m] [group=option ...] [key=value ...]     (-m: several runs, one per value)
+usage: PROGRAM [-m] [group=option ...] [key=value ...]     (-m: several runs, one per value)
 """
 _TAIL = """
 keys:   group.key=value, e.g. train.steps=100 optimizer.lr=1e-4 seed=1;  --cfg job shows them all
-flags:  -m, --config-dir FOLDER (your own options), --version, --hydra-help
+flags:  -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-help
 runs:   one folder each under paths.runs (./runs), named by the configuration's identity
 
-  python train.py precision=bf16 optimizer=adafactor
-  python train.py -m precision=fp32,bf16,fp16 seed=0,1
-  python train.py experiment=smoke hardware=cpu
-  python train.py recipe=low_memory model=llama_1b plan_only=true"""
+  PROGRAM precision=bf16 optimizer=adafactor
+  PROGRAM -m precision=fp32,bf16,fp16 seed=0,1
+  PROGRAM experiment=smoke hardware=cpu
+  PROGRAM recipe=low_memory model=llama_1b plan_only=true"""
 
 
 def help_text(config_dir: Path | None = None) -> str:
@@ -38,4 +39,4 @@ def help_text(config_dir: Path | None = None) -> str:
             break_on_hyphens=False,
         )
     heading = f"  {'group':<13}{'what it decides':<29}options, the default one first"
-    return "\n".join([_HEAD, heading, *lines, _TAIL])
+    return "\n".join([_HEAD, heading, *lines, _TAIL]).replace("PROGRAM", program())

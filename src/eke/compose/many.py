@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from eke.compose.composer import Composed, compose, is_launching, open_catalogue, typed_tree
+from eke.compose.composer import Composed, compose, open_catalogue, typed_tree
+from eke.compose.hydra_settings import is_launching
 from eke.compose.trees import NotSet, Tree, Trees, hydra_state
 from eke.errors import ConfigError, Problem
 

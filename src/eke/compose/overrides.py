@@ -4,23 +4,35 @@ Hydra's own parser decides what the text means; the catalogue decides whether th
 """
 
 import re
+import shlex
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.compose.catalogue import FIXED_FIELDS, Catalogue
+from eke.compose.hydra_settings import check_setting, is_hydras
+from eke.compose.lists import sweep_values
+from eke.compose.meaning import is_checkpoint, of_elsewhere, same_numbers
 from eke.compose.retired import Retired, find_retired
-from eke.compose.suggest import completed, nearest_key, number_key, text_key
+from eke.compose.suggest import completed, nearest_key, nothing_near, number_key, text_key
 from eke.compose.values import admits, default_text, is_interpolation, probably_meant
-from eke.compose.wording import MULTIRUN, as_typed, closest, first_line, quoted, shown
+from eke.compose.wording import as_typed, closest, multirun, quoted, shown, swept
 from eke.errors import Problem
-from eke.paths import user_path
+from eke.units import format_value
 
 # A sweep over more values than this is checked at its first ones only.
 _MAX_SWEEP_VALUES = 100
+_FAILED_CALL = re.compile(
+    r"\w+ while evaluating '(?P<name>\w+)\((?P<inside>.*)\)': (?P<why>[^\n]*)", re.DOTALL
+)
+"""What Hydra says of a function that exists, of arguments that it does not take."""
+
+
+# Groups whose options have sizes in their names.
+_SIZED = ("model", "hardware")
 _KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
 
 
@@ -51,8 +63,23 @@ def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
 
 def mend(text: str, catalogue: Catalogue) -> str:
     """What to type instead of `text`, which is right or has its own fix."""
-    problems = find_problems(text, catalogue)
+    problems = _next_problems(text, catalogue)
     return problems[0].fix if problems else as_typed(text)
+
+
+def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
+    """What would be said of an override that is proposed, its number's limits included."""
+    problems = find_problems(text, catalogue)
+    key, _, value = text.partition("=")
+    field = catalogue.keys.get(key)
+    if problems or not field or not field.limit:
+        return problems
+    number = parse(text).value()
+    if not isinstance(number, int | float) or field.limit.admits(number):
+        return []
+    instead = format_value(field.limit.in_place_of(number, field.default))
+    fix = as_typed(f"{key}={instead}")
+    return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
 
 
 # --- the shape of the text ----------------------------------------------------------------------
@@ -87,13 +114,11 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     name = text.strip().lstrip("+")
     why = "an override is key=value; there is no equals sign"
     group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
-    if separator and group in catalogue.options:
+    if separator and (group in catalogue.options or group in catalogue.keys):
         return Problem(shown(text), "", why, mend(f"{group}={option}", catalogue))
     row = find_retired(name)
     if row:
-        return Problem(
-            shown(text), "", f"{row.why}, as key=value", _instead(row, "true", catalogue)
-        )
+        return Problem(shown(text), "", row.why("true"), _instead(row, "true", catalogue))
     found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
     return Problem(shown(text), "", why, as_typed(found) if found else "")
 
@@ -111,11 +136,34 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
         return _unknown(plain, value, catalogue)
     if field and field.kind is str:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
-        return Problem(key, shown(value), why, as_typed(f"{plain}={quoted(value)}"))
-    bare = re.sub(r"[\[\](){}\"'$\\]", "", value)
-    why = f"brackets or quotes do not pair up, or it is no value: {shown(first_line(error))}"
+        begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
+        whole = quoted(value[1:] if begun else value)
+        return Problem(key, shown(value), why, as_typed(f"{plain}={whole}"))
+    if called := _FAILED_CALL.match(str(error)):
+        return _failed_call(plain, value, called, catalogue)
+    if "/" in value and (found := of_elsewhere(plain, value)):
+        why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
+        return Problem(key, shown(value), why, " ".join(mend(f, catalogue) for f in found))
+    bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
+    wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
+    why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
+    if field and field.words().startswith("a list"):
+        bare = f"[{bare}]"
     fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
-    return Problem(key, shown(value), why, fix or _default(plain, catalogue))
+    if field and not fix:
+        fix = as_typed(f"{plain}={probably_meant(field, value)}")
+    return Problem(key, shown(value), why, fix)
+
+
+def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalogue) -> Problem:
+    """A function of Hydra's grammar that there is not, or that does not take these arguments."""
+    name, inside = called["name"], called["inside"]
+    why = f"Hydra's {name}() does not take these values"
+    if called["why"].startswith("Unknown function"):
+        why = f"Hydra has no function {name}()"
+    plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
+    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(multirun())]
+    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else as_typed(plain))
 
 
 def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
@@ -137,8 +185,8 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     key, raw = parsed.key_or_group, _raw(parsed)
     known = key in catalogue.options or key in catalogue.keys or key in catalogue.sections
     plain = f"{key}={raw}"
-    if re.match(r"hydra[./]|hydra$", key):
-        return _check_hydra(parsed)
+    if is_hydras(key):
+        return check_setting(parsed, raw)
     if catalogue.is_entry(key):
         return _check_entry(parsed, catalogue)
     if not known:
@@ -167,43 +215,16 @@ def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """`trainer.extra.debug=...`: what it may be, `eke.check` knows."""
     key, raw = parsed.key_or_group, _raw(parsed)
     if parsed.is_delete():
-        why = "nothing can be removed from the configuration"
-        return [Problem(f"~{key}", "", why, "leave it out")]
+        return [_deleted(key, catalogue)]
     if parsed.is_sweep_override():
         return _check_sweep(parsed, catalogue)
     if not raw:
-        return [Problem(key, "(nothing)", "no value", "leave it out")]
+        return [Problem(key, "(nothing)", "no value; leave it out")]
     return []
-
-
-def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
-    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition.
-
-    `++precision=bf16`, set or add, is what a W&B agent types; Hydra takes it for keys only.
-    """
-    key, equals, value = text.lstrip("+").partition("=")
-    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
-    if mapping or catalogue.is_entry(key):
-        return f"++{key}{equals}{value}"
-    return text.removeprefix("++") if key in catalogue.options else text
 
 
 def _raw(parsed: Override) -> str:
     return (parsed.input_line or "").partition("=")[2]
-
-
-def _check_hydra(parsed: Override) -> list[Problem]:
-    key, raw, text = parsed.key_or_group, _raw(parsed), parsed.input_line or ""
-    if re.match(r"hydra[./](launcher|sweeper)\b|hydra\.(mode|sweep)\b", key):
-        why = "takes effect in a sweep only; without -m one run would start here"
-        command = MULTIRUN if key == "hydra.mode" else f"{MULTIRUN} {as_typed(text)}"
-        return [Problem(key, shown(raw), why, command)]
-    if key == "hydra.searchpath":
-        why = "your own options are found in a folder named by a flag"
-        return [Problem(key, shown(raw), why, "--config-dir FOLDER")]
-    if parsed.is_sweep_override():
-        return [Problem(key, shown(raw), "Hydra's own settings cannot be swept over")]
-    return []
 
 
 def _deleted(key: str, catalogue: Catalogue) -> Problem:
@@ -212,7 +233,9 @@ def _deleted(key: str, catalogue: Catalogue) -> Problem:
         fix = f"{key}={catalogue.without_effect(key)}"
         return Problem(f"~{key}", "", f"{why}; choose the option without effect", fix)
     field = catalogue.keys.get(key)
-    fix = f"{key}=null" if field and field.optional else _default(key, catalogue)
+    if not field:
+        return Problem(f"~{key}", "", f"{why}; leave it out")
+    fix = f"{key}=null" if field.optional else as_typed(f"{key}={default_text(field, key)}")
     return Problem(f"~{key}", "", why, fix)
 
 
@@ -229,53 +252,44 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     if group in catalogue.options and option:
         fix = mend(f"{group}={option}", catalogue)
         return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
+    if raw.lower() == "true" and (chosen := completed(key, catalogue)):
+        return Problem(key, shown(raw), "is an option here", as_typed(chosen))
     found = nearest_key(key, catalogue)
     if not found:
-        why = "there is no such key or group; `python train.py --help` lists them"
-        return Problem(shown(key), shown(raw), why)
+        return Problem(shown(key), shown(raw), nothing_near(key, catalogue))
     why = f"there is no such key; did you mean {found}?"
+    wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
+    why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
     fix = mend(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
     return Problem(shown(key), shown(raw), why, fix)
 
 
 def _instead(row: Retired, raw: str, catalogue: Catalogue) -> str:
-    return " ".join(mend(override, catalogue) for override in row.overrides(raw))
+    fixes = [mend(override, catalogue) for override in row.overrides(raw)]
+    return " ".join(fixes) if all(fixes) else ""
 
 
 def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
     """The row's reason, and what is wrong with its override for this value, if anything."""
+    why = row.why(raw)
     for override in row.overrides(raw):
-        for problem in find_problems(override, catalogue):
-            return f"{row.why}; {problem.value}: {problem.why}"
-    return row.why
+        for problem in _next_problems(override, catalogue):
+            return f"{why}; {problem.value}: {problem.why}"
+    return why
 
 
 def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     """The `-m` form, after the mistakes in single values; these are mended in the form."""
-    key, raw, element = parsed.key_or_group, _raw(parsed), parsed.value()
-    if isinstance(element, Glob):
-        values = element.filter(list(catalogue.options.get(key, {})))
-    else:
-        values = [str(v) for v in islice(_values(parsed), _MAX_SWEEP_VALUES)]
-    wrong: list[Problem] = []
-    right: list[str] = []
-    for value in values:
-        found = find_problems(f"{key}={value}", catalogue)
-        wrong += found
-        if not found:
-            right.append(value)
-        elif found[0].fix.startswith(f"{key}="):
-            right.append(found[0].fix.removeprefix(f"{key}="))
-    typed = f"{key}={','.join(dict.fromkeys(right))}" if wrong else f"{key}={raw}"
+    key, raw = parsed.key_or_group, _raw(parsed)
+    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
+    wrong = [problem for _, problems in found for problem in problems]
+    mended = [shlex.split(ps[0].fix) if ps else [f"{key}={value}"] for value, ps in found]
+    typed = swept(mended) if wrong else as_typed(f"{key}={raw}")
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
-    return [*wrong, Problem(key, shown(raw), why, f"{MULTIRUN} {as_typed(typed)}")]
-
-
-def _values(parsed: Override) -> Any:
-    """The values of a sweep as text; an interval has none until an optimizer asks for them."""
-    return iter(()) if parsed.is_interval_sweep() else parsed.sweep_string_iterator()
+    return [*wrong, Problem(key, shown(raw), why, f"{multirun()} {typed}" if typed else "")]
 
 
 # --- a value for a group, a section, a key ------------------------------------------------------
@@ -302,7 +316,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
     text = str(value)
     row = find_retired(f"{group}={text}")
     if row:
-        return Problem(group, shown(raw), row.why, _instead(row, text, catalogue))
+        return Problem(group, shown(raw), row.why(text), _instead(row, text, catalogue))
     if isinstance(value, bool):
         on = next((option for option in options if option != "none"), "none")
         return Problem(
@@ -313,17 +327,20 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         return Problem(
             group, shown(raw), f"{why}; did you mean {key}?", mend(f"{key}={raw}", catalogue)
         )
-    if group == "data" and re.search(r"[/\\]|\.\w+$", text):
-        fix = f"data=text {mend(f'data.path={raw}', catalogue)}"
-        return Problem(group, shown(raw), f"{why}; a path goes to data.path", fix)
-    near = closest(text.rpartition("/")[2], options) or closest(text, options)
-    if group == "model" and "/" in text and (near is None or user_path(text).is_dir()):
-        fix = f"model=pretrained {mend(f'model.name_or_path={raw}', catalogue)}"
-        return Problem(group, shown(raw), f"{why}; a checkpoint goes to model.name_or_path", fix)
+    near = closest(text, options)
+    if near and group in _SIZED and not same_numbers(text, near):
+        near = None
+    if near is None or (group == "model" and is_checkpoint(text, near)):
+        found = of_elsewhere(group, text)
+        if found:
+            why += f"; it goes to {found[-1].partition('=')[0]}"
+            why += f" ({near} has random weights)" if near else ""
+            return Problem(group, shown(raw), why, " ".join(mend(f, catalogue) for f in found))
+    if near is None and group == "model":
+        why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
     if near is None and len(catalogue.folders) == 1:
         why += "; an option of your own is found by --config-dir FOLDER"
-    fix = f"{group}={near or catalogue.defaults.get(group) or next(iter(options))}"
-    return Problem(group, shown(raw), why, fix)
+    return Problem(group, shown(raw), why, f"{group}={near}" if near else "")
 
 
 def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -> Problem:
@@ -331,6 +348,8 @@ def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -
     if len(value) <= 1:
         only = value[0] if value else ""
         return Problem(group, shown(raw), why, mend(f"{group}={only}", catalogue))
+    if group == "tracker":
+        return Problem(group, shown(raw), "a run has one tracker")
     fix = mend(f"{group}={','.join(str(v) for v in value)}", catalogue)
     return Problem(group, shown(raw), why, fix)
 
@@ -359,6 +378,9 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     if is_interpolation(value) or admits(field, value):
         return None
     why = f"{field.words()} is wanted"
+    if isinstance(value, list) and value and all(admits(field, item) for item in value):
+        several = ",".join(format_value(item) for item in value)
+        return Problem(key, shown(raw), why, mend(f"{key}={several}", catalogue))
     if isinstance(value, dict | list):
         return Problem(key, shown(raw), why, as_typed(f"{key}={default_text(field, key)}"))
     return Problem(key, shown(raw), why, as_typed(f"{key}={probably_meant(field, value)}"))

@@ -1,8 +1,12 @@
 """Did you mean ...: the real key or group nearest to an unknown one."""
 
-from eke.compose.catalogue import FIXED_FIELDS, Catalogue
+from collections.abc import Sequence
+
+from eke.compose.catalogue import FIXED_FIELDS, Catalogue, class_fields
 from eke.compose.values import default_text
 from eke.compose.wording import closest
+from eke.paths import program
+from eke.schema import VARIANTS
 
 # The key a bare number or text was meant for when it was given to a whole group.
 _NUMBER_KEY = {
@@ -33,23 +37,24 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
     section, _, name = key.rpartition(".")
     if section:
         return _nearest_nested(section, name, catalogue)
-    same_name = _by_name(name, catalogue)
-    if same_name:
-        return same_name
+    if named_so(name, catalogue):
+        return _by_name(name, catalogue)
     roots = [path for path in catalogue.keys if "." not in path]
     near = closest(name, [*catalogue.options, *catalogue.sections, *roots])
     if near:
         return near
-    names = {path.rpartition(".")[2]: path for path in reversed(_typable(catalogue))}
-    near = closest(name, names)
-    return names[near] if near else None
+    near = closest(name, [path.rpartition(".")[2] for path in _typable(catalogue)])
+    return _by_name(near, catalogue) if near else None
 
 
 def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None:
     """`optimizer.momentm`, `optimizr.lr`, `trainer.steps`: mend the part that is wrong."""
+    if section in catalogue.keys:
+        return section
     if section in catalogue.sections:
         near = closest(name, catalogue.names(section))
-        return f"{section}.{near}" if near else _by_name(name, catalogue)
+        other = name if name in catalogue.options else _by_name(name, catalogue)
+        return f"{section}.{near}" if near else other
     near_section = closest(section, catalogue.sections)
     if near_section:
         near = closest(name, catalogue.names(near_section))
@@ -59,8 +64,38 @@ def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None
 
 
 def _by_name(name: str, catalogue: Catalogue) -> str | None:
-    """The key path whose last part is `name`, the first one in the order of the schema."""
-    return next((k for k in _typable(catalogue) if k.rpartition(".")[2] == name), None)
+    """The key path whose last part is `name`, where there is only one."""
+    paths = named_so(name, catalogue)
+    return paths[0] if len(paths) == 1 else None
+
+
+def named_so(name: str, catalogue: Catalogue) -> list[str]:
+    """Every key path whose last part is `name`, in the order of the schema."""
+    return [k for k in _typable(catalogue) if k.rpartition(".")[2] == name]
+
+
+def nothing_near(key: str, catalogue: Catalogue) -> str:
+    """What there is, for a key that is no misspelt one."""
+    section, _, name = key.rpartition(".")
+    if several := named_so(name, catalogue):
+        return f"there is no such key; {' and '.join(several)} are"
+    if section in catalogue.sections:
+        return f"there is no such key; {section} has {', '.join(catalogue.names(section))}"
+    return f"there is no such key or group; `{program()} --help` lists them"
+
+
+def likeliest(section: str, option: str, others: Sequence[str], catalogue: Catalogue) -> str:
+    """Of options with a wanted key: the default, one called like the present, the simplest."""
+    return min(
+        others,
+        key=lambda other: (
+            other != catalogue.defaults.get(section),
+            not other.startswith(option),
+            len(class_fields(catalogue.schema_class(section, other))),
+            other not in VARIANTS[section],
+            other,
+        ),
+    )
 
 
 def _typable(catalogue: Catalogue) -> list[str]:

@@ -11,7 +11,7 @@ What is refused on the way, Hydra composes as a whole and says why: its words ar
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.compose.alone import PRESETS, stands_alone
+from eke.compose.alone import PRESETS, set_by_preset, stands_alone
 from eke.compose.catalogue import Catalogue, make_catalogue
-from eke.compose.overrides import as_hydra_takes_it, parse
+from eke.compose.hydra_settings import is_hydras
+from eke.compose.overrides import parse
 from eke.compose.wording import quoted
 from eke.paths import conf_folder
 from eke.schema import register
@@ -44,8 +45,8 @@ class Tree:
     config: DictConfig
     choices: dict[str, str]
     """Group -> option."""
-    params: object = None
-    """`hydra.sweeper.params`, which only Hydra's own sweepers read."""
+    of_hydra: tuple[str, ...] = ()
+    """Settings of Hydra's own that presets change, by path."""
 
 
 @contextmanager
@@ -66,10 +67,9 @@ def without_hydra(tree: DictConfig) -> Tree:
     """Hydra's part taken out of a tree."""
     chosen = tree.hydra.runtime.choices
     choices = {str(g): str(o) for g, o in chosen.items() if not str(g).startswith("hydra/")}
-    params = OmegaConf.select(tree, "hydra.sweeper.params")
     with read_write(tree), open_dict(tree):
         del tree["hydra"]
-    return Tree(tree, choices, params)
+    return Tree(tree, choices)
 
 
 class NotSet(Exception):
@@ -87,7 +87,7 @@ class _Kept:
 
     content: bytes
     choices: dict[str, str]
-    params: object
+    of_hydra: tuple[str, ...]
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Trees:
         refused = [text for text, override in values if not _set(config, override)]
         if refused:
             raise NotSet(refused, kept.choices)
-        return Tree(config, kept.choices, kept.params)
+        return Tree(config, kept.choices, kept.of_hydra)
 
     def tree_as_hydra(self, overrides: Sequence[str]) -> Tree:
         """The same; what cannot be composed raises what Hydra's own composition raises."""
@@ -167,7 +167,10 @@ class Trees:
         texts = [as_hydra_takes_it(text, self._catalogue) for text in overrides]
         if self._config_dir:
             texts.append(f"hydra.searchpath=[{quoted(str(self._config_dir))}]")
-        return without_hydra(hydra_compose("config", texts, return_hydra_config=True))
+        tree = without_hydra(hydra_compose("config", texts, return_hydra_config=True))
+        chosen = [(group, tree.choices.get(group, "")) for group in PRESETS]
+        paths = [p for each in chosen for p in set_by_preset(*each, self._catalogue)]
+        return replace(tree, of_hydra=tuple(path for path in paths if is_hydras(path)))
 
     def _with_options(self, options: tuple[str, ...]) -> _Kept:
         kept = self._kept.pop(options, None) or self._joined(options) or self._composed(options)
@@ -178,7 +181,7 @@ class Trees:
 
     def _composed(self, options: tuple[str, ...]) -> _Kept:
         tree = self._by_hydra(options)
-        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.params)
+        kept = _Kept(pickle.dumps(tree.config), tree.choices, tree.of_hydra)
         shared, typed = self._split(options)
         family = self._families.pop(shared, None) or _Family()
         self._families[shared] = family
@@ -221,7 +224,7 @@ class Trees:
             for group, option in wanted.items():
                 if base.choices[group] != option:
                     config[group] = family.section(group, option)
-        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.params)
+        return _Kept(pickle.dumps(config), {**base.choices, **wanted}, base.of_hydra)
 
     def _stands_alone(self, choice: tuple[str, str]) -> bool:
         if choice not in self._alone:
@@ -263,3 +266,15 @@ def _set(config: DictConfig, override: Override) -> bool:
     except (OmegaConfBaseException, ValueError):
         return False
     return True
+
+
+def as_hydra_takes_it(text: str, catalogue: Catalogue) -> str:
+    """An override for Hydra's own ears: it adds to a mapping only what is marked as an addition.
+
+    `++precision=bf16`, set or add, is what a W&B agent types; Hydra takes it for keys only.
+    """
+    key, equals, value = text.lstrip("+").partition("=")
+    mapping = key in catalogue.keys and catalogue.keys[key].kind is dict
+    if mapping or catalogue.is_entry(key):
+        return f"++{key}{equals}{value}"
+    return text.removeprefix("++") if key in catalogue.options else text

@@ -18,6 +18,8 @@ _PLACEHOLDERS = {
     "data.name": "FOLDER_OR_HUB_NAME",
     "offload.path": "FOLDER",
 }
+PLACEHOLDERS = ("FILE_OR_FOLDER", "FOLDER_OR_HUB_NAME")
+"""How the values end that stand for one of the user's."""
 # What OmegaConf itself checks values with.
 _NODES: dict[type, Any] = {
     bool: BooleanNode,

@@ -3,16 +3,29 @@
 import re
 import shlex
 
+from eke.paths import program
 from eke.spelling import closest as closest
 from eke.spelling import normal as normal
 
-MULTIRUN = "python train.py -m"
-"""How a sweep is started."""
+
+def multirun() -> str:
+    """How a sweep is started."""
+    return f"{program()} -m"
 
 
 def as_typed(*overrides: str) -> str:
     """Overrides as they have to be typed in a shell."""
     return shlex.join(overrides)
+
+
+def swept(mended: list[list[str]]) -> str:
+    """`data=hub data.name=imdb,squad` of what each value is typed as; empty where they differ."""
+    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in mended if words}
+    if len(keys) != 1 or not all(mended):
+        return ""
+    *first, key = keys.pop()
+    values = dict.fromkeys(words[-1].partition("=")[2] for words in mended)
+    return as_typed(*first, f"{key}={','.join(values)}")
 
 
 def quoted(value: str) -> str:

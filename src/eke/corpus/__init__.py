@@ -1,12 +1,18 @@
 """Where samples come from, without torch: text sources, files of rows, prepared tokens, lengths."""
 
 from eke.corpus.ask import open_store
-from eke.corpus.cache import cache_folder, files_digest
+from eke.corpus.cache import cache_folder, files_digest, stamp
 from eke.corpus.files import ENDINGS, find_files, other_format
 from eke.corpus.lengths import mix_seed, synthetic_length, synthetic_lengths
 from eke.corpus.once import looking_once
 from eke.corpus.pack import Packs, first_fit
-from eke.corpus.request import HubSource, Request, request_from_json, request_of
+from eke.corpus.request import (
+    HubSource,
+    Request,
+    request_from_json,
+    request_of,
+    tokenizer_content,
+)
 from eke.corpus.store import (
     DTYPES,
     Manifest,
@@ -69,12 +75,14 @@ __all__ = [
     "read_piece",
     "request_from_json",
     "request_of",
+    "stamp",
     "standard_library",
     "store_folder",
     "synthetic_length",
     "synthetic_lengths",
     "text_files",
     "token_dtype",
+    "tokenizer_content",
     "tokenizer_of",
     "window_length",
     "write_manifest",

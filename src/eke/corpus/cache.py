@@ -18,17 +18,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke"
 
 
-def stamp(path: Path) -> tuple[int, ...]:
+def stamp(path: Path | int) -> tuple[int, ...]:
     """What cannot stay as it is when a file's content changes.
 
     The time of its last change of any kind is among it: size and modification time are those of
-    the file before where a copy keeps them (`cp -p`, archives with fixed times).
+    the file before where a copy keeps them (`cp -p`, archives with fixed times). So is its number:
+    files of one size that were made in the same tick of the clock differ in nothing else.
 
     Raises:
         OSError: there is no such file.
     """
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str:

@@ -44,6 +44,11 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         raise ConfigError(_nothing(option, key, typed, path, pattern))
     for file in found:
         _check(file, key)
+    # A table's reader takes a line of JSON for names of columns; the other readers find out.
+    other = other_format(option, [file.name for file in found]) if option == "csv" else ""
+    if other not in ("", "data=text"):
+        why = "ends like a file of another format, and data=csv would read its lines as a table"
+        raise ConfigError(Problem(key, typed, why, other))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
 
@@ -52,14 +57,15 @@ def other_format(option: str, files: Iterable[str]) -> str:
     """What to type for files that end like another format; empty where some end like this one.
 
     Args:
-        option: the one that was typed: `jsonl`, `csv` or `parquet`.
+        option: the one that was typed: `jsonl`, `csv`, `parquet` or `text`.
         files: their names.
     """
     names = [name.lower() for name in files]
-    if not names or any(name.endswith(ENDINGS[option]) for name in names):
+    if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
         return ""
-    others = (o for o, endings in ENDINGS.items() if names[0].endswith(endings))
-    return f"data={next(others, 'text')}"
+    others = [o for o, endings in ENDINGS.items() if names[0].endswith(endings)]
+    rest = [] if option == "text" else ["text"]
+    return "".join(f"data={other}" for other in [*others, *rest][:1])
 
 
 def _exists(path: Path, key: str, typed: str) -> bool:

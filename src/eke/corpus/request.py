@@ -239,15 +239,22 @@ def _documents(config: Config, data: PythonSource | Text) -> Request:
     )
 
 
-TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece",
-                   "sentencepiece", "chat_template", "config.json")  # fmt: skip
-"""Beginnings of the names that make a tokenizer; config.json names its class."""
+TOKENIZER_FILES = (
+    "tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "sentencepiece",
+    "chat_template", "config.json", "bpe.codes", "byte_maps", "dict.txt", "emoji", "entity_vocab",
+    "normalizer", "prophetnet", "source.spm", "target.spm", "target_vocab", "tekken", "word_",
+)  # fmt: skip
+"""Beginnings of the names that make a tokenizer, as transformers' classes have them in
+`vocab_files_names`; config.json names its class."""
+
+OTHER_TEMPLATES = "additional_chat_templates"
+"""transformers' folder beside them (`CHAT_TEMPLATE_DIR`)."""
 
 
 def tokenizer_content(tokenizer: str) -> str:
     """Hash of a tokenizer's folder; empty for a name on the hub, and for bytes."""
     folder = user_path(tokenizer)
-    if tokenizer == BYTES or not folder.is_dir():
+    if tokenizer in ("", BYTES) or not folder.is_dir():
         return ""
     files = sorted(
         p
@@ -255,6 +262,7 @@ def tokenizer_content(tokenizer: str) -> str:
         if p.is_file()
         and (p.name.startswith(TOKENIZER_FILES) or p.suffix in (".model", ".tiktoken"))
     )
+    files += sorted(folder.glob(f"{OTHER_TEMPLATES}/*"))
     try:
         return files_digest([(p.name, p) for p in files])
     except OSError as error:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from eke.corpus.cache import digest_once, stamp
-from eke.corpus.files import files_below
+from eke.corpus.files import files_below, other_format
 from eke.corpus.once import once
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
@@ -124,6 +124,10 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     Raises:
         ConfigError: nothing is there, or it is empty.
     """
+    if path.is_file() and (rows := other_format("text", [path.name])):
+        why = "has rows, and data=text trains on the file as it is, marks and names of columns, too"
+        why += f"; if that is meant: data.path={path.parent} data.pattern='{path.name}'"
+        raise ConfigError(Problem("data.path", str(path), why, rows))
     paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
@@ -139,7 +143,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
     """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
-    ranked = sorted(paths, key=lambda path: hashlib.sha256(names[path].encode()).digest())
+    ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
     kept = set(ranked[:num_kept])
 
@@ -154,8 +158,9 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
 
 
 def _label(name: str) -> str:
-    """Top-level package of a file; single modules have none."""
-    return name.split("/", 1)[0] if "/" in name else ""
+    """Top-level package of a file; single modules have none. Other bytes by their number."""
+    top = name.split("/", 1)[0] if "/" in name else ""
+    return os.fsencode(top).decode(errors="backslashreplace")
 
 
 def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
@@ -211,7 +216,8 @@ def fingerprint(corpus: Corpus) -> str:
 def _content_hash(pieces: Iterable[Piece]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0".encode())
+        name = f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0"
+        digest.update(os.fsencode(name))
         try:
             for block in _blocks(piece):
                 digest.update(block)

@@ -13,7 +13,7 @@ from eke.compose.alone import PRESETS
 from eke.compose.catalogue import make_catalogue
 from eke.errors import ConfigError, Problem
 from eke.files import write_atomic
-from eke.paths import conf_folder
+from eke.paths import conf_folder, program
 from eke.schema.codec import make_converter
 
 MADE_BY = "eke fit"
@@ -112,7 +112,7 @@ def experiment_text(
         "defaults": [{f"override /{group}": option} for group, option in chosen.items()]
     }
     content |= {section: value for section, value in values.items() if value not in ({}, None)}
-    lines = ["# @package _global_", f"# python train.py experiment={name} -- found by {MADE_BY}."]
+    lines = ["# @package _global_", f"# {program()} experiment={name} -- found by {MADE_BY}."]
     lines += [f"# {line}".rstrip() for line in evidence]
     return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, width=1000)
 

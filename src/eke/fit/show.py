@@ -78,8 +78,6 @@ def describe_trial(trial: Measured, candidate: Candidate) -> str:
     if trial.trial.step_s is None:
         return f"{trial.outcome}: {trial.reason}" if trial.reason else trial.outcome
     parts = [f"{format_seconds(trial.steady_s or 0)} a step"]
-    if trial.samples_per_s is not None:
-        parts[0] += f" ({trial.samples_per_s:.4g} samples/s)"
     if candidate.point.expected_s:
         parts.append(f"expected {format_seconds(candidate.point.expected_s)}")
     if trial.trial.peak_bytes:

@@ -50,8 +50,6 @@ class Measured:
     steady_s: float | None = None
     """Seconds per optimizer step, without compiling."""
     compile_s: float = 0.0
-    samples_per_s: float | None = None
-    """Of all its steady steps together, as its record and a report have it."""
     loss: float | None = None
     """Nats per target after the trial."""
     data_frac: float | None = None
@@ -127,7 +125,6 @@ def measured(
         record.failure.message if record.failure else "",
         spread.median if spread else None,
         compile_s,
-        record.throughput.samples_per_s,
         record.loss.train_final if loss is None else loss,
         record.timing.data_frac,
         bool(record.shared_device),

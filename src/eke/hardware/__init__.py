@@ -5,7 +5,7 @@ from eke.hardware.detect import choose, detect
 from eke.hardware.device import Device
 from eke.hardware.disk import file_system
 from eke.hardware.environment import environment
-from eke.hardware.fingerprint import machine_fingerprint
+from eke.hardware.fingerprint import machine_fingerprint, software_now, software_places
 from eke.hardware.processes import foreign_processes, resident_bytes
 from eke.hardware.slots import DeviceSlot, cpu_slots, free_bytes, gpu_slots, processes_on
 from eke.hardware.table import DEVICES, option_of
@@ -27,5 +27,7 @@ __all__ = [
     "option_of",
     "processes_on",
     "resident_bytes",
+    "software_now",
+    "software_places",
     "usable_cores",
 ]

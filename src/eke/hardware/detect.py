@@ -24,7 +24,8 @@ def detect() -> Device:
         if library is not None:
             try:
                 handles = nvml.visible_handles(library, visible)
-                gpus = [nvml.describe(library, handle) for handle in handles]
+                mine = nvml.seen_by_one_process(library, handles)
+                gpus = [nvml.describe(library, handle) for handle in mine]
             except library.NVMLError as error:
                 gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
             else:

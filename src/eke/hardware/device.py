@@ -28,6 +28,8 @@ class Device:
     """Datasheet bandwidth of its NVLinks, both directions together; None where it has none."""
     host_bytes_per_s: float | None = None
     """Of its PCI Express slot with 16 lanes, in one direction."""
+    network_bytes_per_s: float | None = None
+    """Of the network adapters in the machine that it is usually sold in, for one device."""
     source: str = ""
     """Where the peaks come from; empty when there are none."""
     present: bool = True

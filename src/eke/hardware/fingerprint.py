@@ -1,7 +1,10 @@
 """What a measurement depends on besides its configuration: device, libraries, eke's own source."""
 
+import contextlib
 import hashlib
+import os
 import platform
+import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
@@ -17,6 +20,9 @@ LIBRARIES = (
 """Those whose code a step may run through, by distribution name: another version of one of them may
 compute something else, take another time or other memory."""
 
+OF_DATA = ("numpy", "tokenizers")
+"""Those that decide what a step is given, and not how long it takes."""
+
 
 def machine_fingerprint(device: Device) -> dict[str, str]:
     """Facts that must agree before another run's record is taken for this one's; never raises.
@@ -28,15 +34,33 @@ def machine_fingerprint(device: Device) -> dict[str, str]:
     return {
         "device": device.name,
         "device_count": str(device.count),
-        "python": platform.python_version(),
         **_software(),
     }
 
 
-@cache
-def _software() -> dict[str, str]:
-    """What a process has imported stays; looking again costs a tenth of a second for each run."""
-    return {"eke_source": source_hash(package_folder()), **installed_versions(LIBRARIES)}
+def software_now() -> dict[str, str]:
+    """The part of a fingerprint that is no device, as it is on disk now."""
+    return {
+        "python": platform.python_version(),
+        "eke_source": source_hash(package_folder()),
+        **installed_versions((*LIBRARIES, *OF_DATA)),
+    }
+
+
+def software_places() -> dict[str, tuple[str, int]]:
+    """Folder and its number, which an upgrade leaves as they are, of each part of `software_now`.
+
+    A fingerprint that changes in one place is a change; in another place it is other software.
+    """
+    folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
+    for name in (*LIBRARIES, *OF_DATA):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            folders[name] = os.path.realpath(str(metadata.distribution(name).locate_file("")))
+    return {name: (folder, os.stat(folder).st_ino) for name, folder in folders.items()}
+
+
+_software = cache(software_now)
+"""What a process has imported stays; looking again costs a tenth of a second for each run."""
 
 
 def package_folder() -> Path:

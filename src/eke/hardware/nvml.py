@@ -4,7 +4,7 @@ NVML is asked, not torch: it answers in milliseconds, makes no CUDA context (hun
 GPU) and leaves the choice of devices open for the worker.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,10 @@ def session() -> Iterator[tuple[Any | None, str]]:
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """Handles of the GPUs that CUDA would show, in the order of `visible`.
+    """Handles of the GPUs that CUDA can be shown, in the order of `visible`.
+
+    A GPU in MIG mode computes nothing itself: its slices stand in its place, and nothing where it
+    has none. One process sees one slice of them (`seen_by_one_process`).
 
     Args:
         nvml: the initialised module.
@@ -54,7 +57,7 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
         with suppress(nvml.NVMLError):  # a GPU that has fallen off the bus
             handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
     if visible is None:
-        return list(handles.values())
+        return _with_slices(nvml, handles.values())
     uuids = {index: nvml.nvmlDeviceGetUUID(handle) for index, handle in handles.items()}
     chosen: list[Any] = []
     seen = set()
@@ -70,7 +73,40 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
             return []
         seen.add(key)
         chosen.append(handle)
-    return chosen
+    return _with_slices(nvml, chosen)
+
+
+def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
+    """What one CUDA process enumerates of them: a single slice, and then no whole GPU.
+
+    Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
+    """
+    slices = [handle for handle in handles if _is_slice(nvml, handle)]
+    return slices[:1] or list(handles)
+
+
+def _with_slices(nvml: Any, handles: Iterable[Any]) -> list[Any]:
+    return [piece for handle in handles for piece in _pieces(nvml, handle)]
+
+
+def _pieces(nvml: Any, handle: Any) -> list[Any]:
+    """The slices of a GPU in MIG mode, which there may be none of; else the GPU or slice itself."""
+    try:
+        if _is_slice(nvml, handle) or not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return [handle]
+    except (nvml.NVMLError, AttributeError):  # most GPUs cannot be sliced, old drivers slice none
+        return [handle]
+    found = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(nvml.NVMLError):  # places for slices may be empty
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+    return found
+
+
+def _is_slice(nvml: Any, handle: Any) -> bool:
+    with suppress(nvml.NVMLError):
+        return bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
+    return False
 
 
 def _index_of(entry: str, uuids: dict[int, str]) -> Any:
@@ -98,8 +134,7 @@ def describe(nvml: Any, handle: Any) -> Gpu:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = (int(major), int(minor))
     name = str(nvml.nvmlDeviceGetName(handle))
-    with suppress(nvml.NVMLError):
-        # a slice must not be taken for the whole GPU and its peaks; not all drivers name it so
-        if nvml.nvmlDeviceIsMigDeviceHandle(handle) and "MIG" not in name:
-            name += " MIG"
+    # A slice must not be taken for the whole GPU and its peaks; not all drivers name it so.
+    if _is_slice(nvml, handle) and "MIG" not in name:
+        name += " MIG"
     return Gpu(name, memory, capability)

@@ -10,6 +10,10 @@ datasheets. A GeForce's or TITAN's NVLink is a bridge that may not be there. PCI
 lanes carries 15.75, 31.5 and 63 GB/s a direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128
 of 130 bits (PCI-SIG).
 
+Network is that of the machine which the device is sold in, for each device of it: DGX-1 (four
+adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of 400)
+by their data sheets, and Amazon's g4dn.metal (100 Gbit/s, eight T4).
+
 Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
 says where error correction takes its share (T4) or the vendor counts in powers of ten.
 """
@@ -58,11 +62,11 @@ def _declared(
     memory_mib: int,
     capability: tuple[int, int],
     source: str,
-    speeds: tuple[float, float | None, int],
+    speeds: tuple[float, float | None, int, float | None],
     **tflops: float,
 ) -> Device:
-    """One row of the table; speeds are memory's GB/s, NVLink's and PCI Express' generation."""
-    memory, link, generation = speeds
+    """One row; speeds: memory's and NVLink's GB/s, PCI Express' generation, network's Gbit/s."""
+    memory, link, generation, network = speeds
     return Device(
         kind="cuda",
         name=name,
@@ -72,28 +76,32 @@ def _declared(
         memory_bytes_per_s=memory * 1e9,
         link_bytes_per_s=link * 1e9 if link else None,
         host_bytes_per_s=PCIE_GB_PER_S[generation] * 1e9,
+        network_bytes_per_s=network / 8 * 1e9 if network else None,
         source=source,
         present=False,
     )
 
 
+_VOLTA_PEAKS = {"float32": 15.7, "float16": 125.0}
 _A100_PEAKS = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
 _HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4}
 
 DEVICES: dict[str, Device] = {
     "v100_16": _declared(
-        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3), float32=15.7, float16=125.0
+        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), **_VOLTA_PEAKS
     ),
     "titan_rtx": _declared(
-        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3), float32=16.3, float16=130.5
+        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), float32=16.3, float16=130.5
     ),
-    "t4": _declared("Tesla T4", 15360, (7, 5), _T4, (320, None, 3), float32=8.1, float16=65.0),
+    "t4": _declared(
+        "Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), float32=8.1, float16=65.0
+    ),
     "rtx3090": _declared(
         "NVIDIA GeForce RTX 3090",
         24576,
         (8, 6),
         _GA102,
-        (936, 112.5, 4),
+        (936, 112.5, 4, None),
         float32=35.6,
         tf32=35.6,
         float16=71.0,  # 142 with float16 accumulation
@@ -104,28 +112,28 @@ DEVICES: dict[str, Device] = {
         24564,
         (8, 9),
         _ADA,
-        (1008, None, 4),
+        (1008, None, 4, None),
         float32=82.6,
         tf32=82.6,
         float16=165.2,  # 330.3 with float16 accumulation
         bfloat16=165.2,
     ),
     "a100_40": _declared(
-        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4), **_A100_PEAKS
+        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), **_A100_PEAKS
     ),
     "a100_80": _declared(
-        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4), **_A100_PEAKS
+        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4, 200), **_A100_PEAKS
     ),
     "h100": _declared(
-        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5), **_HOPPER_PEAKS
+        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), **_HOPPER_PEAKS
     ),
-    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5), **_HOPPER_PEAKS),
+    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), **_HOPPER_PEAKS),
     "b200": _declared(
         "NVIDIA B200",
         183359,
         (10, 0),
         _HGX,
-        (8000, 1800, 5),
+        (8000, 1800, 5, 400),
         float32=75.0,
         tf32=1125.0,
         float16=2250.0,
@@ -171,5 +179,6 @@ def with_datasheet(device: Device) -> Device:
         memory_bytes_per_s=_OTHER_MEMORY.get(_model(device.name), known.memory_bytes_per_s),
         link_bytes_per_s=known.link_bytes_per_s,
         host_bytes_per_s=known.host_bytes_per_s,
+        network_bytes_per_s=known.network_bytes_per_s,
         source=known.source,
     )

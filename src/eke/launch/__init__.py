@@ -1,6 +1,6 @@
 """From plans to processes; torch is never imported here."""
 
-from eke.launch.board import open_board
+from eke.launch.board import Board, open_board
 from eke.launch.books import Books, done_again
 from eke.launch.dominance import smallest_first
 from eke.launch.folder import Place, claim, find_place
@@ -9,6 +9,7 @@ from eke.launch.live import place_of
 from eke.launch.nodes import Head, follow
 from eke.launch.pool import Devices, Pool, find_devices, forking, probe_in_pool, start_run
 from eke.launch.probe import Probed, probe
+from eke.launch.rerun import Rerun
 from eke.launch.single import run_single
 from eke.launch.supervise import STOP_SIGNALS, become_worker
 from eke.launch.sweep import (
@@ -25,6 +26,7 @@ from eke.launch.watched import watching
 __all__ = [
     "FOR_WRITING",
     "STOP_SIGNALS",
+    "Board",
     "Books",
     "Cell",
     "Devices",
@@ -33,6 +35,7 @@ __all__ = [
     "Place",
     "Pool",
     "Probed",
+    "Rerun",
     "SweepFile",
     "become_worker",
     "claim",

@@ -1,6 +1,5 @@
 """A sweep while it runs: a live table on a terminal, a line for each event elsewhere."""
 
-import contextlib
 import sys
 import time
 from collections import Counter
@@ -160,8 +159,7 @@ class LineBoard:
 
     def note(self, text: str) -> None:
         """A line of its own."""
-        with contextlib.suppress(OSError):  # the disk it goes to is full: that stops no run
-            speak(text)
+        speak(text)
 
     def _say(self, job: Job, text: str) -> None:
         self.note(f"[{job.number + 1}/{self.total}] {text}")

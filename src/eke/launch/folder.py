@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,7 +51,11 @@ def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
 
 
 def find_place(
-    runs: Path, plan: Plan, rerun: bool, changes_since: ChangesSince = changes_since
+    runs: Path,
+    plan: Plan,
+    rerun: bool,
+    changes_since: ChangesSince = changes_since,
+    old: Container[str] | None = None,
 ) -> Place:
     """The folder for a plan. A final record is never written over.
 
@@ -64,6 +68,7 @@ def find_place(
         plan: what is wanted.
         rerun: do it again in any case.
         changes_since: what has changed since a finished run; nothing, if its record answers.
+        old: names of the folders that were there before `rerun` was asked for; None for all.
 
     Raises:
         EkeError: there is a record that cannot be read.
@@ -78,10 +83,11 @@ def find_place(
             note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
             return Place(paths, None, note)
         changes = changes_since(paths, record, plan)
-        if not changes and not rerun:
+        again = rerun and (old is None or paths.folder.name in old)
+        if not changes and not again:
             return _answer(paths, record, plan)
         outdated = () if rerun else tuple(changes)
-        why = "rerun=true" if rerun else "; ".join(changes)
+        why = "rerun=true" if again else "; ".join(changes)
         passed = f"beside {paths.folder.name}: {why}"
     else:
         raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")

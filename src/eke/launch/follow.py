@@ -1,6 +1,5 @@
 """Showing a running worker: its log as it grows, and on a terminal a bar from its metrics."""
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,8 +50,7 @@ class PlainView:
     def update(self, last: bool = False) -> None:
         """Print new lines of the log."""
         for line in self.log.lines(last):
-            with contextlib.suppress(OSError):  # the disk it goes to is full: that stops no run
-                speak(line, sys.stderr)
+            speak(line, sys.stderr)
 
 
 class BarView:

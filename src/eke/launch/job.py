@@ -1,6 +1,7 @@
 """A run that a sweep has to do, and how far it is."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from eke.hardware import DeviceSlot
 from eke.launch.folder import Place
 from eke.plan import Plan
 from eke.record import Outcome, Record
+from eke.units import format_seconds
 
 MAX_CRASHES = 2
 """Times a run may crash in one command without getting any further: once may be the machine's
@@ -16,11 +18,40 @@ fault, twice at the same step is the program's."""
 MAX_INTERRUPTIONS = 5
 """Times it may be stopped by somebody else in one command without getting any further."""
 
+CHANGED = "as_planned"
+"""Of a run that its worker refused: its input or the software was no longer what was planned."""
+
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
     Outcome.preempted: MAX_INTERRUPTIONS,
     Outcome.timeout: MAX_INTERRUPTIONS,
 }
+
+
+def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[float, float]:
+    """Seconds of training that an attempt has added, and that its start took, as far as known.
+
+    Args:
+        record: what it left.
+        before: what the attempt before it left.
+        elapsed_s: all its seconds.
+    """
+    trained_s = (before and before.timing.train_s) or 0.0
+    gained = max(0.0, (record.timing.train_s or 0.0) - trained_s)
+    started = record.timing.startup_s
+    return gained, max(0.0, elapsed_s - gained) if started is None else started
+
+
+def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIONS) -> str:
+    """Why the newest of these attempts (`worth_of`) are no use: longer to start than to train.
+
+    Empty where they are, where there are fewer, and where they got nowhere, which is counted.
+    """
+    gained, started = (sum(w[k] for w in worths[-number:]) for k in (0, 1))
+    if not 0 < number <= len(worths) or not 0 < gained < started:
+        return ""
+    times = f"{format_seconds(gained)}, and their starts took {format_seconds(started)}"
+    return f"{number} attempts in a row trained for {times}; the same command goes on"
 
 
 class Running(Protocol):
@@ -106,6 +137,8 @@ class Job:
     tries: dict[Outcome, int] = field(default_factory=dict)
     """Ends without a step more than before."""
     steps_before: int = 0
+    worths: list[tuple[float, float]] = field(default_factory=list)
+    """Of its attempts in this command: see `worth_of`."""
 
     def __post_init__(self) -> None:
         self.cells = self.cells or [self.number]
@@ -134,11 +167,15 @@ class Job:
         if record.steps_done > self.steps_before:
             self.tries.clear()
         self.steps_before = record.steps_done
+        elapsed_s = time.monotonic() - self.started if self.started else 0.0
+        self.worths.append(worth_of(record, self.record, elapsed_s))
         self.tries[outcome] = self.tries.get(outcome, 0) + 1
         self.record = record
-        if self.tries[outcome] < _RETRIED.get(outcome, 0):
+        vain = are_in_vain(self.worths) if outcome in _RETRIED else ""
+        if not vain and self.tries[outcome] < _RETRIED.get(outcome, 0):
             return True
-        self.end(outcome, record.failure.message if record.failure else "")
+        rule = CHANGED if outcome is Outcome.refused else ""
+        self.end(outcome, vain or (record.failure.message if record.failure else ""), rule)
         return False
 
     def end(self, outcome: Outcome, reason: str = "", rule: str = "") -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 
 import yaml
@@ -17,9 +17,9 @@ from eke.plan import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
 from eke.record import Record, read_attempts
 
 
-def place_of(plan: Plan) -> Place:
-    """Where this run is, or will be."""
-    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun)
+def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
+    """Where this run is, or will be; `old` as in `find_place`."""
+    return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
 
 
 def write_down(paths: RunPaths, plan: Plan) -> None:

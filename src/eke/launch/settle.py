@@ -3,12 +3,15 @@
 import dataclasses
 import re
 import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from eke.errors import ChangedError
 from eke.files import last_bytes
 from eke.hardware import environment
 from eke.pace import note_predictions
 from eke.paths import RunPaths
-from eke.plan import Plan, outline_record
+from eke.plan import Plan, check_software, outline_record
 from eke.record import (
     Failure,
     Outcome,
@@ -56,13 +59,25 @@ def settle(
     tail = log_tail(paths)
     alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
+    begun = attempts[attempt:]
     if given_up:
         outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
+    elif not begun and exit_code > 0:
+        try:  # it may not even have been imported, to say so itself
+            check_software(plan)
+        except ChangedError as error:
+            outcome, failure = Outcome.refused, Failure("worker", str(error), tail)
     record = outline_record(plan, rows, attempt, outcome, failure)
+    record.machine = machine_of(begun, plan)
     record.environment = environment()
     note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
     write_record(paths, record)
     return record
+
+
+def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
+    """The fingerprint that the worker of the newest attempt took; the plan's where it took none."""
+    return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
 
 
 def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
@@ -101,6 +116,8 @@ def describe_exit(code: int, tail: str = "") -> str:
     """What an exit without a record means, with the exception that ended it, if the log has one."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
+    if code == -signal.SIGXFSZ:
+        return "killed by SIGXFSZ: a file grew larger than `ulimit -f` allows"
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name

@@ -35,6 +35,9 @@ RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", 
 WAITING = "waiting"
 """Whoever watches over its sweep will start it."""
 
+UNKNOWN = "unknown"
+"""It has a job that may wait or run, and SLURM does not answer."""
+
 ACTIVE = (RUNNING, QUEUED, WAITING)
 """Something works on such a run, or will without being asked."""
 
@@ -65,6 +68,8 @@ class Standing:
     """Why it failed, or what it waits for."""
     job: str = ""
     """SLURM's name of its job, if that is in the queue."""
+    silent: str = ""
+    """Why SLURM could not tell what its job does; empty where it could, or there is none."""
     step_s: float | None = None
     """Seconds that the newest step took, of a run that is running."""
 
@@ -96,7 +101,7 @@ def find_standings(folder: Path) -> list[Standing]:
         try:
             queue = scheduler.queue()
         except EkeError as error:
-            problem = str(error)
+            problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
     named = scheduler.ids_by_name(queue)
     jobs = {
         # What sbatch was to take has a name, whoever knows its number.
@@ -140,23 +145,21 @@ def stand(
     if outcome and Outcome[outcome].is_final:
         return Standing(paths, label, outcome, done, total, last, note=note)
     total = total or _planned_steps(paths)
-    seen = queue.get(job)
+    seen, silent = queue.get(job), problem if job else ""
     if is_locked(paths.lock):
         step, loss, step_s = _progress(paths)
         where = f"{seen.node}, job {job}" if seen else holder(paths)
         return Standing(
             paths, label, RUNNING, step or done, total, loss, where, job=job if seen else "",
-            step_s=step_s,
+            silent=silent, step_s=step_s,
         )  # fmt: skip
     if seen and phase_of(seen.state) is not Phase.over:
         why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
         return Standing(paths, label, QUEUED, done, total, last, where=f"job {job}: {why}", job=job)
+    if silent:
+        return Standing(paths, label, UNKNOWN, done, total, last, where=f"job {job}", silent=silent)
     if goes_on and not cell.get("outcome"):
         return Standing(paths, label, WAITING, done, total, last)
-    if job and problem and not outcome:
-        return Standing(
-            paths, label, "unknown", done, total, last, where=f"job {job}", note=problem
-        )
     if not record and (why := _damage(paths)):
         return Standing(paths, label, UNREADABLE, total=total, note=why)
     if not record and cell.get("outcome") == Outcome.crashed.name:
@@ -172,8 +175,8 @@ def stand(
 
 
 def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
-    """Whether something runs or waits, or whoever watches over a sweep has still to see to it."""
-    return any(s.is_active for s in standings) or bool(watchers_in(folder))
+    """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
+    return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
 
 
 def holder(paths: RunPaths) -> str:

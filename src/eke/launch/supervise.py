@@ -4,7 +4,6 @@ The worker prints into train.log and nowhere else, so that the log is complete e
 native code, and so that a single run, a pool and SLURM can all use the same worker.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -185,8 +184,7 @@ def forward_signals(
             kill()
             return
         ask(number)
-        with contextlib.suppress(OSError):  # the terminal may be what has gone
-            speak(f"\n{say}", sys.stderr)
+        speak(f"\n{say}", sys.stderr)
 
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
     for listened in STOP_SIGNALS:

@@ -7,13 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from eke.errors import ConfigError
 from eke.files import own_folder, write_json
-from eke.launch.job import Job
+from eke.identity import meaningful
+from eke.launch.job import CHANGED, Job
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+from eke.schema import Config
+from eke.schema.codec import make_converter
 
 FOR_WRITING = frozenset({"runs_has_space", "runs_writable"})
 """Rules that only a run which still has something to write can break; it could run elsewhere."""
@@ -64,10 +68,17 @@ _HOW = ("launcher.", "resources.", "slurm.", "slurm=", "plan_only=")
 """What says how runs are started, and not which."""
 
 
-def sweep_id(cells: Sequence[tuple[str, ...]]) -> str:
-    """12 hex digits: the same command is the same sweep, wherever it is sent."""
-    content = json.dumps([[text for text in cell if not text.startswith(_HOW)] for cell in cells])
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:
+    """12 hex digits: the same command is the same sweep, wherever it is sent.
+
+    Args:
+        cells: overrides of each.
+        own: what they compose to, where options of the user's own (`--config-dir`) take part: the
+            same words then mean what the files in that folder say.
+    """
+    texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
+    texts += [meaningful(make_converter().unstructure(config)) for config in own]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
 
 
 def sweep_paths(runs: str, identity: str) -> SweepPaths:
@@ -151,6 +162,6 @@ def sweep_exit_code(cells: Sequence[Cell]) -> int:
         return EXIT_RESUMABLE
     if not ran:
         return EXIT_USER
-    # Nothing is wrong with these: the same command runs them once there is room.
-    is_missing = any(cell.rule in FOR_WRITING for cell in cells)
+    # Nothing is wrong with these: the same command runs them, some once there is room.
+    is_missing = any(cell.rule in FOR_WRITING | {CHANGED} for cell in cells)
     return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED

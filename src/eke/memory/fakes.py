@@ -95,7 +95,7 @@ def _fake_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
     """Paged memory is the driver's, and counted as the host's: PyTorch reserves none for it."""
     pages: Any = torch.empty(shape, dtype=dtype, device="cpu")
     pages.is_paged, pages.page_deviceid = True, device.index
-    return pages  # type: ignore[no-any-return]  # a tensor with bitsandbytes' attributes
+    return pages  # type: ignore[no-any-return]  # tensor with bitsandbytes' attributes
 
 
 _PAGES = {"get_paged": _fake_pages, "fill": _nothing, "prefetch_tensor": _nothing}

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.build.optimizer import build_optimizer
 from eke.build.trainable import build_trainable
+from eke.errors import RunError
 from eke.forecast.values import Traced
 from eke.lacking import lacking
 from eke.memory import sdpa
@@ -39,6 +40,8 @@ def trace(plan: Plan) -> Traced:
     adapted = adapt(plan)
     try:
         history = trace_history(adapted.plan)
+    except RunError as error:
+        raise Untraceable(str(error)) from error
     except Exception as error:  # private parts of torch are in this; any of them may change
         raise Untraceable(lacking(error) or _unforeseen(error)) from error
     allocator: Allocator = ALLOCATORS[plan.device.kind]()

@@ -1,7 +1,8 @@
 """What a device does in a second, as low, expected and high: priors from published sources.
 
-None of these numbers is fitted to the rows that `benchmarks/step_time.py` compares with
-(docs/design/pace.md says which sources are which).
+Expected efficiencies of A100, H100 and H200 are fitted to half of the rows in
+benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitted to rows that
+`benchmarks/step_time.py` compares with (docs/design/pace.md says which sources are which).
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,17 @@ FUSED_ATTENTION = between(0.28, 0.72)
 """FlashAttention-2's forward and backward pass on an A100: 88 to 225 of 312 TFLOP/s for short and
 long causal sequences (Dao 2023, arXiv:2307.08691, figures 4 to 7)."""
 
+CLASSES = {
+    (8, 0): (Span(0.571, 0.717, 0.9), Span(0.24, 0.319, 0.72)),
+    (9, 0): (Span(0.404, 0.607, 0.80), Span(0.13, 0.178, 0.75)),
+}
+"""Compute capability -> shares of the peak in matrix multiplications and in fused attention, of
+A100, and of H100 and H200: `python benchmarks/llm_foundry.py`. Two efficiencies make the term for
+size: the longer the rows, the more of a step is attention. Low ends of products are whole steps
+(llm-foundry: 1B on A100, 760M on H100), the high end of A100's is 79 % in a whole step of 13B, of
+which 88 % are products. High ends of attention: FlashAttention-2 and -3 (arXiv:2307.08691, and
+arXiv:2407.08608: 740 of 989); its low ends are three quarters of what was fitted, an assumption."""
+
 FLOAT8 = Span(0.8, 1.1, 1.35)
 """Speed of linear layers in float8 over 16 bits: 0.8 where they are narrow, 1.35 for a 1B model on
 H100 (pytorch/ao, torchao/float8/README.md; llm-foundry)."""
@@ -48,9 +60,8 @@ LINK = Span(0.4, 0.75, 0.89)
 """Share of a link's datasheet rate in one direction. High: 56 of 63 GB/s between GPUs over PCI
 Express 5. The low end, for many small exchanges, is an assumption."""
 
-NETWORK = Span(1.25e9, 12.5e9, 50e9)
-"""Bytes per second of a device between machines, 10, 100 and 400 Gbit/s: an assumption, since
-nothing here knows the network."""
+WORKSTATION_BYTES_PER_S = 1.25e9
+"""Between machines whose device comes in no server with adapters: 10GBASE-T, an assumption."""
 
 DISK = Span(0.5e9, 3e9, 7.9e9)
 """Bytes per second of a local NVMe disk. High: PCI Express 4 with four lanes. An assumption."""
@@ -100,15 +111,16 @@ def rates_of(plan: Plan, through_host: bool) -> Rates | None:
         peak, name = device.peak("float32"), "float32"
     if peak is None or device.memory_bytes_per_s is None or device.kind == "cpu":
         return None
-    cores = CUDA_CORES if name == "float32" else TENSOR_CORES
+    known = CLASSES.get(device.capability or (0, 0), (TENSOR_CORES, FUSED_ATTENTION))
+    cores, attention = (CUDA_CORES, CUDA_CORES) if name == "float32" else known
     tensor = cores * peak
     pcie = LINK * (device.host_bytes_per_s or 15.75e9)
     narrow = device.peak("bfloat16") or peak
     return Rates(
         tensor=tensor,
-        attention=(FUSED_ATTENTION if name != "float32" else cores) * peak,
+        attention=attention * peak,
         float8=tensor.by(FLOAT8) if plan.compute.float8 != "off" else None,
-        optimizer=TENSOR_CORES * narrow,
+        optimizer=known[0] * narrow,
         memory=BANDWIDTH * device.memory_bytes_per_s,
         host=pcie,
         link=_link(plan, device, pcie, through_host),
@@ -122,10 +134,28 @@ def _format(plan: Plan) -> str:
     return "tf32" if tf32 else plan.compute.matmul
 
 
+def network_of(plan: Plan) -> tuple[float, str]:
+    """Bytes per second between machines, all adapters of one together, and where that is from."""
+    typed, own = plan.config.hardware.network_gbit_per_s, plan.device.network_bytes_per_s
+    if typed is not None:
+        return typed * 1e9 / 8, "as typed"
+    if own is None:
+        return WORKSTATION_BYTES_PER_S, "an assumption; hardware.network_gbit_per_s=N says another"
+    why = f"as in NVIDIA's or Amazon's machines with {plan.device.name}"
+    return own * plan.processes_per_node, f"{why}; hardware.network_gbit_per_s=N says another"
+
+
 def _link(plan: Plan, device: Device, pcie: Span, through_host: bool) -> Span:
-    """Between the devices of one run; between machines what the network has."""
-    if plan.config.distributed.num_nodes > 1:
-        return NETWORK
+    """Between the devices of one run: a ring crosses to the next machine over all its adapters."""
+    own = _inside(device, pcie, through_host)
+    if plan.config.distributed.num_nodes == 1:
+        return own
+    net = LINK * network_of(plan)[0]
+    return Span(*map(min, (net.low, net.expected, net.high), (own.low, own.expected, own.high)))
+
+
+def _inside(device: Device, pcie: Span, through_host: bool) -> Span:
+    """Between the devices of one machine."""
     if device.link_bytes_per_s is None or through_host:
         return pcie
     fast = LINK * (device.link_bytes_per_s / 2)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from eke.forecast.shape import Shape, trains_adapters
+from eke.pace.rates import network_of
 from eke.pace.values import Span, exactly
 from eke.plan import Plan
 from eke.schema import Rows, Synthetic
@@ -108,10 +109,6 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         "a ds_config.json of one's own may move or share anything",
     ),
     (
-        lambda plan, shape: plan.config.distributed.num_nodes > 1,
-        "the network between machines is not known: 10 to 400 Gbit/s a device",
-    ),
-    (
         lambda plan, shape: plan.config.offload.option != "none",
         "the host's processor, and a disk, are known as wide ranges",
     ),
@@ -143,4 +140,8 @@ NOTES: tuple[tuple[Condition, str], ...] = (
 
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Each reason that holds."""
-    return tuple(text for holds, text in NOTES if holds(plan, shape))
+    found = [text for holds, text in NOTES if holds(plan, shape)]
+    if plan.config.distributed.num_nodes > 1:
+        rate, why = network_of(plan)
+        found.append(f"network of each machine: {rate * 8e-9:g} Gbit/s, {why}")
+    return tuple(found)

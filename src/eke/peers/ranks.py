@@ -4,7 +4,7 @@ import os
 import time
 
 from eke.errors import ConfigError, Problem
-from eke.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE
+from eke.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, program
 from eke.peers.task import this_task
 
 RENDEZVOUS = (RANK, WORLD_SIZE, LOCAL_RANK, "MASTER_ADDR", "MASTER_PORT")
@@ -68,7 +68,7 @@ def check_started_ranks(option: str, num_processes: int) -> None:
     fix = f"distributed.num_processes={started}"
     if option == "a sweep":
         why = f"{why}; a sweep starts its own"
-        fix = "python train.py -m ...   (without torchrun or accelerate launch)"
+        fix = f"{program()} -m ...   (without torchrun or accelerate launch)"
     elif option == "none":
         fix = f"distributed=ddp {fix}"
     raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))

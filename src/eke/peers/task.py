@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eke.errors import ConfigError, Problem
+from eke.paths import program
 
 
 @dataclass(frozen=True)
@@ -42,5 +43,5 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
     if count in (1, num_nodes):
         return
     why = f"srun has started {count} tasks, and {what} takes one on each of its machines"
-    fix = f"srun --ntasks={num_nodes} --ntasks-per-node=1 python train.py ..."
+    fix = f"srun --ntasks={num_nodes} --ntasks-per-node=1 {program()} ..."
     raise ConfigError(Problem("distributed.num_nodes", str(num_nodes), why, fix))

@@ -2,11 +2,13 @@
 
 from eke.plan.batches import possible_batches, samples_to_keep
 from eke.plan.heads import shares_heads
+from eke.plan.inputs import check_inputs
 from eke.plan.lengths import Micro, drawn, evaluated
 from eke.plan.make import make_plan, replan, with_batch
 from eke.plan.outline import outline_record
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.show import render_plan
+from eke.plan.software import check_software, software_changes, with_own_software
 from eke.plan.store import plan_to_plain, read_plan, write_plan
 from eke.plan.swap import remove_swap, swap_files, swap_folder
 
@@ -17,6 +19,8 @@ __all__ = [
     "Micro",
     "Plan",
     "StepPlan",
+    "check_inputs",
+    "check_software",
     "drawn",
     "evaluated",
     "make_plan",
@@ -29,8 +33,10 @@ __all__ = [
     "replan",
     "samples_to_keep",
     "shares_heads",
+    "software_changes",
     "swap_files",
     "swap_folder",
     "with_batch",
+    "with_own_software",
     "write_plan",
 ]

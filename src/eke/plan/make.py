@@ -10,6 +10,7 @@ from eke.identity import run_id
 from eke.plan.batches import plan_batch, smaller_batch
 from eke.plan.deepspeed import STAGES, Settings, deepspeed_settings
 from eke.plan.ds_config import merge_user_settings, read_user_settings
+from eke.plan.inputs import inputs_of
 from eke.plan.lengths import sample_means
 from eke.plan.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
 from eke.plan.samples import DataPlan, plan_data
@@ -92,6 +93,7 @@ def make_plan(
         data_warnings=data.warnings,
         machine=machine_fingerprint(device),
         data_fingerprint=data.fingerprint,
+        inputs=inputs_of(config, data.fingerprint),
         vocabulary=data.vocabulary,
         store=data.store,
         deepspeed=deepspeed,

@@ -33,7 +33,7 @@ def outline_record(
         plan=content,
         machine=dict(plan.machine),
         environment={},
-        command=["python", "train.py", *plan.overrides],
+        command=plan.command,
         timing=timing,
         throughput=derive.throughput(
             rows,

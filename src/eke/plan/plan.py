@@ -1,10 +1,11 @@
 """The plan: every derived decision of a run with its reason; frozen, printable, for the worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eke.corpus import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
+from eke.paths import program
 from eke.schema import Config
 from eke.sizes import ModelSize
 
@@ -115,6 +116,8 @@ class Plan:
     """Fingerprint of device and software, for reuse of the record."""
     data_fingerprint: str
     """Hash of the data's content."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Key path of what the worker reads from the user's files -> hash of its content."""
     vocabulary: Vocabulary = BYTE_TOKENS
     """Special ids of the tokens; eke's byte tokens for synthetic data."""
     store: str = ""
@@ -123,6 +126,16 @@ class Plan:
     """DeepSpeed's configuration, the user's keys included; None where DeepSpeed has no part."""
     probe: bool = False
     """Not the run but a trial of its memory: two steps of the longest samples, from no data."""
+    config_dir: str = ""
+    """Absolute path of the folder with the user's own options; empty where there is none."""
+
+    @property
+    def command(self) -> list[str]:
+        """What starts this run alone, to be pasted into a shell."""
+        own = ["--config-dir", self.config_dir] if self.config_dir else []
+        cell = ["--cell"] if self.choices.get("sweep", "none") != "none" else []
+        typed = [text for text in self.overrides if not text.startswith("launcher.")]
+        return [*program().split(), *own, *cell, *typed]
 
     @property
     def processes_per_node(self) -> int:

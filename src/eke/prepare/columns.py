@@ -1,6 +1,5 @@
 """From a row's named values to the texts and the label a sample is made of, or why not."""
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +7,14 @@ from typing import Any
 
 from eke.corpus import Request
 from eke.errors import ConfigError, Problem
+from eke.spelling import closest
 
 MAX_NAMES = 10_000
 """More different text labels than this are no classes."""
+
+PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
+ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
+"""Usual names of columns with what is read, and with what is predicted."""
 
 
 class BadRowError(Exception):
@@ -156,24 +160,36 @@ class Columns:
         return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
+        pair = self._pair(there) if key == "data.text" else ()
         used = {c for _, c in self.wanted}
         free = [name for name in there if name not in used]
         only = free if len(free) == 1 else []
-        close = difflib.get_close_matches(column, free, 1, 0.5) or only
+        near = closest(column, free)
+        close = [near] if near else only
         why = f"there is no such column; there are: {_listed(there)}"
-        return Problem(key, column, why, _override(key, close[0]) if close else f"{key}=COLUMN")
+        fix = _override(key, close[0]) if close else f"{key}=COLUMN"
+        if pair:
+            fix = " ".join(map(_override, ("data.prompt", "data.response"), pair))
+        return Problem(key, column, why, fix)
+
+    def _pair(self, there: list[str]) -> tuple[str, ...]:
+        """The columns of a prompt and its answer, by the names that such columns have."""
+        known = {name.lower(): name for name in there}
+        pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
+        return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
 
     def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
         """Text labels by class, and the class of each number in order of appearance.
 
-        Where the checkpoint's head knows all of them, they have its numbers; else those of their
-        sorted order.
+        Where the checkpoint's head knows all of them, or transformers' own `LABEL_0` and the like
+        are they, they have these numbers; else those of their sorted order.
 
         Raises:
             ConfigError: there are more of them than classes.
         """
-        head = self.request.head_labels
-        names = head if set(self.names) <= set(head) else tuple(sorted(self.names))
+        plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
+        choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
+        names = next(names for names in choices if set(self.names) <= set(names))
         if len(names) > self.request.num_labels:
             listed = ", ".join(_shown(name) for name in names[:10])
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"

@@ -1,6 +1,7 @@
 """Writing a store: into a temporary folder that is renamed when it is complete."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -27,7 +28,8 @@ def disk_error(error: OSError) -> ConfigError:
     """One clear message for a cache folder that takes no (more) files."""
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
-    fix = "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
+    too_large = error.errno == errno.EFBIG  # as any other folder would say
+    fix = "ulimit -f unlimited" if too_large else "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
     return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
 
 

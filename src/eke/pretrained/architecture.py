@@ -20,7 +20,12 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "num_heads", "n_head", "n_heads"),
     "intermediate_size": ("intermediate_size", "d_ff", "n_inner", "ffn_dim", "hidden_dim"),
     "vocab_size": ("vocab_size",),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "max_encoder_position_embeddings",  # LED
+    ),
 }
 """Key of eke -> its names in transformers' configurations, the usual one first."""
 
@@ -63,7 +68,7 @@ class Reader:
         found = self.count(key)
         if found is None:
             names = " or ".join(SYNONYMS.get(key, (key,)))
-            why = f"its config.json has no {names}: eke trains language models of one stack"
+            why = f"its config.json has no {names}, which eke's plans are made from"
             raise refuse(self.typed, why)
         return found
 

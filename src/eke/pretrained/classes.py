@@ -1,10 +1,12 @@
 """Facts of transformers' model classes, read from their source: an import would import torch."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 MAPPINGS = {
     "causal_lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -117,11 +119,19 @@ def _imported_from(path: Path, class_name: str) -> Iterator[Path]:
                 yield place
 
 
+_PADDED_TABLE = re.compile(
+    r"position_embeddings = [\w.]+\(\s*config\.max_position_embeddings,[^()]*padding_idx="
+    r"|super\(\)\.__init__\(config\.max_position_embeddings,[^()]*pad_token_id\)"
+)
+_READ_AHEAD = re.compile(r"self\.position_embeddings\.\w+\([^()]*\+ 1\)")
+
+
 def first_position(model_type: str, pad: int) -> int:
     """Row of the table of positions that a sequence begins with.
 
     RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
-    table's `padding_idx`; all others begin with the first.
+    table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
+    ahead of each token's own is one that no sequence can have.
 
     Args:
         model_type: of config.json.
@@ -129,17 +139,19 @@ def first_position(model_type: str, pad: int) -> int:
     """
     source = source_of(model_type)
     try:
-        nodes = ast.walk(_tree(source)) if source else iter(())
-        for node in nodes:
-            is_table = isinstance(node, ast.Assign) and any(
-                ast.unparse(target).endswith("position_embeddings") for target in node.targets
-            )
-            value = node.value if isinstance(node, ast.Assign) else None
-            if is_table and isinstance(value, ast.Call):
-                names = {word.arg for word in value.keywords}
-                text = ast.unparse(value)
-                if "padding_idx" in names and "config.max_position_embeddings" in text:
-                    return pad + 1
-    except (OSError, SyntaxError):
+        text = source.read_text(encoding="utf-8") if source else ""
+    except OSError:
         return 0
-    return 0
+    return (pad + 1) * bool(_PADDED_TABLE.search(text)) + bool(_READ_AHEAD.search(text))
+
+
+def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:
+    """Whether the class of a config.json has `name`, an attention: of two parts, both."""
+    flag = f"_supports_{name}"
+    found = [class_attribute(str(raw["model_type"]), task, flag)]
+    for part in (raw.get("encoder"), raw.get("decoder")):
+        if isinstance(part, Mapping):
+            kind = str(part.get("model_type"))
+            known = (class_attribute(kind, each, flag) for each in MAPPINGS)
+            found.append(next((answer for answer in known if answer is not None), None))
+    return False if False in found else (None if None in found else True)

@@ -95,7 +95,7 @@ def _local(typed: str, path: Path) -> Path:
 
 def _checkpoint_inside(path: Path) -> Path | None:
     """The last folder below that has a config.json: of a run or a Trainer's, the newest."""
-    for pattern in ("*", "checkpoints/*", "*/*"):
+    for pattern in ("*", "checkpoints/*", "checkpoints/*/*", "*/*"):
         found = [p.parent for p in path.glob(f"{pattern}/{CONFIG}")]
         if found:
             return max(found, key=_by_number)
@@ -104,7 +104,7 @@ def _checkpoint_inside(path: Path) -> Path | None:
 
 def _by_number(path: Path) -> tuple[int, str]:
     """`checkpoint-1000` after `checkpoint-200`."""
-    digits = re.findall(r"\d+", path.name)
+    digits = re.findall(r"\d+", f"{path.parent.name}/{path.name}")
     return (int(digits[-1]) if digits else -1, path.name)
 
 

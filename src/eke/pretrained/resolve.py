@@ -13,7 +13,7 @@ from typing import Any
 from eke.errors import ConfigError, Problem
 from eke.pretrained.agreement import compare
 from eke.pretrained.architecture import KNOWN, Sizes, read_sizes
-from eke.pretrained.classes import class_attribute, first_position
+from eke.pretrained.classes import first_position, supports
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
@@ -25,8 +25,9 @@ TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
 
 
-_POSITIONS = re.compile(r"position|\bwpe\b|\btransform\b|dense").search
-"""Names of tensors that may be as large as a table of the vocabulary, and are none."""
+_OTHER = re.compile(r"position|\bwpe\b|\btransform\b|dense|(?<!\.weight)$").search
+"""Names of tensors that may be as large as a table of the vocabulary, and are none; a quantizer's
+buffers (I-BERT's `weight_integer`) among them."""
 
 LISTS = ("auto_mappings.py", "configuration_auto.py")
 """Where transformers 5 names the architectures it has, below `models/auto`."""
@@ -76,7 +77,7 @@ def _of_the_class(config: Config, raw: dict[str, Any], sizes: dict[str, Any]) ->
     """What the class of the model says: attention that it has, and positions that it can use."""
     kind, task = str(raw["model_type"]), config.task.option
     found: dict[str, Any] = {
-        f"supports_{name}": class_attribute(kind, task, f"_supports_{name}")
+        f"supports_{name}": supports(raw, task, name)
         for name in ("sdpa", "flash_attn", "flex_attn")
     }
     names = raw.get("architectures")
@@ -235,7 +236,7 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
     if raw.get("is_encoder_decoder") is True or family == "t5":
         return sizes
     table = (sizes["vocab_size"], sizes["hidden_size"])
-    tables = [name for name, shape in shapes.items() if shape == table and not _POSITIONS(name)]
+    tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]
     if len(tables) == 2:
         return {**sizes, "tie_word_embeddings": same_numbers(found, *tables)}
     names = raw.get("architectures")

@@ -30,6 +30,7 @@ from eke.paths import AGENT, MEETING, SUPERVISOR, RunPaths
 from eke.peers import module_command
 from eke.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
 from eke.run.stop import end_with_parent
+from eke.streams import open_streams
 
 FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 """Signals that ask a run to stop."""
@@ -135,6 +136,7 @@ def threads_per_rank(num_processes: int) -> int:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

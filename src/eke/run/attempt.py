@@ -1,7 +1,10 @@
 """One attempt at a run: build, train, and a record whatever happens."""
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +13,7 @@ from eke.forecast import note_pair
 from eke.hardware import foreign_processes
 from eke.pace import note_pace
 from eke.paths import SHARED_DEVICE, RunPaths
-from eke.plan import Plan, remove_swap, swap_folder
+from eke.plan import Plan, check_inputs, check_software, remove_swap, swap_folder
 from eke.record import (
     EXIT_FAILED,
     EXIT_OK,
@@ -20,6 +23,7 @@ from eke.record import (
     write_rank_failure,
     write_record,
 )
+from eke.run.card import write_cards
 from eke.run.engines import train
 from eke.run.failure import classify
 from eke.run.job import Job, build_job, choose_device
@@ -64,6 +68,8 @@ def work(attempt: Attempt) -> int:
     record.timing.startup_s = attempt.startup_s
     record.shared_device = is_shared(foreign)
     write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
+    with contextlib.suppress(OSError):  # it is for people; the record is written
+        write_cards(attempt.paths, record)
     note_pair(plan, record)
     note_pace(plan, record)
     tracker.summary(summary_values(record))
@@ -84,7 +90,7 @@ def is_shared(foreign: list[str] | None) -> bool | None:
 def help_out(attempt: Attempt) -> int:
     """Train as one of the ranks behind rank 0, which writes; only a failure is told from here."""
     outcome, failure = attempt_training(attempt, Untracked())
-    if failure is None or outcome not in (Outcome.oom, Outcome.crashed):
+    if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
         return EXIT_OK  # all ranks ended together, and rank 0 says how
     if not failure.lost_contact:
         rank = attempt.ranks.rank
@@ -98,16 +104,17 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
     meter = Meter(HostClock(), attempt.number, timed_from=0)
     try:
         note_first_stages(attempt)
-        job = attempt.job = build_job(
-            attempt.plan,
-            attempt.paths,
-            attempt.number,
-            attempt.stop,
-            tracker,
-            meter,
-            attempt.stages,
-            attempt.ranks,
-        )
+        with held_to(attempt.plan):
+            job = attempt.job = build_job(
+                attempt.plan,
+                attempt.paths,
+                attempt.number,
+                attempt.stop,
+                tracker,
+                meter,
+                attempt.stages,
+                attempt.ranks,
+            )
         attempt.startup_s = seconds_since_start()
         train(job)
         job.note_stage("training")
@@ -123,6 +130,22 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
         return outcome, failure
     finally:
         remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
+
+
+@contextmanager
+def held_to(plan: Plan) -> Iterator[None]:
+    """Import and read in here: before and behind it, inputs and software must be as planned.
+
+    Raises:
+        ChangedError: one of them is not, which also explains whatever went wrong in here.
+    """
+    check_software(plan)
+    check_inputs(plan)
+    try:
+        yield
+    finally:
+        check_software(plan)
+        check_inputs(plan)
 
 
 def note_first_stages(attempt: Attempt) -> None:

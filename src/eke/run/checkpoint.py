@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
 NAME = r"step-\d{8}"
 """What `checkpoint_name` makes."""
-
+EXPORT = "model"
+"""Folder of a checkpoint with what others load, in the hub's layout, and nothing else."""
 PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
 """Names that `part_name` makes."""
 
@@ -80,7 +81,8 @@ def save_checkpoint(
         states = whole.optimizer if whole else optimizer.state_dict()
         switched = nullcontext(whole.training) if whole else evaluation_weights(optimizer)
         with switched as training_weights:
-            save_pretrained(model, unfinished, tokenizer, weights=whole.weights if whole else None)
+            weights = whole.weights if whole else None
+            save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
         tensors = {
             "optimizer": states,
             "training_weights": training_weights,
@@ -153,7 +155,7 @@ def load_checkpoint(
     rank: int = 0,
 ) -> int:
     """Restore everything a complete checkpoint holds; returns the steps it was taken after."""
-    load_weights(model, path)
+    load_weights(model, path / EXPORT)
     tensors = torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu")
     load_optimizer(optimizer, cut_optimizer(tensors["optimizer"], optimizer))
     restore_training_weights(optimizer, tensors["training_weights"])
@@ -212,8 +214,9 @@ def find_damage(path: Path) -> str:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     kept = set(manifest)
-    model = CONFIG in kept and {WEIGHTS, INDEX} & kept
-    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= kept
+    exported = {name.removeprefix(f"{EXPORT}/") for name in kept if "/" in name}
+    model = CONFIG in exported and {WEIGHTS, INDEX} & exported
+    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= exported
     whole = (model or adapter) and STATE in kept and _has_optimizer(kept)
     return "" if whole else "the manifest is incomplete"
 
@@ -233,10 +236,12 @@ def _has_optimizer(names: set[str]) -> bool:
 def _manifest(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and checksum of each file, after making it durable."""
     content = {}
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with open(file, "rb") as opened:
             os.fsync(opened.fileno())
-        content[file.name] = (file.stat().st_size, _checksum(file))
+        name = file.relative_to(folder).as_posix()
+        content[name] = (file.stat().st_size, _checksum(file))
+    fsync_directory(folder / EXPORT)
     return content
 
 

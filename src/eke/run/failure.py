@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from eke.errors import EkeError
+from eke.errors import ChangedError, EkeError, no_room, of_system
 from eke.lacking import lacking
 from eke.record import Failure, Outcome
 from eke.run.ranks import is_lost_contact
@@ -50,6 +50,9 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
         return error.outcome, Failure(phase, str(error))
     if isinstance(error, Diverged):
         return Outcome.diverged, Failure(phase, str(error))
+    if isinstance(error, ChangedError):
+        last = str(error).rstrip().splitlines()[-1]  # a loader's process puts a traceback before it
+        return Outcome.refused, Failure(phase, last.rpartition("ChangedError: ")[2])
     if isinstance(error, EkeError):
         return Outcome.crashed, Failure(phase, str(error))
     trace = "".join(traceback.format_exception(error))
@@ -58,10 +61,8 @@ def classify(error: BaseException, phase: str) -> tuple[Outcome, Failure]:
     if is_lost_contact(error):
         message = f"another process of this run is gone, or hangs: {_first_line(error)}"
         return Outcome.crashed, Failure(phase, message, trace, lost_contact=True)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        where = f": {error.filename}" if error.filename else ""
-        message = f"the disk is full ({error.strerror}{where}); free some and run again"
-        return Outcome.crashed, Failure(phase, message)
+    if isinstance(error, OSError) and no_room(error):
+        return Outcome.crashed, Failure(phase, of_system(error))
     message = lacking(error) or f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
     if type(error).__module__.startswith("torch._inductor"):
         message += f"; {_where_compiled_code_is()}"

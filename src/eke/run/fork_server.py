@@ -19,6 +19,7 @@ from eke.paths import SUPERVISOR
 from eke.run.fork_child import become, orphan
 from eke.run.fork_request import LET_GO, LONGEST_WORD, READY, receive_request
 from eke.run.stop import end_with_parent
+from eke.streams import open_streams
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """Read by OpenBLAS when it is loaded; it starts its threads at once. numpy and scipy each have a
@@ -117,4 +118,5 @@ def open_files() -> list[str]:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     sys.exit(main(sys.argv[1:]))

@@ -180,7 +180,7 @@ def build_job(
         offload=build_activation_offload(plan, bare),
         cache_release=build_cache_release(plan, device),
         multiplier=build_schedule(plan),
-        data=build_data(plan),
+        data=build_data(plan, left=report.padding == "left"),
         transfer=Transfer(device),
         meter=meter,
         stop=stop,

@@ -20,7 +20,7 @@ from eke.build.step import add_evaluation, take_step
 from eke.files import replace_link
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
-from eke.run.checkpoint import checkpoint_name, save_checkpoint
+from eke.run.checkpoint import EXPORT, checkpoint_name, save_checkpoint
 from eke.run.failure import Diverged
 from eke.run.job import Job
 from eke.run.look import closer_look, look_at_evaluation
@@ -170,7 +170,11 @@ def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
 
 @torch.no_grad()
 def evaluate(job: Job, step: int) -> None:
-    """Mean loss over the evaluation samples, written as a row of its own."""
+    """Mean loss over the evaluation samples, written as a row of its own.
+
+    Raises:
+        Diverged: the last one is not finite. An earlier one may have overflowed in its own format.
+    """
     start = time.perf_counter()
     job.meter.phase = "eval"
     job.model.eval()
@@ -188,6 +192,9 @@ def evaluate(job: Job, step: int) -> None:
     if job.ranks.is_main:
         note_evaluation(job, step, loss)
     job.eval_s += time.perf_counter() - start
+    is_last = step == job.plan.steps.total
+    if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
+        raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
 
 
 def note_evaluation(job: Job, step: int, loss: float) -> None:
@@ -263,8 +270,8 @@ def save_whole(job: Job, step: int) -> None:
 
 
 def link_model(paths: RunPaths, step: int) -> None:
-    """`model` in the run folder is the newest checkpoint: a name to load that stays the same."""
-    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}"
+    """`model` in the run folder is the newest export: a name to load that stays the same."""
+    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}/{EXPORT}"
     with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
         if not paths.model.exists() or paths.model.is_symlink():
             replace_link(paths.model, target)

@@ -1,9 +1,11 @@
 """What a tracker is told about a run that is about to start."""
 
+import shlex
+
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.schema.codec import make_converter
-from eke.track import TrackedRun, Tracker, build_tracker, describe_command, tracker_id
+from eke.track import TrackedRun, Tracker, build_tracker, tracker_id
 from eke.track import summary_values as summary_values  # the worker's end
 
 
@@ -15,7 +17,7 @@ def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
             name=plan.name,
             group=plan.config.tracker.group,
             tags=(plan.device.name,),
-            notes=describe_command(plan.overrides),
+            notes=shlex.join(plan.command),
             factors={**plan.choices, "device": plan.device.name},
             config=make_converter().unstructure(plan.config),
             directory=paths.folder,

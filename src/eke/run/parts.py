@@ -18,6 +18,7 @@ from eke.build.export import save_pretrained
 from eke.errors import RunError
 from eke.files import read_json, write_json
 from eke.run.checkpoint import (
+    EXPORT,
     STATE,
     begin_checkpoint,
     checkpoint_name,
@@ -73,7 +74,7 @@ def save_parts(
 
     def write_weights() -> None:
         begin_checkpoint(unfinished)
-        save_pretrained(model, unfinished, tokenizer, weights=weights)
+        save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
         write_json(unfinished / STATE, {"step": step, "world_size": ranks.world_size})
 
     def write_part() -> None:

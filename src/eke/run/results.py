@@ -10,11 +10,12 @@ import torch
 from eke.build.compile import compile_report
 from eke.forecast import note_measured_batch
 from eke.hardware import environment
+from eke.identity import changed_fingerprint
 from eke.lacking import lacking
 from eke.pace import note_predictions
 from eke.paths import RunPaths
-from eke.plan import Plan, outline_record
-from eke.record import Failure, MeasuredMemory, Outcome, Record, metrics
+from eke.plan import Plan, outline_record, software_changes
+from eke.record import Failure, MeasuredMemory, Outcome, Record, metrics, read_attempts
 from eke.run.job import Job
 from eke.run.notes import AT_THE_END
 from eke.run.process import process_peak
@@ -45,6 +46,7 @@ def make_record(
         record.memory.measured = measured_memory(job)
         note_measured_batch(record, plan, job.profiled)
         record.effective = effective(job)
+        record.warnings += other_software(plan, read_attempts(paths))
         record.warnings += count_skipped(job, rows, record.effective)
         record.timing.compile_s = record.effective.get("compile", {}).get("compile_s")
     return record
@@ -95,6 +97,16 @@ def note_what_was_compiled(job: Job) -> None:
         job.effective["compile"] = compile_report()
     except (ImportError, AttributeError, LookupError, TypeError) as error:
         job.warn(f"what was compiled is not known: {lacking(error) or error}")
+
+
+def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
+    """That attempts before this one had other software, or that it was changed meanwhile."""
+    found = [f"changed since training began: {c}" for c in software_changes(plan)]
+    for each in attempts:
+        changes = changed_fingerprint(each.get("machine") or plan.machine, plan.machine)
+        number, told = each.get("attempt"), "; ".join(changes)
+        found += [f"attempt {number} ran with other software: {told}"] if changes else []
+    return found
 
 
 def count_skipped(job: Job, rows: Sequence[metrics.Row], found: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from eke.build.precision import Formats
 from eke.build.update import PlainUpdate, Update
 from eke.paths import RunPaths
 from eke.plan import Plan, remove_swap, swap_folder
-from eke.run.checkpoint import load_checkpoint, newest_complete
+from eke.run.checkpoint import EXPORT, load_checkpoint, newest_complete
 from eke.run.deepspeed_update import DeepSpeedUpdate
 from eke.run.parts import load_part
 from eke.run.ranks import Ranks
@@ -96,7 +96,7 @@ def _start_deepspeed(built: Built, checkpoint: Path | None, paths: RunPaths) -> 
     from eke.build.deepspeed import build_engine
 
     if checkpoint is not None:
-        load_weights(built.model, checkpoint)
+        load_weights(built.model, checkpoint / EXPORT)
     swap = swap_folder(built.plan, paths)
     remove_swap(swap, built.ranks.rank)  # of an attempt that was killed
     engine = build_engine(

@@ -8,16 +8,17 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eke.collecting import importing
-from eke.errors import EkeError
+from eke.errors import ChangedError, EkeError
 from eke.files import open_file, own_folder
 from eke.hardware import environment
 from eke.lacking import lacking
 from eke.paths import PROCESS, RANK, RunPaths
-from eke.plan import Plan, outline_record, read_plan
+from eke.plan import Plan, check_software, outline_record, read_plan, with_own_software
 from eke.record import (
     EXIT_FAILED,
     EXIT_USER,
@@ -31,6 +32,7 @@ from eke.run.compiled_code import choose_compiled_code_folders
 from eke.run.process import end_first, resident_bytes
 from eke.run.quiet import quiet_environment, quiet_imports
 from eke.run.stop import StopFlag, stop_with_supervisor
+from eke.streams import open_streams
 
 if TYPE_CHECKING:
     from eke.run.ranks import Ranks
@@ -71,8 +73,14 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     plan = read_plan(paths)
     if plan.probe:
         end_first()
-    number = start_attempt(paths, plan.machine, os.environ.get(PROCESS, ""))
+    machine = with_own_software(plan).machine
+    number = start_attempt(paths, machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
+    try:
+        check_software(plan)
+    except ChangedError as error:
+        failure = Failure("software", str(error))
+        return record_end(replace(plan, machine=machine), paths, number, Outcome.refused, failure)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     try:
         with importing():
@@ -80,17 +88,19 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     except (ImportError, AttributeError) as error:
         if not (why := lacking(error)):
             raise
-        return record_crash(plan, paths, number, Failure("import", why))
+        return record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
 
     ranks = join(plan)
     ranks.tell(number)
     return work(Attempt(plan, paths, number, stop, empty, ranks))
 
 
-def record_crash(plan: Plan, paths: RunPaths, attempt: int, failure: Failure) -> int:
+def record_end(
+    plan: Plan, paths: RunPaths, attempt: int, outcome: Outcome, failure: Failure
+) -> int:
     """The record of a run that could not begin, without torch; returns its exit code."""
     rows, _ = metrics.read_rows(paths.metrics)
-    record = outline_record(plan, rows, attempt, Outcome.crashed, failure)
+    record = outline_record(plan, rows, attempt, outcome, failure)
     record.environment = environment()
     write_record(paths, record)
     sys.stderr.write(f"{failure.message}\n")
@@ -155,6 +165,7 @@ def drop_settings_of_launchers() -> None:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

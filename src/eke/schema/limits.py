@@ -15,6 +15,8 @@ class Limit:
     high: float | None = None
     low_open: bool = False
     high_open: bool = False
+    null_is_off: bool = False
+    """Null turns off what a number turns on: 0 was meant so."""
 
     def admits(self, value: float) -> bool:
         """Whether `value` lies inside; infinity and not-a-number never do."""
@@ -28,29 +30,34 @@ class Limit:
 
     def describe(self, value: float) -> str:
         """What is wanted instead of `value`, for an error message."""
-        if self.high is not None:
-            low, high = _number(self.low or 0), _number(self.high)
-            if self.low_open:
-                return f"above {low} and below {high}"
-            form = "at least {} and below {}" if self.high_open else "between {} and {}"
-            return form.format(low, high)
-        if value > LARGEST:
-            return f"at most {_number(LARGEST)}"
-        return f"{'above' if self.low_open else 'at least'} {_number(self.low or 0)}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"a finite number, {self.describe(0)}"
+        low = f"{'above' if self.low_open else 'at least'} {_number(self.low or 0)}"
+        if self.high is None:
+            return f"at most {_number(LARGEST)}" if value > LARGEST else low
+        if not self.low_open and not self.high_open:
+            return f"between {_number(self.low or 0)} and {_number(self.high)}"
+        return f"{low} and {'below' if self.high_open else 'at most'} {_number(self.high)}"
+
+    def in_place_of(self, value: float, default: object) -> object:
+        """What to type for a `value` that is not admitted."""
+        return None if self.null_is_off and value <= 0 else default
 
 
 def _number(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
-def above(low: float) -> dict[str, Limit]:
-    """The value must be greater than `low`."""
-    return {"limit": Limit(low=low, low_open=True)}
+def above(
+    low: float, at_most: float | None = None, *, null_is_off: bool = False
+) -> dict[str, Limit]:
+    """The value must be greater than `low`, and `at_most` or less."""
+    return {"limit": Limit(low, at_most, low_open=True, null_is_off=null_is_off)}
 
 
-def at_least(low: float) -> dict[str, Limit]:
+def at_least(low: float, *, null_is_off: bool = False) -> dict[str, Limit]:
     """The value must be `low` or more."""
-    return {"limit": Limit(low=low)}
+    return {"limit": Limit(low=low, null_is_off=null_is_off)}
 
 
 def between(low: float, high: float) -> dict[str, Limit]:

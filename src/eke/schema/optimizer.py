@@ -5,6 +5,13 @@ from enum import Enum
 
 from eke.schema.limits import above, at_least, below, between, inside
 
+MAX_LR = 100
+"""Above the largest learning rate in use, 30 (plain SGD of an LSTM, arXiv:1708.02182)."""
+MAX_WEIGHT_DECAY = 100
+"""Above every one in use: at a learning rate of 0.01 a step then sets the weights to 0."""
+MAX_EPS = 1
+"""The largest in use (Inception's, arXiv:1512.00567): above it, updates are gradients / eps."""
+
 
 @dataclass
 class Optimizer:
@@ -12,9 +19,9 @@ class Optimizer:
 
     option: str = "adamw"
     """The option chosen; set by the option's file."""
-    lr: float = field(default=1e-3, metadata=above(0))
+    lr: float = field(default=1e-3, metadata=above(0, MAX_LR))
     """Peak learning rate, before the schedule."""
-    weight_decay: float = field(default=0.01, metadata=at_least(0))
+    weight_decay: float = field(default=0.01, metadata=between(0, MAX_WEIGHT_DECAY))
     """Decoupled decay of matrices; biases and normalisation weights are never decayed."""
 
 
@@ -26,7 +33,7 @@ class AdamW(Optimizer):
     """Decay of the first moment."""
     beta2: float = field(default=0.999, metadata=below(0, 1))
     """Decay of the second moment."""
-    eps: float = field(default=1e-8, metadata=above(0))
+    eps: float = field(default=1e-8, metadata=above(0, MAX_EPS))
     """Added to the denominator."""
 
 
@@ -118,7 +125,7 @@ class Muon(AdamW):
     adjust_lr: AdjustLR = AdjustLR.match_rms_adamw
     """match_rms_adamw makes updates as large as AdamW's, so that its learning rate and decay serve
     (arXiv:2502.16982, section 2.2); original is sqrt(max(1, rows / columns))."""
-    adamw_lr: float | None = field(default=None, metadata=above(0))
+    adamw_lr: float | None = field(default=None, metadata=above(0, MAX_LR))
     """Peak learning rate of everything else; null takes `lr`."""
 
 

@@ -37,6 +37,9 @@ class Hardware:
 
     option: str = "auto"
     """auto looks at this machine; a device name plans for that device."""
+    network_gbit_per_s: float | None = field(default=None, metadata=between(0.1, 100_000))
+    """Between machines, all adapters of one machine together; null is what machines with this
+    device usually have. For forecasts of time."""
 
 
 @dataclass

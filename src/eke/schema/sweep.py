@@ -1,9 +1,17 @@
 """Schema of a sweep: which runs `-m` makes. It is part of none of them."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from eke.schema.limits import at_least
+
+
+class Seeds(Enum):
+    """Whether the repeats of a configuration share their seed."""
+
+    same = "same"
+    per_repeat = "per_repeat"
 
 
 @dataclass
@@ -21,5 +29,8 @@ class Sweep:
     out."""
     repeats: int = field(default=1, metadata=at_least(1))
     """Runs of each configuration, one of every configuration per round: repeat=0, 1, ..."""
+    seeds: Seeds = Seeds.same
+    """`per_repeat`: repeat=0, 1, ... have seed=0, 1, ..., so that three repeats resolve differences
+    of the loss; `same`: the repeats of a configuration are one training, timed again."""
     strict: bool = False
     """Start nothing when a rule refuses any of the runs."""

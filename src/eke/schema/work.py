@@ -215,7 +215,7 @@ class Train:
     """Optimizer steps; null derives them from `epochs`, else 300."""
     epochs: float | None = field(default=None, metadata=above(0))
     """Passes over the training samples."""
-    max_grad_norm: float | None = field(default=1.0, metadata=above(0))
+    max_grad_norm: float | None = field(default=1.0, metadata=above(0, null_is_off=True))
     """Clip the global gradient norm; null does not clip."""
     record_grad_norm: bool = True
     """Write the norm of all gradients of each step; false, where nothing needs it, reads them once
@@ -224,7 +224,7 @@ class Train:
     """Steps between writes of metrics.jsonl; the device is never waited for in between."""
     eval_every: int | None = field(default=None, metadata=at_least(1))
     """Steps between evaluations; null evaluates before the first and after the last step."""
-    checkpoint_every: int | None = field(default=200, metadata=at_least(1))
+    checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
     """Steps between checkpoints; null saves only when asked to stop, and at the end."""
     keep_checkpoints: int = field(default=2, metadata=at_least(1))
     """Newest complete checkpoints that are kept."""
@@ -234,4 +234,4 @@ class Train:
     """First steps of each attempt, shown on their own and left out of every timing; what is looked
     at closely (kernels in the first step, memory in the second) is looked at here."""
     stop_on_nonfinite: bool = True
-    """End the run as diverged when a logged loss is not finite."""
+    """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""

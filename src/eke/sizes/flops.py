@@ -128,7 +128,7 @@ def _formula(structure: Structure, tokens: Counts) -> str:
             active = any(w.num_active != prod(w.shape) for w in counted)
             words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
             size = sum(w.num_active for w in counted)
-            parts.append(f"{factor} x {size}{words} x {tokens[kind]:.10g} {unit}")
+            parts.append(f"{factor} x {size}{words} x {_short(tokens[kind])} {unit}")
     parts += [
         f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens)}"
         f"{' / 2 (causal)' if a.causal else ''}"
@@ -140,5 +140,13 @@ def _formula(structure: Structure, tokens: Counts) -> str:
 def _scores(attention: Attention, tokens: Counts) -> str:
     queries, keys = tokens[attention.queries], tokens[attention.keys]
     found = tokens[attention.queries, attention.keys]
-    exact = found == queries * keys
-    return f"{queries} x {keys}" if exact else f"{found:.10g} (mean of tokens x tokens)"
+    if found == queries * keys:
+        return f"{_short(queries)} x {_short(keys)}"
+    return f"{_short(found)} (mean of tokens x tokens)"
+
+
+def _short(mean: float) -> str:
+    """Whole numbers as they are, means to four digits or one decimal."""
+    if mean == int(mean):
+        return str(int(mean))
+    return f"{mean:.4g}" if mean < 1000 else f"{mean:.1f}"

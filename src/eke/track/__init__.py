@@ -1,6 +1,6 @@
 """Mirrors of a run outside its folder: a tracker sees every row and can never stop training."""
 
-from eke.track.describe import describe_command, summary_values, tracker_id
+from eke.track.describe import summary_values, tracker_id
 from eke.track.table import TRACKERS, build_tracker
 from eke.track.tracker import TrackedRun, Tracker
 
@@ -9,7 +9,6 @@ __all__ = [
     "TrackedRun",
     "Tracker",
     "build_tracker",
-    "describe_command",
     "summary_values",
     "tracker_id",
 ]

@@ -1,8 +1,7 @@
 """What a tracker is told about a run: by its worker, and by `eke sync` afterwards."""
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from eke.record import Record
 from eke.track.tracker import Value
@@ -16,11 +15,6 @@ def tracker_id(folder: str, run_id: str) -> str:
     A folder that was renamed says nothing; then it is the identity.
     """
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
-
-
-def describe_command(overrides: Sequence[str]) -> str:
-    """The command line, to be pasted into a shell."""
-    return shlex.join(["python", "train.py", *overrides])
 
 
 def summary_values(record: Record) -> Mapping[str, Value]:

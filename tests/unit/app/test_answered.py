@@ -34,7 +34,8 @@ def full_disk(monkeypatch) -> None:
 
 @pytest.fixture
 def full_memory(monkeypatch) -> None:
-    """Others hold all of it."""
+    """Others hold all of it, of a machine that the test says."""
+    monkeypatch.setattr("eke.hardware.cpu.memory_limit", lambda: 8 * 2**30)
     monkeypatch.setattr("eke.hardware.cpu.memory_available", lambda: 0)
 
 

@@ -72,8 +72,20 @@ def test_a_dry_run_prints_scripts_and_submits_nothing(
     assert wants in out
     assert bool(wants) is ("gpus" in out)
     assert out.rstrip().endswith("nothing was submitted")
-    assert asked == ["scontrol"], "for the size of arrays, if it is there"
+    assert asked == ["scontrol", "sbatch"], "for the size of arrays, and whether it would be taken"
     assert not (tmp_path / "runs").exists()
+
+
+def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
+    """Partitions are no part of a run's identity: the second cell is the first one's run."""
+    cells = ("resources.partition=spot,nosuch", "hardware=cpu", "plan_only=true")
+    code, out, err = typed(*SLURM, *cells)
+    assert code == 0, err
+    assert out.count("#!/bin/bash") == 1
+    assert "resources.partition=nosuch is not asked for: the run is another cell's, too" in out
+    code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
+    assert code == 0
+    assert "is not asked for" not in out
 
 
 def test_what_sbatch_would_not_read_refuses_the_cell(typed, no_gpu) -> None:

@@ -108,6 +108,14 @@ def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     assert problem.fix == f"{key}={usual}"
 
 
+def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
+    """Not a sweep either, which would train instead of searching."""
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish("precision=bf16,fp32"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.fix) == ("precision", "")
+
+
 def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
     """Overrides of each value of an axis that is a candidate's."""
     found = [v for each in fitting.candidates.found for v in each.values]

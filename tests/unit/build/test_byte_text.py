@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eke.build.byte_text import OPEN_FILES, InPlace, byte_stream
 from eke.corpus import Piece
-from eke.errors import RunError
+from eke.errors import ChangedError, RunError
 from eke.tokens import BOS, NUM_SPECIAL_TOKENS
 
 
@@ -85,3 +85,36 @@ def test_a_large_text_is_not_held_in_memory(tmp_path) -> None:
     for start in range(0, 1_500_000_000, 50_000_000):
         assert stream[start : start + 256].tolist() == [NUM_SPECIAL_TOKENS] * 256
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB"
+
+
+def watched(pieces) -> tuple[InPlace, list[str]]:
+    """A stream, and what is written down at each check: the content of its first file."""
+    seen: list[str] = []
+    return InPlace(pieces, lambda: seen.append(pieces[0].path.read_text())), seen
+
+
+def test_a_file_that_is_edited_while_it_is_read_in_place_is_held_against_the_plan(tmp_path) -> None:
+    path = tmp_path / "0.txt"
+    stream, seen = watched(files(tmp_path, b"some text"))
+    whole = stream[0:10].tolist()
+    os.utime(path)
+    assert stream[0:10].tolist() == whole
+    assert seen == ["beforesome textafter"], "asked once: it was only touched"
+    assert stream[0:10].tolist() == whole
+    assert len(seen) == 1
+    path.write_text("beforeOTHERTEXTafter")
+    stream[0:3]
+    assert seen[1:] == ["beforeOTHERTEXTafter"]
+
+
+def test_what_was_replaced_or_deleted_is_read_to_its_end_and_not_opened_again(tmp_path) -> None:
+    stream, seen = watched(files(tmp_path, b"some text"))
+    whole = stream[0:10].tolist()
+    (tmp_path / "new").write_text("beforeOTHERTEXTafter")
+    os.replace(tmp_path / "new", tmp_path / "0.txt")
+    assert stream[0:10].tolist() == whole
+    assert not seen
+    again = pickle.loads(pickle.dumps(InPlace(stream.pieces, stamps=stream.stamps)))
+    (tmp_path / "0.txt").unlink()
+    with pytest.raises(ChangedError, match=r"0\.txt: No such file"):
+        again[0:10]

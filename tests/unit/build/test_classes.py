@@ -70,6 +70,17 @@ def test_a_class_without_rows_has_transformers_name(tmp_path) -> None:
     assert found == {0: "ham", 1: "spam", 2: "LABEL_2"}
 
 
+def test_names_of_transformers_keep_their_numbers(tmp_path) -> None:
+    """In sorted order LABEL_10 would come before LABEL_2."""
+    labels = [f"LABEL_{number}" for number in (10, 2, 7)]
+    rows = rows_of(tmp_path, *labels)
+    typed = (*rows, "model=tiny", "task.num_labels=11")
+    found, _ = classes(tmp_path, *typed)
+    assert found == {number: f"LABEL_{number}" for number in range(11)}
+    store = open_store(request_of(compose(last_wins(*SHORT, *typed)).config))
+    assert set(store.array("labels").tolist()) == {10, 2, 7}
+
+
 def test_names_are_the_folders_of_a_text(tmp_path) -> None:
     for folder, size in (("art", 9), ("science", 20)):
         (tmp_path / "texts" / folder).mkdir(parents=True)

@@ -16,7 +16,8 @@ from eke.build.heads import HEADS
 from eke.build.model import build_model, build_model_and_report
 from eke.compose import compose
 from eke.corpus import Vocabulary
-from eke.errors import RunError
+from eke.errors import ChangedError, RunError
+from eke.plan import check_inputs
 from eke.sizes import VALID_TASKS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -208,8 +209,8 @@ def test_a_file_cut_after_planning(saved, tmp_path):
     path = shutil.copytree(saved["llama"], tmp_path / "m")
     plan = plan_of(path)
     (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-64])
-    with pytest.raises(RunError, match="has changed since the run was planned"):
-        build_model(plan, CPU)
+    with pytest.raises(ChangedError, match="has changed since the run was planned"):
+        check_inputs(plan)
 
 
 TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("bert", True),

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from unit.build.plans import hand_plan
 
 from eke.build.shift import build_shift
+from eke.errors import RunError
 from eke.plan import Plan
 from eke.schema import PretrainedModel
 
@@ -93,3 +94,18 @@ def test_sizes_alone_begin_with_padding() -> None:
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
 def test_other_tasks_have_no_shift(task) -> None:
     assert build_shift(hand_plan(f"task={task}", "data=synthetic")) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "lacks"),
+    [
+        ("t5", T5, "decoder_start_token_id"),
+        ("t5", {**T5, "decoder_start_token_id": 0, "pad_token_id": None}, "pad_token_id"),
+        ("bart", {**WIDE, "decoder_start_token_id": None}, "decoder_start_token_id"),
+        ("mbart", {**WIDE, "pad_token_id": None}, "pad_token_id"),
+    ],
+)
+def test_what_the_shift_reads_and_config_json_lacks_is_named(kind, sizes, lacks, tmp_path) -> None:
+    transformers.AutoConfig.for_model(kind, **sizes).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=f"config.json has no {lacks}, which"):
+        build_shift(planned(tmp_path))

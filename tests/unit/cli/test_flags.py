@@ -81,7 +81,9 @@ def test_seconds_that_are_none(capsys) -> None:
             "-> model=pretrained model.name_or_path=runs/1/model\n",
             id="a checkpoint",
         ),
-        pytest.param(["plan", "hardware=a100"], "-> hardware=a100_80\n", id="begun"),
+        pytest.param(
+            ["plan", "hardware=a100"], "not an option of hardware: a100_40, a100_80", id="begun"
+        ),
         pytest.param(
             ["plan", "experiment=zzz"],
             "smoke; an option of your own is found by --config-dir FOLDER\n",

@@ -127,9 +127,40 @@ def test_a_cluster_that_does_not_answer(world, monkeypatch, capsys) -> None:
         raise EkeError("scancel gave no answer")
 
     monkeypatch.setattr(scheduler, "cancel", fail)
+    world.run("a", pid="4711")
     world.run("b", "queued", job="5_1")
     assert cli.main(["cancel", "runs"]) == 1
-    assert "scancel gave no answer" in capsys.readouterr().err
+    assert capsys.readouterr().out == (
+        "asked 1 run to save and end\n1 run may not have been asked: scancel gave no answer\n"
+    )
+
+
+def test_jobs_that_slurm_does_not_tell_about_are_not_asked(world, capsys) -> None:
+    """What SLURM was silent about may wait or run: it is no success that nothing was found."""
+    world.run("a", "unknown", silent="squeue: no controller")
+    world.found.append(dataclasses.replace(world.found[0], label="the same run"))
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.cancelled == []
+    told = "not asked: 1 run with a job that may wait or run: squeue: no controller\n"
+    assert capsys.readouterr().out == told
+    world.run("b", pid="4711", silent="squeue: no controller")  # on this machine, by its lock
+    assert cli.main(["cancel", "runs"]) == 1
+    assert world.signals == [(4711, signal.SIGINT)]
+    assert capsys.readouterr().out == f"asked 1 run to save and end\n{told}"
+
+
+def test_status_says_what_was_not_seen(world, capsys) -> None:
+    world.run("a", "unknown", where="job 5_0", silent="squeue: no controller")
+    world.run("b", "ok")
+    assert cli.main(["status", "runs"]) == 1
+    out = capsys.readouterr().out
+    assert "SLURM does not answer: squeue: no controller" in out
+    assert "what it does with the jobs of 1 run" in out
+    assert cli.main(["status", "--json", "runs"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["silent"] for each in found] == ["squeue: no controller", ""]
+    world.found.pop(0)
+    assert cli.main(["status", "runs"]) == 0
 
 
 @contextmanager
@@ -231,7 +262,7 @@ def test_failed_runs_are_set_aside_and_the_sweep_is_typed_again(
     monkeypatch.chdir(runs)
     assert cli.main(["retry", "sweep-1"]) == 0
     assert typed == [(["-m", "seed=1,2"], str(runs.parent))]
-    assert capsys.readouterr().out == "to try again: 2 runs\n"
+    assert capsys.readouterr().out == "running again: 2 runs\n"
     assert [read_record(made[n]) is None for n in "1234"] == [False, True, True, False]
     kept = made["2"].folder / "record.1.json"
     assert json.loads(kept.read_text())["outcome"] == "oom"
@@ -250,7 +281,7 @@ def test_no_record_is_lost_however_often(make_run, make_sweep, typed) -> None:
 def test_cells_that_are_one_run_are_one(make_run, make_sweep, typed, capsys) -> None:
     make_run("1", "crashed")
     assert cli.main(["retry", str(make_sweep("1", "1"))]) == 0
-    assert capsys.readouterr().out == "to try again: 1 run\n"
+    assert capsys.readouterr().out == "running again: 1 run\n"
     assert len(typed) == 1
 
 
@@ -276,7 +307,7 @@ def test_what_could_not_be_started_has_no_record_to_set_aside(
     assert cli.main(["status", str(folder)]) == 0
     assert "refused" not in capsys.readouterr().out
     assert cli.main(["retry", str(folder)]) == 0
-    assert capsys.readouterr().out == "to try again: 3 runs\n"
+    assert capsys.readouterr().out == "running again: 3 runs\n"
     assert len(typed) == 1
 
 
@@ -313,7 +344,7 @@ def test_where_the_command_starts_nothing_the_records_are_put_back(
     monkeypatch.setattr(folders.app, "main", refused)
     code = cli.main(["retry", str(make_sweep("1", "2", "3"))])
     assert code == (ended if isinstance(ended, int) else 75)
-    assert capsys.readouterr().err == "nothing was started: 2 records put back\n"
+    assert capsys.readouterr().err == "nothing was started; 2 records restored\n"
     assert [paths.record.exists() for paths in made] == [True, True, False]
     assert not list(made[0].folder.parent.glob("*/record.*.json"))
 
@@ -342,7 +373,8 @@ def test_what_is_no_sweep_is_refused(kind, make_run, runs, typed, capsys) -> Non
     why = "there is no such folder" if kind == "nowhere" else "is not the folder of a sweep"
     told = capsys.readouterr().err
     assert why in told
-    assert "-> eke retry runs/sweep-ID" in told
+    fix = "rerun=true\n" if kind == "run" else "-> eke retry runs/sweep-ID"
+    assert fix in told
     assert paths.record.exists()
 
 

@@ -1,5 +1,8 @@
 """Overrides and flags of a command line."""
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,28 @@ def test_a_flag_of_the_command_that_was_misspelt_is_proposed(argv: list[str], fi
     with pytest.raises(ConfigError) as caught:
         split_arguments(argv, {"--why": 0, "--name": 1})
     assert caught.value.problems[0].fix == fix
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "new"),
+    [
+        pytest.param(b"odd\xff.txt", "odd\\xff.txt", "odd_.txt", id="one byte"),
+        pytest.param(b"a\xe9 'b\\.txt", "a\\xe9 \\x27b\\x5c.txt", "a_ 'b\\.txt", id="quotes"),
+        pytest.param(b"\xe5\xa5\xbd\xfe", "好\\xfe", "好_", id="beside UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("key", ["data.path=", "", "+my.key="])
+def test_a_name_of_other_bytes_has_a_fix_that_can_be_typed(
+    key, name, typed, new, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(os.fsdecode(name)).touch()
+    with pytest.raises(ConfigError) as caught:
+        split_arguments([key + os.fsdecode(name)])
+    (problem,) = caught.value.problems
+    fix, _, rename = problem.fix.partition("   (after ")
+    assert shlex.split(fix) == [key + new]
+    problem.render().encode()
+    subprocess.run(["bash", "-c", rename.removesuffix(")")], check=True)
+    assert os.listdir() == [new]
+    assert typed in rename

@@ -40,7 +40,7 @@ def test_own_option_of_a_group_composes(tmp_path: Path) -> None:
     write(
         tmp_path,
         "optimizer/mine.yaml",
-        "defaults:\n  - /schema/optimizer/sgd@_here_\n  - _self_\noption: mine\nmomentum: 0.25\n",
+        "defaults:\n  - /schema/optimizer/sgd@_here_\n  - _self_\noption: sgd\nmomentum: 0.25\n",
     )
     assert vars(compose(["optimizer=mine"], tmp_path).config.optimizer)["momentum"] == 0.25
 
@@ -137,3 +137,44 @@ def test_file_without_effect(tmp_path: Path, name: str, why: str, fix: str) -> N
     problem = problem_of([], tmp_path)
     assert why in problem.why
     assert problem.fix == fix
+
+
+OPTIONS = [
+    pytest.param("optimizer", "adamw", "nosuch", 3, id="optimizer"),
+    pytest.param("optimizer", "adamw", "sgd", 3, id="one with other keys"),
+    pytest.param("optimizer", "adamw", "mine", 3, id="a name of its own"),
+    pytest.param("model", "tiny", "nosuch", 3, id="model"),
+    pytest.param("attention", "eager", "nosuch", 3, id="attention"),
+    pytest.param("precision", "bf16", "nosuch", 3, id="precision"),
+    pytest.param("schedule", "constant", "nosuch", 3, id="schedule"),
+    pytest.param("memory", "none", "nosuch", 3, id="memory"),
+    pytest.param("peft", "lora", "ia3", 3, id="peft"),
+    pytest.param("tracker", "none", "wandbb", 3, id="tracker"),
+]
+
+
+@pytest.mark.parametrize(("group", "base", "option", "line"), OPTIONS)
+def test_an_unknown_option_in_a_file_is_refused(tmp_path, group, base, option, line) -> None:
+    text = f"defaults: [{base}, _self_]\n# mine.\noption: {option}\n"
+    write(tmp_path, f"{group}/mine.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        compose([f"{group}=mine"], tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.path == f"{tmp_path / group / 'mine.yaml'}:{line}"
+    mended = problem.fix.removeprefix("write option: ")
+    write(tmp_path, f"{group}/mine.yaml", text.replace(f"option: {option}", f"option: {mended}"))
+    assert compose([f"{group}=mine"], tmp_path).overrides == (f"{group}=mine",)
+
+
+def test_an_experiments_option_is_looked_up_too(tmp_path) -> None:
+    write(tmp_path, "experiment/mine.yaml", EXPERIMENT + "optimizer:\n  option: nosuch\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=mine"], tmp_path)
+    assert caught.value.problems[0].path == f"{tmp_path / 'experiment' / 'mine.yaml'}:3"
+
+
+@pytest.mark.parametrize("group", ["model", "precision", "slurm"])
+def test_what_only_names_values_may_have_the_files_name(tmp_path, group) -> None:
+    base = {"model": "tiny", "precision": "bf16", "slurm": "default"}[group]
+    write(tmp_path, f"{group}/mine.yaml", f"defaults: [{base}, _self_]\noption: mine\n")
+    assert getattr(compose([f"{group}=mine"], tmp_path).config, group).option == "mine"

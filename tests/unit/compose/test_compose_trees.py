@@ -9,8 +9,7 @@ from omegaconf import OmegaConf, open_dict, read_write
 from eke.compose import compose
 from eke.compose.alone import stands_alone
 from eke.compose.catalogue import make_catalogue
-from eke.compose.overrides import as_hydra_takes_it
-from eke.compose.trees import NotSet, Trees, hydra_state, make_trees
+from eke.compose.trees import NotSet, Trees, as_hydra_takes_it, hydra_state, make_trees
 from eke.schema import model
 
 CATALOGUE = make_catalogue()

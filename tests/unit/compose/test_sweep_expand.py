@@ -87,6 +87,14 @@ def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
     assert expanded.cells[-1].composed.config.repeat == 2
 
 
+def test_each_repeat_has_its_own_seed_where_asked() -> None:
+    expanded = expand(["precision=fp32,bf16", "sweep.repeats=3", "sweep.seeds=per_repeat"])
+    found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
+    assert found == [(k, k) for k in range(3) for _ in range(2)]
+    (problem,) = problems("seed=7", "sweep.repeats=3", "sweep.seeds=per_repeat")
+    assert (problem.path, problem.value) == ("sweep.seeds", "seed")
+
+
 def test_excluded_by_composed_values() -> None:
     clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
     expanded = expand(["precision=bf16,fp16", "seed=1,2", clauses, "sweep.strict=true"])
@@ -172,6 +180,7 @@ def test_one_key_from_two_places(own) -> None:
         pytest.param("sweep=none,guide_table", "sweep", id="two sweeps"),
         pytest.param("sweep.repeats=0", "sweep.repeats", id="no repeat"),
         pytest.param("sweep.repeats=often", "sweep.repeats", id="type"),
+        pytest.param("sweep.seeds=mine", "sweep.seeds", id="seeds"),
         pytest.param("sweep.rounds=2", "sweep.rounds", id="key"),
         pytest.param("optimizer.lr=interval(0,1)", "optimizer.lr", id="interval"),
         pytest.param("seed=range(0,1000000)", "seed", id="too many"),
@@ -181,10 +190,62 @@ def test_refused(typed, path) -> None:
     assert problems(typed)[0].path == path
 
 
+SEEDS = [
+    pytest.param("seed=range(3),7", [0, 1, 2, 7], id="range and value"),
+    pytest.param("seed=7,range(3)", [7, 0, 1, 2], id="value and range"),
+    pytest.param("seed=range(2),range(5,1,-2)", [0, 1, 5, 3], id="two ranges"),
+    pytest.param("seed=choice(1,2),5", [1, 2, 5], id="choice and value"),
+    pytest.param("seed=tag(x,choice(1,2)),range(4,5)", [1, 2, 4], id="tagged"),
+    pytest.param("seed=range(0),9", [9], id="an empty range"),
+    pytest.param("sweep.product={seed:'range(2),7'}", [0, 1, 7], id="product of a file"),
+]
+
+
+@pytest.mark.parametrize(("typed", "seeds"), SEEDS)
+def test_lists_within_lists(typed, seeds) -> None:
+    assert [cell.composed.config.seed for cell in expand([typed]).cells] == seeds
+
+
+def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
+    found = [varied(expand(["seed=shuffle(range(9)),99"]), "seed") for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert found[0][-1] == ("99",)
+    assert sorted(found[0][:-1]) == [(str(seed),) for seed in range(9)]
+    assert found[0][:-1] != sorted(found[0][:-1])
+
+
+def test_a_glob_among_other_options() -> None:
+    cells = expand(["model=glob(tiny_g*),gpt2,glob(tiny_b*)"]).cells
+    assert [cell.composed.choices["model"] for cell in cells] == ["tiny_gpt2", "gpt2", "tiny_bert"]
+    (problem,) = problems("model=gpt2,glob(nosuch*)")
+    assert (problem.path, problem.value) == ("model", "gpt2,glob(nosuch*)")
+
+
+FAILED = [
+    pytest.param("seed=choice(range(3),7)", "'seed=range(3),7'", id="choice of a range"),
+    pytest.param("seed=sort(3,range(2))", "'seed=3,range(2)'", id="sort"),
+    pytest.param("train.steps=5,str(range(3))", "'train.steps=5,range(3)'", id="str, behind a 5"),
+    pytest.param("model=shuffle(glob(tiny_g*))", "'model=glob(tiny_g*)'", id="shuffled glob"),
+    pytest.param("seed=tag(a,1,2)", "seed=0", id="nothing near"),
+    pytest.param("seed=nosuch(1,2)", "seed=1,2", id="no such function"),
+    pytest.param("seed=1,interval(0,1)", "hydra/sweeper=optuna", id="an interval in a list"),
+]
+
+
+@pytest.mark.parametrize(("typed", "fix"), FAILED)
+def test_what_hydra_cannot_list_is_told_with_what_it_can(typed, fix) -> None:
+    (problem,) = problems(typed)
+    assert problem.fix == fix
+    assert "quotes" not in problem.why
+    for word in shlex.split(fix) if fix.startswith(("'", "seed")) else []:
+        assert expand([word]).cells
+
+
 def test_hydras_own_place_is_refused(own) -> None:
     folder = own("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
     (problem,) = problems("sweep=mine", config_dir=folder)
-    assert problem.fix == "sweep.product"
+    assert problem.path == f"{folder / 'sweep' / 'mine.yaml'}:3"
+    assert "sweep.product=" in problem.fix
 
 
 def test_a_single_run_has_no_sweep() -> None:

@@ -29,6 +29,8 @@ class FakeGpu:
     memory_mib: int | None = 81920
     capability: tuple[int, int] | None = (8, 0)
     processes: list[tuple[int, int | None]] = field(default_factory=list)
+    parent: str = ""
+    """UUID of the GPU that this is a slice of."""
 
 
 class FakeNvml:
@@ -38,6 +40,8 @@ class FakeNvml:
 
     def __init__(self, gpus: list[FakeGpu], broken: str, slices: list[FakeGpu]) -> None:
         self.gpus, self.broken, self.slices = gpus, broken, slices
+        self.sliced: set[str] = set()
+        """UUIDs of the GPUs in MIG mode, which may have no slice."""
         self.open_sessions = 0
 
     def nvmlInit(self) -> None:
@@ -64,6 +68,20 @@ class FakeNvml:
 
     def nvmlDeviceIsMigDeviceHandle(self, gpu: FakeGpu) -> int:
         return int(gpu in self.slices)
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        if gpu in self.slices:
+            raise NVMLError("Not Supported")
+        return [int(gpu.uuid in self.sliced), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, number: int) -> FakeGpu:
+        of_it = {2 * n: each for n, each in enumerate(self.slices) if each.parent == gpu.uuid}
+        if number not in of_it:
+            raise NVMLError("Not Found")
+        return of_it[number]
 
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
         return gpu.uuid

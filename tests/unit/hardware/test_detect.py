@@ -58,6 +58,35 @@ def test_outer_cuda_visible_devices_is_respected(machine, monkeypatch, visible, 
         assert (device.name, device.count) == (names[0], len(names))
 
 
+@pytest.mark.parametrize(
+    ("visible", "name", "memory_mib"),
+    [
+        pytest.param(None, "a MIG", 4864, id="unset"),
+        pytest.param("0", "a MIG", 4864, id="the parent by number"),
+        pytest.param("GPU-0a7f-0", "a MIG", 4864, id="the parent by UUID"),
+        pytest.param("MIG-8", "a MIG", 9728, id="one slice"),
+        pytest.param("MIG-8,MIG-7", "a MIG", 9728, id="two slices: a process sees the first"),
+        pytest.param("1", "b", 81920, id="another GPU"),
+        pytest.param("1,0", "a MIG", 4864, id="with a slice no whole GPU is enumerated"),
+        pytest.param("2", None, None, id="in MIG mode, without a slice"),
+    ],
+)
+def test_a_sliced_gpu_is_not_counted_whole(machine, monkeypatch, visible, name, memory_mib):
+    slices = [("a", "MIG-7", 4864), ("a", "MIG-8", 9728)]
+    fake = machine("a", "b", "c", slices=slices)
+    fake.sliced = {"GPU-0a7f-0", "GPU-2a7f-2"}
+    for piece in fake.slices:
+        piece.parent = "GPU-0a7f-0"
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    device = detect()
+    if name is None:
+        assert device.kind == "cpu"
+        return
+    assert (device.name, device.count) == (name, 1)
+    assert device.memory_bytes == memory_mib * 2**20
+
+
 def test_mixed_models_are_said_so(machine):
     machine("NVIDIA A100-SXM4-80GB", H200)
     device = detect()

@@ -25,3 +25,13 @@ def test_where_the_driver_does_not_tell_nobody_knows(machine, broken):
 def test_a_cpu_has_what_the_kernel_can_give(monkeypatch):
     monkeypatch.setattr("eke.hardware.slots.memory_available", lambda: 3 * MIB)
     assert [free_bytes(slot) for slot in cpu_slots(2)] == [3 * MIB, 3 * MIB]
+
+
+def test_each_slice_of_a_gpu_is_a_slot_of_its_own(machine):
+    """Each run of a sweep sees one: CUDA_VISIBLE_DEVICES names it by its UUID."""
+    fake = machine("a", "b", slices=[("a", "MIG-7", 4864), ("a", "MIG-8", 9728)])
+    fake.sliced = {"GPU-0a7f-0"}
+    for piece in fake.slices:
+        piece.parent = "GPU-0a7f-0"
+    assert [slot.device for slot in gpu_slots(1)] == ["MIG-7", "MIG-8", "GPU-1a7f-1"]
+    assert [free_bytes(slot) // MIB for slot in gpu_slots(1)] == [4864, 9728, 81920]

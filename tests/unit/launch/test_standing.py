@@ -174,7 +174,11 @@ def test_without_an_answer_it_is_unknown(run, queue) -> None:
     paths = run(element=2)
     queue.down = "squeue: no controller"
     found = only(paths.folder)
-    assert (found.state, found.note, found.is_active) == ("unknown", "squeue: no controller", False)
+    assert (found.state, found.silent, found.is_active) == (
+        "unknown",
+        "squeue: no controller",
+        False,
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "splendid"}'])

@@ -9,6 +9,7 @@ import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 
 import eke.launch.sweep
+from eke.compose import compose
 from eke.errors import ConfigError, EkeError, Problem
 from eke.launch.books import Books
 from eke.launch.sweep import (
@@ -31,6 +32,18 @@ def test_the_same_command_is_the_same_sweep() -> None:
     others = [CELLS[::-1], CELLS[:1], [("precision=bf16", "precision=fp16"), ("seed=1",)]]
     assert len({sweep_id(cells) for cells in (CELLS, *others)}) == 4
     assert len(sweep_id(CELLS)) == 12
+
+
+def test_own_options_are_part_of_a_sweeps_identity(tmp_path) -> None:
+    """The same words mean something else where the folder of own options has other files."""
+    found = {}
+    for name, width in (("a", 64), ("b", 96), ("again", 64)):
+        file = tmp_path / name / "model" / "mine.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"defaults: [tiny, _self_]\noption: tiny\nhidden_size: {width}\n")
+        composed = compose(["model=mine"], tmp_path / name)
+        found[name] = sweep_id([composed.overrides], [composed.config])
+    assert found["a"] == found["again"] != found["b"]
 
 
 def test_the_file_holds_every_cell(tmp_path) -> None:
@@ -113,8 +126,8 @@ def test_what_a_sweep_exits_with(outcomes, code) -> None:
     assert sweep_exit_code([Cell((), outcome=outcome) for outcome in outcomes]) == code
 
 
-@pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable"])
-def test_a_sweep_that_a_full_disk_keeps_from_its_end_has_not_ended_well(rule) -> None:
+@pytest.mark.parametrize("rule", ["runs_has_space", "runs_writable", "as_planned"])
+def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rule) -> None:
     missing = Cell((), outcome="refused", rule=rule)
     assert sweep_exit_code([Cell((), outcome="ok"), missing]) == 1
     assert sweep_exit_code([missing]) == 2

@@ -251,6 +251,44 @@ def test_a_column_is_proposed_where_one_is_meant(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("columns", "fix"),
+    [
+        (("prompt", "completion"), "data.prompt=prompt data.response=completion"),
+        (("id", "instruction", "output"), "data.prompt=instruction data.response=output"),
+        (("Question", "Answer"), "data.prompt=Question data.response=Answer"),
+    ],
+)
+def test_a_prompt_and_its_answer_are_proposed_as_such(tmp_path, columns, fix) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "some words")] * 3)
+    (problem,) = refusal("data=jsonl", f"data.path={file}")
+    assert problem.fix == fix
+    plan_of("data=jsonl", f"data.path={file}", "data.num_eval_samples=1", "train.steps=1",
+            "batch.per_device=1", *fix.split())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "meant"),
+    [
+        ("csv", "a.jsonl", "jsonl"),
+        ("csv", "a.parquet", "parquet"),
+        ("text", "a.jsonl", "jsonl"),
+        ("text", "a.csv", "csv"),
+    ],
+)
+def test_a_file_of_another_format_is_not_read_as_this_one(tmp_path, option, name, meant) -> None:
+    """A CSV reader takes the first row for names of columns; data=text trains on the JSON."""
+    write_jsonl(tmp_path / name, [{"text": "some words"}] * 30)
+    typed = (f"data={option}", f"data.path={tmp_path / name}")
+    if option == "text":  # bytes of files, of which nothing is prepared
+        with pytest.raises(ConfigError) as caught:
+            plan_of(*typed)
+        (problem,) = caught.value.problems
+    else:
+        (problem,) = refusal(*typed)
+    assert problem.fix == f"data={meant}"
+
+
+@pytest.mark.parametrize(
     ("labels", "words", "fix"),
     [
         ([0, 1, 0.5, 0.7, 9], "label is the number 0.5", "data.max_bad_frac="),

@@ -1,5 +1,6 @@
 """What is prepared is what was in the rows: tokens, borders, labels, splits; once, and whole."""
 
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from prepared import BERT, GPT, numbered, save_bpe, store_of, texts_of, write_js
 from support import PATIENCE_S, environment
 from unit.plan.cases import config_of, decision, plan_of
 
+from eke import streams
 from eke.build.data import build_data, load_tokenizer
 from eke.corpus import BYTES, open_store, read_manifest, request_of, store_folder
 from eke.errors import ConfigError, RunError
@@ -424,7 +426,8 @@ def test_a_process_that_is_slow_to_start_is_told_of_and_gets_all_of_its_request(
     monkeypatch.setattr("eke.corpus.ask.MOMENT_S", 0.0)
     request = request_of(config_of("data=jsonl", f"data.path={rows_file}", "data.seq_len=32"))
     reader, writer = os.pipe()
-    with open(reader) as listener, open(writer, "w") as stderr:
+    raw = streams._Output(writer, "wb")  # as every command's standard error
+    with open(reader) as listener, io.TextIOWrapper(raw, write_through=True) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         if not heard:
             listener.close()

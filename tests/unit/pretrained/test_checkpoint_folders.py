@@ -393,6 +393,32 @@ def test_rules_see_the_checkpoint(saved):
     assert TASK_OF["bert"] == "masked_lm"
 
 
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        (("data.seq_len=33",), "33 is longer than the 32 tokens that this checkpoint"),
+        (("task.target_len=40",), "16 task.target_len = 40 is longer than the 32 tokens"),
+        (("task.target_len=32", "data.seq_len=32"), ""),
+    ],
+    ids=["source", "target", "neither"],
+)
+def test_source_and_target_have_positions(typed, problem, tmp_path):
+    config = transformers.BartConfig(
+        vocab_size=320, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    if not problem:
+        plan_of(tmp_path, "task=seq2seq_lm", *typed)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tmp_path, "task=seq2seq_lm", *typed)
+    (found,) = caught.value.problems
+    assert problem in f"{found.value} {found.why}"
+    assert found.fix == f"{typed[0].partition('=')[0]}=32"
+
+
 # --- the hub ------------------------------------------------------------------------------------
 
 COMMIT = "c" * 40

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from eke.pretrained.classes import MAPPINGS, class_attribute, first_position
+from eke.pretrained.classes import MAPPINGS, class_attribute, first_position, supports
 
 FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 
@@ -94,3 +94,38 @@ def test_positions_are_as_many_as_the_table_takes(kind, pad) -> None:
         assert logits.shape[:2] == (1, limit)
         with pytest.raises((IndexError, RuntimeError)):
             model(input_ids=torch.full((1, limit + 1), 9))
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_a_row_that_the_decoder_reads_ahead_is_no_position(pad) -> None:
+    sizes = {
+        "vocab_size": 40, "hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1,
+        "num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16, "max_position_embeddings": NUM_POSITIONS, "pad_token_id": pad,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model("prophetnet", **sizes)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    limit = NUM_POSITIONS - first_position("prophetnet", pad)
+    ids = torch.full((1, limit + 1), 9)
+    with torch.no_grad():
+        model(input_ids=ids[:, 1:], decoder_input_ids=ids[:, 1:])
+        with pytest.raises(IndexError):
+            model(input_ids=ids, decoder_input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sdpa"),
+    [
+        (("bert", "bert"), True),
+        (("roberta", "gpt2"), True),
+        (("bert", "bloom"), False),
+        (("deberta-v2", "bert"), False),
+        (("nobodys", "bert"), None),
+        (("bert", "prophetnet"), False),
+    ],
+    ids=str,
+)
+def test_an_encoder_and_a_decoder_support_what_both_do(parts, sdpa) -> None:
+    encoder, decoder = ({"model_type": kind} for kind in parts)
+    raw = {"model_type": "encoder-decoder", "encoder": encoder, "decoder": decoder}
+    assert supports(raw, "seq2seq_lm", "sdpa") is sdpa

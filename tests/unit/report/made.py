@@ -21,12 +21,14 @@ from eke.record import (
     Timing,
     write_record,
 )
+from eke.report.compare import compare
 from eke.schema import Config
 from eke.schema.codec import make_converter
 
 MIB = 2**20
 MACHINE = {"device": "GPU", "device_count": "1", "torch": "2.13.0", "eke_source": "a"}
 STEPS, PER_STEP = 100, 8
+NOISE = (1.0, 1.01, 0.99)
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,16 @@ def _memory(run: Run) -> MemoryRecord:
 @cache
 def _plain_config() -> str:
     return json.dumps(make_converter().unstructure(Config()))
+
+
+def repeated(choices, speed=100.0, rounds=3, **other):
+    """Three repeats whose speeds differ by a per cent."""
+    return [Run(choices, repeat=n, speed=speed * NOISE[n % 3], **other) for n in range(rounds)]
+
+
+def compared(tmp_path, runs, rows=(), **options):
+    return compare([make_sweep(tmp_path, runs, rows)], **options)
+
+
+def by_label(comparison):
+    return {row.variant.label: row for row in comparison.rows}

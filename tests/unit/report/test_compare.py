@@ -1,41 +1,30 @@
 """The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
-from unit.report.made import MACHINE, MIB, Run, make_run, make_sweep
+from unit.report.made import MACHINE, MIB, Run, by_label, compared, make_run, make_sweep, repeated
 
 from eke.errors import ConfigError
-from eke.paths import SweepPaths
+from eke.paths import RunPaths
 from eke.report.compare import compare
+from eke.report.compare.curves import read_curve
 from eke.report.compare.parity import Parity
-from eke.report.compare.statistics import Decision
 from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import loss_words
+from eke.report.show.charts import phases
 
 SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
-NOISE = (1.0, 1.01, 0.99)
 PRODUCT = [
     ("fp32", "adamw", 100),
     ("bf16", "adamw", 200),
     ("fp32", "lion", 90),
     ("bf16", "lion", 270),
 ]
-
-
-def repeated(choices, speed=100.0, rounds=3, **other):
-    """Three repeats whose speeds differ by a per cent."""
-    return [Run(choices, repeat=n, speed=speed * NOISE[n % 3], **other) for n in range(rounds)]
-
-
-def compared(tmp_path, runs, rows=(), **options):
-    return compare([make_sweep(tmp_path, runs, rows)], **options)
-
-
-def by_label(comparison):
-    return {row.variant.label: row for row in comparison.rows}
 
 
 # --- baseline -------------------------------------------------------------------------------------
@@ -145,18 +134,31 @@ def test_each_machine_has_its_own(tmp_path):
         (float("nan"), Parity.unknown),
     ],
 )
-def test_a_loss_beside_the_baselines(tmp_path, loss, parity):
-    runs = [Run({"precision": p}, repeat=r, seed=r, loss=value) for r in range(3)
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_a_loss_beside_the_baselines(tmp_path, loss, parity, seeds):
+    """Three repeats of a seed are one observation of the loss: of two seeds nothing is claimed."""
+    runs = [Run({"precision": p}, repeat=r, loss=value, seed=r % seeds) for r in range(3)
             for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
-    assert by_label(compared(tmp_path, runs))["precision=bf16"].quality.parity is parity
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    if seeds < 3 and parity not in (Parity.equal, Parity.unknown):
+        parity = Parity.unresolved
+        assert quality.why == {1: "one seed", 2: "2 seeds"}[seeds]
+    assert quality.parity is parity
+
+
+def test_a_seeds_loss_is_one_observation_in_its_own_column(tmp_path):
+    runs = [Run(repeat=r, seed=r % 2, loss=2.0 + r % 2) for r in range(4)]
+    estimate = compared(tmp_path, runs).rows[0].estimates["loss.eval_final"]
+    assert (estimate.n, estimate.low) == (2, None)
+    assert estimate.value == pytest.approx(6**0.5)
 
 
 @pytest.mark.parametrize(
     ("seeds", "words"),
     [
-        ((0, 0, 0), "eval loss not compared: 1 seed (+10 %)"),
+        ((0, 0, 0), "eval loss not compared: one seed (+10 %)"),
         ((0, 0, 1, 1), "eval loss not compared: 2 seeds (+10 %)"),
-        ((0,), "eval loss not compared: 1 seed (+10 %)"),
+        ((0,), "eval loss not compared: one seed (+10 %)"),
     ],
     ids=str,
 )
@@ -173,7 +175,7 @@ def test_repeats_of_a_seed_are_one_observation_of_the_loss(tmp_path, seeds, word
 
 
 def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
-    runs = [Run({"precision": p}, repeat=r, loss=2.0 * (1 + shift * (p == "bf16")))
+    runs = [Run({"precision": p}, repeat=r, seed=r, loss=2.0 * (1 + shift * (p == "bf16")))
             for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip
     quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
     assert quality.parity is Parity.unresolved
@@ -218,7 +220,84 @@ def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
     assert effects["precision"].pairs == 2
     assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
     assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
-    assert effects["optimizer"].ratios[SPEED].decision is Decision.single, "two pairs"
+
+
+def test_an_effect_over_two_pairs_has_an_interval(tmp_path):
+    """From the noise of all four, narrower than that of one pair."""
+    noise = [(1, 1.1, 0.9), (1.05, 1, 1), (1, 0.95, 1.02), (1, 1.1, 1)]
+    runs = [Run({"precision": p, "optimizer": o}, speed=s * noise[n][r], repeat=r)
+            for r in range(3) for n, (p, o, s) in enumerate(PRODUCT)]  # fmt: skip
+    effects = {e.factor: e for e in compared(tmp_path, runs).machines[0].effects}
+    found = effects["precision"].ratios[SPEED]
+    a, b, c, d = ([s * x for x in noise[n]] for n, (_, _, s) in enumerate(PRODUCT))
+    logs = [math.log(b[r] / a[r] * d[r] / c[r]) / 2 for r in range(3)]
+    assert found.value == pytest.approx(math.exp(fmean(logs)))
+    assert found.low < found.value < found.high
+    assert found.low * found.high == pytest.approx(found.value**2)
+    one = by_label(compared(tmp_path / "again", runs))["precision=bf16 optimizer=adamw"].ratios[
+        SPEED
+    ]
+    assert found.high / found.low < one.high / one.low
+
+
+def guide_rows(refused):
+    """Rows of sweep=guide_table in which other rows type what these rows' options bring."""
+    guide = {"batch.per_device": 4, "batch.accumulation": 1}
+    rows = {
+        "baseline": ({}, {**guide, "precision.tf32": "off"}, ()),
+        "bf16": ({"precision": "bf16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "fp16": ({"precision": "fp16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "accumulation": (
+            {"batch": "guide_accumulation"},
+            {"batch.per_device": 1, "batch.accumulation": 4, "precision.tf32": "off"},
+            (),
+        ),
+        "recipe": (
+            {},
+            {"batch.per_device": 4, "batch.accumulation": 16, "precision.tf32": "off"},
+            ("batch.per_device=4", "batch.accumulation=16"),
+        ),
+        "bf16_tf32": (
+            {"precision": "bf16"}, {**guide, "precision.tf32": "on"}, ("precision.tf32=on",)
+        ),
+    }  # fmt: skip
+    runs = [
+        Run(choices, keys=keys,
+            overrides=(*(f"{k}={v}" for k, v in choices.items()), *typed),
+            outcome="refused" if row == "bf16_tf32" and refused else "ok", reason="no")
+        for row, (choices, keys, typed) in rows.items()
+    ]  # fmt: skip
+    return runs, list(rows)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_an_option_brings_belongs_to_it(tmp_path, refused):
+    runs, rows = guide_rows(refused)
+    found = compared(tmp_path, runs, rows)
+    part = found.machines[0]
+    assert ("precision.tf32" in found.factors) is not refused, "a job without a record"
+    effects = {f"{e.factor}={e.value}" for e in part.effects}
+    assert effects == {
+        "precision=bf16", "precision=fp16", "batch=guide_accumulation", "batch.accumulation=16",
+    }  # fmt: skip
+    alone = {variant.row: change for variant, change in part.alone}
+    assert alone == {
+        "bf16": "precision=bf16",
+        "fp16": "precision=fp16",
+        "accumulation": "batch=guide_accumulation",
+        "recipe": "batch.accumulation=16",
+    }
+    if not refused:
+        assert [rung.added for rung in part.ladder] == ["precision=bf16", "precision.tf32=on"]
+
+
+def test_a_typed_grid_keeps_its_pairs_where_an_option_brings_one_of_its_values(tmp_path):
+    """adamw brings 0.001; nobody left lion without a typed one."""
+    grid = [Run({"optimizer": o}, keys={"optimizer.lr": lr}) for o in ("adamw", "lion")
+            for lr in (1e-3, 1e-4)]  # fmt: skip
+    grid[0] = replace(grid[0], overrides=("optimizer=adamw",))
+    effects = {e.factor: e.pairs for e in compared(tmp_path, grid).machines[0].effects}
+    assert effects == {"optimizer": 2, "optimizer.lr": 2}
 
 
 def test_one_technique_can_be_asked_for(tmp_path):
@@ -278,129 +357,6 @@ def test_without_both_no_step_time_is_compared(tmp_path, run):
     assert compared(tmp_path, [run]).rows[0].step_prediction_error is None
 
 
-# --- the verdict ----------------------------------------------------------------------------------
-
-
-def said(tmp_path, *variants, **options):
-    return verdict(compared(tmp_path, [run for v in variants for run in v], **options))
-
-
-def test_what_pays_is_said_with_its_interval_its_memory_and_its_loss(tmp_path):
-    first, second = said(
-        tmp_path, repeated({"precision": "fp32"}),
-        repeated({"precision": "bf16"}, 230.0, peak=50 * MIB),
-    )  # fmt: skip
-    assert first == (
-        "precision=bf16 is fastest: 2.30x the samples/s of precision=fp32 at 0.50x its peak "
-        "memory; eval loss equal."
-    )
-    assert second.startswith("precision=bf16 takes least memory: 0.50x the peak of the baseline")
-
-
-def test_without_repeats_nothing_is_claimed(tmp_path):
-    first = said(tmp_path, [Run({"precision": "fp32"})], [Run({"precision": "bf16"}, speed=300.0)])
-    assert first[0].startswith("Too few repeats to tell differences from chance")
-    assert "sweep.repeats=3" in first[0]
-
-
-def test_repeats_are_made_by_a_command_that_takes_them(tmp_path):
-    """`eke fit` refuses sweep.repeats, and runs typed alone have no command of a sweep."""
-    for number, precision in enumerate(("fp32", "bf16")):
-        make_run(tmp_path / "runs" / f"{number:016x}", Run({"precision": precision}))
-    assert "python train.py -m with sweep.repeats=3" in verdict(compare([tmp_path / "runs"]))[0]
-    sweep = make_sweep(tmp_path, [Run({"precision": p}) for p in ("fp32", "bf16")])
-    assert "sweep.repeats=3 and the same command" in verdict(compare([sweep]))[0]
-    paths = SweepPaths(sweep)
-    content = {**json.loads(paths.sweep.read_text()), "command": ["fit", "model=tiny"]}
-    paths.sweep.write_text(json.dumps(content))
-    assert "python train.py -m with sweep.repeats=3" in verdict(compare([sweep]))[0]
-
-
-@pytest.mark.parametrize("rounds", [1, 3], ids=["once", "thrice"])
-@pytest.mark.parametrize(
-    ("choices", "keys"),
-    [({"model": "tiny_gpt2"}, {}), ({}, {"data.seq_len": 16})],
-    ids=["model", "length"],
-)
-def test_what_learns_something_else_is_no_headline(rounds, choices, keys, tmp_path):
-    """Runs of a folder need not have to do with each other: a smaller model is no technique."""
-    other = repeated(choices, 900.0, rounds, peak=MIB, keys=keys)
-    base = repeated({"precision": "fp32"}, rounds=rounds)
-    faster = repeated({"precision": "bf16"}, 230.0, rounds)
-    *told, last = said(tmp_path, base, other, faster)
-    assert told
-    assert not [line for line in told if other[0].typed[0] in line]
-    assert "precision=bf16" in told[0]
-    assert last.startswith("Not compared with ")
-    assert other[0].typed[0] in last
-    assert "(another model, task or data); eke report SWEEP" in last
-
-
-def test_where_all_learn_something_else_that_is_all_there_is_to_say(tmp_path):
-    told = said(tmp_path, [Run({"model": "tiny"})], [Run({"model": "tiny_gpt2"}, speed=900.0)])
-    assert len(told) == 1
-    assert told[0].startswith("Not compared with model=tiny: model=tiny_gpt2 (another model")
-
-
-def test_other_numbers_of_steps_are_told_beside_a_speed_of_few_repeats(tmp_path):
-    longer = [Run(keys={"train.steps": 200}, steps=200, speed=120.0)]
-    first = said(tmp_path, [Run(keys={"train.steps": 100})], longer)[0]
-    assert "the speed of train.steps=100, losses not comparable (1600 samples seen" in first
-
-
-def test_noise_is_not_resolved(tmp_path):
-    noisy = [Run({"precision": "bf16"}, repeat=n, speed=s) for n, s in enumerate((90, 120, 105))]
-    first = said(tmp_path, repeated({"precision": "fp32"}), noisy)[0]
-    assert first.startswith("Nothing is shown to be faster than precision=fp32")
-    assert "not resolved: +" in first
-
-
-def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
-    def seeded(choices, **other):
-        return [replace(run, seed=run.repeat) for run in repeated(choices, **other)]
-
-    first = said(tmp_path, seeded({"precision": "fp32"}),
-                 seeded({"precision": "bf16"}, speed=230.0, loss=2.5))[0]  # fmt: skip
-    assert first.startswith("Nothing is faster than precision=fp32 at no worse a loss")
-    assert "eval loss higher (+25 %)" in first
-
-
-def test_one_seed_rejects_no_row(tmp_path):
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0, loss=2.028))[0]  # fmt: skip
-    assert first.startswith("precision=bf16 is fastest: 2.30x")
-    assert "eval loss not compared: 1 seed (+1.4 %)" in first
-
-
-def test_a_higher_speed_that_is_not_resolved_is_named(tmp_path):
-    wild = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((90, 900, 700))]
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0), wild)[0]  # fmt: skip
-    assert first.startswith("precision=bf16 is the fastest that is resolved: 2.30x")
-    assert "Higher, but not resolved: precision=fp16." in first
-
-
-def test_those_that_cannot_be_told_apart_are_named(tmp_path):
-    close = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((228, 235, 226))]
-    first = said(tmp_path, repeated({"precision": "fp32"}),
-                 repeated({"precision": "bf16"}, 230.0), close)[0]  # fmt: skip
-    assert "Not told apart from it: precision=fp16." in first
-
-
-@pytest.mark.parametrize(
-    ("runs", "text"),
-    [
-        ([Run(outcome="refused", reason="no")], "Nothing has ended well yet"),
-        ([Run(outcome="not run")], "Nothing has ended well yet"),
-        ([Run(outcome="oom", speed=None, peak=None, loss=None)], "No run ended well"),
-        ([Run()], "One configuration ended well"),
-        ([Run({"precision": p}, speed=None) for p in ("fp32", "bf16")], "No speed was measured"),
-    ],
-)
-def test_with_little_there_is_little_to_say(tmp_path, runs, text):
-    assert verdict(compared(tmp_path, runs))[0].startswith(text)
-
-
 # --- beside others --------------------------------------------------------------------------------
 
 
@@ -433,3 +389,49 @@ def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
     found = compare([sweep])
     assert [row.variant.label for row in found.rows] == ["baseline", "half = again"]
     assert compare([sweep], baseline="again").machines[0].baseline.label == "half = again"
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_curve_holds_no_compiling(tmp_path):
+    """A first step of 80 s among steps of 0.5 s counts as long as these."""
+    paths = RunPaths(make_run(tmp_path / "run", Run()))
+    rows = [{"train/global_step": n + 1, "attempt": 0, "train/loss": 2.0 - n / 10,
+             "train/step_time_s": 0.5 if n else 80.0} | ({} if n else {"train/warmup": 1})
+            for n in range(6)]  # fmt: skip
+    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_curve(paths).seconds == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
+    """Whatever a step's number of samples: together they are the inverse of samples/s."""
+    runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
+    bars = phases(compared(tmp_path, runs).rows)["data"]["values"]
+    for name, speed in (("precision=fp32", 100.0), ("precision=bf16", 400.0)):
+        mine = [bar["seconds"] for bar in bars if bar["name"] == name]
+        assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
+
+
+def at(minute):
+    return {"environment": {"time": f"2026-11-01T{minute // 60:02}:{minute % 60:02}:00+00:00"}}
+
+
+@pytest.mark.parametrize(("minutes", "apart"), [((0, 1), 0), ((0, 12), 12), ((40, 5), 35)])
+def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minutes, apart):
+    runs = [Run({"precision": p}) for p in ("fp32", "bf16")]
+    folder = make_sweep(tmp_path, runs)
+    for number, minute in enumerate(minutes):
+        paths = RunPaths(tmp_path / f"{number:016x}")
+        paths.record.write_text(json.dumps(json.loads(paths.record.read_text()) | at(minute)))
+    told = [n for n in compare([folder]).notes if "apart from the baseline's" in n]
+    assert bool(told) == bool(apart)
+    if told:
+        assert f"a repeat of precision=bf16 was measured {apart} min apart" in told[0]
+
+
+def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):
+    wild = [Run({"precision": "fp32"}, repeat=n, speed=s) for n, s in enumerate((264, 1432, 1825))]
+    first = verdict(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
+    assert first.startswith("The machine was not quiet")
+    assert "6.91x" in first

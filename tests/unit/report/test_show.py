@@ -262,3 +262,63 @@ def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
     text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=200)
     table = text.partition("configuration ")[2].partition("+ higher")[0]
     assert all(f"/{n}.jsonl" in table for n in range(5))
+
+
+WORDS = ("fp32", "bf16", "adamw", "adafactor", "adamw_8bit", "checkpointing", "none")
+TECHNIQUES = (
+    ("fp32", "adamw", "none", 100), ("bf16", "adamw", "none", 190),
+    ("fp32", "adafactor", "none", 92), ("fp32", "adamw_8bit", "checkpointing", 70),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_no_word_is_broken(width, repeats, tmp_path) -> None:
+    """Whole lines for each configuration, without what has no room, which is named."""
+    runs = [
+        Run({"precision": p, "optimizer": o, "memory": m}, repeat=r, speed=s * (1 + r / 50))
+        for r in range(repeats)
+        for p, o, m, s in TECHNIQUES
+    ]
+    refused = Run({"precision": "tf32"}, outcome="refused", reason="no GPU -> precision=bf16")
+    comparison = compare([make_sweep(tmp_path, [*runs, refused])])
+    lines = render_terminal(comparison, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    broken = {word[:n] for word in WORDS for n in range(4, len(word))}
+    assert not {word for line in lines for word in re.split(r"[ =]", line)} & (broken - set(WORDS))
+    start = next(n for n, line in enumerate(lines) if "x speed" in line)
+    assert "x memory" in lines[start]
+    for (*options, speed), line in zip(TECHNIQUES, lines[start + 1 :], strict=False):
+        assert all(option in line for option in options)
+        assert speed == 100 or f" {speed / 100:.2f}x" in line
+    left_out = [line for line in lines if line.startswith("Left out at")]
+    assert ("samples/s" in lines[start]) or "samples/s" in left_out[0]
+
+
+def test_of_forty_columns_the_first_two_are_left(ladder) -> None:
+    lines = render_terminal(ladder, width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert any(re.match(r"bf16 lion +ok +2\.05x \+$", line) for line in lines), lines
+    assert any("technique: optimizer=lion;" in line for line in lines)
+
+
+def test_a_speed_that_is_absent_has_a_reason(tmp_path) -> None:
+    runs = [
+        Run({"precision": "fp32"}),
+        Run({"precision": "bf16"}, speed=None, steps=4),
+        Run({"precision": "tf32"}, shared=True),
+        Run({"precision": "fp16"}, outcome="oom", speed=None, reason="forward"),
+    ]
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=120)
+    told = text.partition("No speed\n")[2].partition("\n\n")[0]
+    assert re.search(r"precision=bf16 +none of 4 steps was timed: the first 5 ", told)
+    assert re.search(r"precision=tf32 +another process used its device", told)
+    assert "fp16" not in told
+
+
+@pytest.mark.parametrize("most", range(12, 60, 6))
+def test_labels_of_two_groups_stay_apart(most) -> None:
+    """What two groups begin with tells them apart, and is cut from all of them."""
+    rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]
+    labels = [f"precision={name} {rest}" for name in ("fp32", "bf16") for rest in rests]
+    assert len(set(shortened(labels, most))) == len(labels)

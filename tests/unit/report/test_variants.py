@@ -142,9 +142,9 @@ def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
         Run({"precision": "fp8", "attention": "flash3"}, outcome="refused", reason="no"),
     ]
     variants, _, keys = grouped(tmp_path, runs)
-    assert keys == ["precision", "attention"]
+    assert keys == ["precision"]
     assert variants[2].label == "precision=fp8 attention=flash3"
-    assert variants[0].factors == {"precision": "fp32", "attention": "sdpa"}
+    assert variants[0].factors == {"precision": "fp32"}
 
 
 def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):

@@ -17,9 +17,10 @@ import torch
 from support import REPO, environment
 from torch import nn
 
-from eke.build.export import WEIGHTS as MODEL
+from eke.build.export import WEIGHTS
 from eke.errors import RunError
 from eke.run.checkpoint import (
+    EXPORT,
     MANIFEST,
     OPTIMIZER,
     STATE,
@@ -29,6 +30,8 @@ from eke.run.checkpoint import (
     newest_complete,
     save_checkpoint,
 )
+
+MODEL = f"{EXPORT}/{WEIGHTS}"
 
 
 def tiny_gpt2(seed=0, vocabulary=11):
@@ -273,6 +276,14 @@ def test_a_new_checkpoint_takes_the_name_of_a_damaged_one(damage, saved, tmp_pat
     assert newest_complete(tmp_path) == again
 
 
+def test_what_others_load_holds_nothing_of_the_training(saved) -> None:
+    """An export is loaded, copied and uploaded as it is: no optimizer, which is twice its size."""
+    *_, path = saved
+    exported = {file.name for file in (path / EXPORT).iterdir()}
+    assert exported == {"config.json", "generation_config.json", WEIGHTS}
+    assert {file.name for file in path.iterdir()} == {EXPORT, OPTIMIZER, STATE, MANIFEST}
+
+
 def test_a_file_beside_the_others_does_no_harm(saved) -> None:
     *_, path = saved
     (path / "notes.txt").write_text("mine")
@@ -322,7 +333,7 @@ save_checkpoint(Path(sys.argv[1]), 1, model, optimizer, None, 2)
 model(torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
 optimizer.step()
 first = Path(sys.argv[1]) / "step-00000001"
-size = (first / "model.safetensors").stat().st_size
+size = (first / "model/model.safetensors").stat().st_size
 assert size < (first / "optimizer.pt").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + int(sys.argv[2]), resource.RLIM_INFINITY))
 try:

@@ -92,14 +92,22 @@ def test_an_error_without_words(error) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG], ids=["disk", "quota", "limit"]
+    ("number", "limit", "why"),
+    [
+        pytest.param(errno.ENOSPC, -1, "the disk is full: free some", id="disk"),
+        pytest.param(errno.ENOSPC, 4096, "the disk is full: free some", id="disk and a limit"),
+        pytest.param(errno.EDQUOT, -1, "your quota on its disk is used up", id="quota"),
+        pytest.param(errno.EFBIG, 2048 * 1024, "more than 2048 KiB here: ulimit -f", id="ulimit"),
+        pytest.param(errno.EFBIG, -1, "its file system takes no larger files", id="file system"),
+    ],
 )
-def test_a_full_disk_says_so(number) -> None:
+def test_a_file_that_cannot_grow_says_why(number, limit, why, monkeypatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
     outcome, failure = classify(OSError(number, "words", "/a/file"), "checkpoint")
     assert outcome is Outcome.crashed, "the same command may go on, once there is room"
-    assert failure.message == "the disk is full (words: /a/file); free some and run again"
-    _, failure = classify(OSError(number, "words"), "checkpoint")
-    assert failure.message == "the disk is full (words); free some and run again"
+    assert failure.message.startswith("/a/file: words; ")
+    assert why in failure.message
+    assert ("disk is full" in failure.message) is (number == errno.ENOSPC)
 
 
 @pytest.mark.parametrize(

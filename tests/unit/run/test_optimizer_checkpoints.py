@@ -9,7 +9,7 @@ from eke.build.model import build_model
 from eke.build.optimizer import build_optimizer, evaluation_weights
 from eke.build.optimizer.ao import round_alike
 from eke.build.optimizer.bits import page_again
-from eke.run.checkpoint import load_checkpoint, save_checkpoint
+from eke.run.checkpoint import EXPORT, load_checkpoint, save_checkpoint
 
 SMALL = (
     *SYNTHETIC,
@@ -108,7 +108,7 @@ def test_schedule_free_exports_its_average_and_trains_on_other_weights(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(trained, model.parameters(), strict=True))
     path = save_checkpoint(tmp_path, 3, model, optimizer, None, keep=1)
     exported, _ = make("schedule_free", seed=1)
-    load_weights(exported, path)
+    load_weights(exported, path / EXPORT)
     assert all(torch.equal(a, b) for a, b in zip(average, exported.parameters(), strict=True))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from support import TINY, last_wins
+from support import DIVERGES, TINY, last_wins
 
 from eke.build.loss_head import loss_head
 from eke.errors import RunError
@@ -183,9 +183,17 @@ def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
 
 
 def test_divergence_ends_it(job_of) -> None:
-    job = job_of("optimizer=sgd", "optimizer.lr=1e15", "train.max_grad_norm=null")
+    job = job_of(*DIVERGES)
     with pytest.raises(Diverged, match="the loss is"):
         run(job)
+
+
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.run.loop.add_evaluation", lambda *given: given[-1].fill_(math.nan))
+    with pytest.raises(Diverged, match="evaluation loss is nan at step 9"):
+        run(job_of(f"engine={engine}"))
+    run(job_of(f"engine={engine}", "train.stop_on_nonfinite=false"))
 
 
 def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:

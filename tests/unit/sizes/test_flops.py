@@ -10,7 +10,7 @@ from unit.sizes.configs import TINY_CASES, make_config
 
 from eke.build.heads import HEADS
 from eke.build.model import BUILDERS
-from eke.sizes import model_size, structure, training_flops, training_structure
+from eke.sizes import SampleMeans, model_size, structure, training_flops, training_structure
 
 BATCH, SEQ, TARGET = 2, 48, 32
 
@@ -76,6 +76,14 @@ def test_formula_is_the_number():
         ):
             arithmetic = arithmetic.replace(word, "")
         assert eval(arithmetic.replace("x", "*")) == size.flops_per_sample
+
+
+def test_means_are_short_in_the_formula():
+    means = SampleMeans(21.0416667, 21.0416667, 512.123456, 512.123456, 512.123456)
+    config = make_config("model=tiny", "data.seq_len=48")
+    found = training_flops(config, training_structure(config), means)
+    assert " x 21.04 tokens" in found.formula
+    assert " x 512.1 (mean of tokens x tokens) / 2 (causal)" in found.formula
 
 
 def test_numbers_of_the_default_model_by_hand():

@@ -17,7 +17,7 @@ from eke.fit import (
     without,
     write_experiment,
 )
-from eke.paths import conf_folder
+from eke.paths import conf_folder, program
 from eke.units import format_number
 
 REPORT, VALUES = "fit.md", "fit.json"
@@ -73,7 +73,7 @@ def _command(fitting: Fitting, *overrides: str) -> str:
     """What starts a run, with the folder of options that was typed."""
     own = fitting.wish.arguments.config_dir
     return shlex.join(
-        ["python", "train.py", *(["--config-dir", str(own)] if own else []), *overrides]
+        [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
     )
 
 

@@ -9,7 +9,7 @@ from eke.app.planning import plan_for
 from eke.app.recipes import chosen_overrides
 from eke.app.sweep import misplaced
 from eke.app.talk import say
-from eke.compose import Composed, compose, launcher_of
+from eke.compose import Composed, compose, launcher_of, multirun
 from eke.errors import ConfigError, Problem
 from eke.fit import (
     Candidates,
@@ -30,10 +30,15 @@ from eke.fit import (
 from eke.launch import place_of, sweep_id, sweep_paths
 from eke.launch.slurm import place_in_cluster
 from eke.pace import StepTime, forecast_time
-from eke.paths import conf_folder
+from eke.paths import conf_folder, program
 from eke.plan import Plan
 from eke.recipes import RECIPES
 from eke.report import PlanningLine
+
+ONE_VALUE = (
+    "a search starts from one value and tries others by itself (of precision with --numerics "
+    "mixed): type one, or leave it out"
+)
 
 
 def prepare(wish: Wish) -> Fitting:
@@ -47,7 +52,13 @@ def prepare(wish: Wish) -> Fitting:
     if wish.name:
         refuse_what_is_no_name(wish.name)
     in_cluster = launcher_of(arguments.overrides) == "slurm"
-    composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    try:
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    except ConfigError as error:
+        swept = [p for p in error.problems if p.fix.startswith(multirun())]
+        rest = [p for p in error.problems if p not in swept]
+        one = [Problem(p.path, p.value, ONE_VALUE) for p in swept]
+        raise ConfigError(one + rest) from error
     refuse_what_is_searched(composed)
     if problem := misplaced(composed.config.launcher, in_cluster):
         raise ConfigError(problem)
@@ -75,7 +86,8 @@ def prepare(wish: Wish) -> Fitting:
     points = [candidate.point for candidate in found.found]
     search = Search(points, wish.objective, wish.budget, found.first)
     which = [text for text in composed.overrides if not text.startswith("hydra")]
-    identity = sweep_id([("fit", wish.objective.value, wish.numerics.value, *which)])
+    words = ("fit", wish.objective.value, wish.numerics.value, *which)
+    identity = sweep_id([words], [composed.config] if composed.config_dir else [])
     paths = sweep_paths(composed.config.paths.runs, identity)
     return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
 
@@ -99,7 +111,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
     why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
-    fix = f"{shlex.join(['python', 'train.py', *composed.overrides])}   (or leave a group open)"
+    fix = f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
@@ -147,12 +159,12 @@ def refuse_what_is_no_start(wish: Wish) -> None:
         flag, *values = arguments.hydra_flags
         question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
         why = "is a question about one configuration, and a search has many"
-        problems.append(Problem(flag, " ".join(values), why, f"python train.py {question}"))
+        problems.append(Problem(flag, " ".join(values), why, f"{program()} {question}"))
     for text in arguments.overrides:
         key, _, value = text.lstrip("+").partition("=")
         if (key == "sweep" and value != "none") or key.startswith("sweep."):
             why = f"is about a set of runs, {one}"
-            problems.append(Problem(key, value, why, f"python train.py -m {typed}"))
+            problems.append(Problem(key, value, why, f"{program()} -m {typed}"))
     if problems:
         raise ConfigError(problems)
 

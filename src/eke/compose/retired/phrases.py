@@ -2,9 +2,26 @@
 
 Row = tuple[str, str, str] | tuple[str, str, str, dict[str, str]]
 """Names as typed elsewhere, separated by spaces | why not here | what to type instead, where
-{value} is what was typed | the same for particular values."""
+{value} is what was typed; empty for nothing that does the same | the same for particular values."""
 
-HF = "is the Hugging Face Trainer's name"
+HERE = ""
+"""The reason of a name for what eke has under its own."""
+OWNERS = {
+    "hf": "the Hugging Face Trainer",
+    "example": "a Hugging Face example",
+    "trl": "TRL",
+    "lightning": "PyTorch Lightning",
+    "axolotl": "axolotl",
+    "factory": "LLaMA-Factory",
+    "tune": "torchtune",
+    "peft": "PEFT",
+    "bnb": "bitsandbytes",
+    "accelerate": "Accelerate",
+    "deepspeed": "DeepSpeed",
+    "wandb": "W&B",
+}
+"""What stands before a name and a colon -> the tool whose word it is."""
+FAMILY = "is a family; its sizes, with random weights, have names"
 LATER = "is not available in eke yet"
 MODES = ("reduce_overhead", "max_autotune", "max_autotune_no_cudagraphs")
 INFERENCE = "is a backend for inference; it cannot train"

@@ -5,16 +5,19 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from eke.compose.catalogue import Catalogue
+from eke.compose.hydra_settings import is_hydras
+from eke.compose.lists import sweep_parts, sweep_values
 from eke.compose.many import Many
 from eke.compose.overrides import find_problems, parse
 from eke.compose.sweep.text import split_list, sweep_text, value_text
 from eke.compose.wording import as_typed, shown
 from eke.errors import ConfigError, Problem
 from eke.schema import Sweep
+from eke.schema.sweep import Seeds
 from eke.units import format_number
 
 MAX_CELLS = 100_000
@@ -34,6 +37,12 @@ class Definition:
     steps: tuple[Overrides, ...] = ()
     """Of the keys in `zip`, the values that belong together."""
     settings: Sweep = field(default_factory=Sweep)
+
+    def repeat(self, number: int) -> Overrides:
+        """What the cells of one repeat have in common."""
+        repeat = (f"repeat={number}",) if self.settings.repeats > 1 else ()
+        has_seed = self.settings.seeds is Seeds.per_repeat
+        return (*repeat, f"seed={number}") if has_seed else repeat
 
 
 def read_definition(typed: Sequence[str], many: Many) -> Definition:
@@ -80,10 +89,6 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     if not named and not texts:
         return Sweep(), problems
     tree = many.tree([*named, *texts])
-    if tree.params is not None:
-        why = "is read by Hydra's own sweepers only; eke's sweeps have a section of their own"
-        params = shown(str(tree.params))
-        problems.append(Problem("hydra.sweeper.params", params, why, "sweep.product"))
     settings: Any = OmegaConf.to_object(tree.config.sweep)
     raw_parts: Any = OmegaConf.to_container(tree.config.sweep, resolve=False)
     settings.product, settings.rows, settings.zip = (
@@ -120,16 +125,14 @@ def _key(text: str) -> str:
 
 def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     """What is wrong with an override that may have many values."""
-    if _key(text).startswith("hydra"):
-        return []
     problems = find_problems(text, catalogue)
     try:
         parsed = parse(text)
     except Exception:  # what kind, `problems` says
         return problems
-    if not parsed.is_sweep_override():
+    if not parsed.is_sweep_override() or is_hydras(parsed.key_or_group):
         return problems
-    if parsed.is_interval_sweep():
+    if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
         why = "an interval has no values to list; it is for sweepers that sample"
         return [Problem(parsed.key_or_group, text.partition("=")[2], why, "hydra/sweeper=optuna")]
     if parsed.key_or_group == "sweep":
@@ -141,10 +144,12 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
 
 
 def _no_match(parsed: Override, catalogue: Catalogue) -> list[Problem]:
-    group, value = parsed.key_or_group, parsed.value()
-    if not isinstance(value, Glob) or value.filter(list(catalogue.options.get(group, {}))):
+    group = parsed.key_or_group
+    options = list(catalogue.options.get(group, {}))
+    globs = [part for part in sweep_parts(parsed.value()) if isinstance(part, Glob)]
+    if all(glob.filter(options) for glob in globs):
         return []
-    known = ", ".join(catalogue.options.get(group, {})) or "it is no group"
+    known = ", ".join(options) or "it is no group"
     raw = str(parsed.input_line).partition("=")[2]
     return [Problem(group, raw, f"matches no option of {group}: {known}")]
 
@@ -158,17 +163,11 @@ def _values(text: str, catalogue: Catalogue) -> Overrides:
     problems = _wrong(text, catalogue)
     if problems:
         raise ConfigError(problems)
-    try:
-        parsed = parse(text)
-    except Exception as error:  # `_wrong` lets Hydra's own settings pass
-        raise ConfigError(Problem(_key(text), shown(text), str(error).splitlines()[0])) from error
+    parsed = parse(text)
     if not parsed.is_sweep_override():
         return (text,)
-    key, value = parsed.get_key_element(), parsed.value()
-    if isinstance(value, Glob):
-        return tuple(f"{key}={o}" for o in value.filter(list(catalogue.options[_key(text)])))
-    values = list(islice(parsed.sweep_string_iterator(), MAX_CELLS + 1))
-    return tuple(f"{key}={item}" for item in values)
+    values = islice(sweep_values(parsed, catalogue), MAX_CELLS + 1)
+    return tuple(f"{parsed.get_key_element()}={item}" for item in values)
 
 
 def _row(name: str, value: Any, keys: set[str]) -> Overrides:
@@ -221,6 +220,9 @@ def _refuse_twice(definition: Definition, typed: set[str]) -> None:
     if definition.settings.repeats > 1:
         parts["repeats"] = {"repeat"}
         parts["product"] |= {"repeat"} & typed
+    if definition.settings.seeds is Seeds.per_repeat:
+        parts["seeds"] = {"seed"}
+        parts["product"] |= {"seed"} & typed
     problems = []
     names = list(parts)
     for number, name in enumerate(names):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.compose.composer import Composed, contradictions, is_launching, problems_of
+from eke.compose.composer import Composed, contradictions, problems_of
+from eke.compose.hydra_settings import is_launching
 from eke.compose.many import Many, Progress, counted
 from eke.compose.sweep.definition import MAX_CELLS, Definition, read_definition
 from eke.compose.sweep.exclusion import KEY, Clause, read_clauses
@@ -116,7 +117,7 @@ def _points(definition: Definition) -> list[_Point]:
         ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
     ]
     return [
-        _Point((*texts, *([f"repeat={k}"] if repeats > 1 else [])), name)
+        _Point((*texts, *definition.repeat(k)), name)
         for k in range(repeats)
         for texts, name in (reversed(cells) if k % 2 else cells)
     ]

@@ -129,9 +129,10 @@ class Cluster:
             try:
                 self.submit_array(request, now, lock)
             except SubmissionRefused as error:
-                if error.is_full:
+                fewer = error.is_full or error.is_too_large
+                if fewer:
                     self.most = max(1, len(now) // 2)
-                if not error.is_full or len(now) == 1:
+                if not fewer or len(now) == 1:
                     raise
                 group = now + group
 
@@ -213,7 +214,8 @@ class Cluster:
                 self.begin(job, element, seen)
             elif phase is Phase.waits:
                 self.wait(job, element, seen)
-            return False
+            # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
+            return phase is Phase.runs and self.is_done(job)
         self.missed[job.number] = self.missed.get(job.number, 0) + 1
         return self.missed[job.number] >= MISSED or self.is_done(job)
 
@@ -310,9 +312,9 @@ def paths_of(job: Job) -> RunPaths:
 
 
 def is_spent(job: Job) -> bool:
-    """Whether its job has been put back so often, without a step more, that it gave up."""
+    """Whether its job has been put back so often, for so little, that it gave up."""
     ticket = read_ticket(paths_of(job))
-    return ticket is not None and ticket.stalled > job.plan.config.slurm.max_restarts
+    return ticket is not None and bool(ticket.spent(job.plan.config.slurm.max_restarts))
 
 
 def say(text: str) -> None:

@@ -25,6 +25,8 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
         path = submission_file(paths.slurm, intent).absolute()
         text = script_text(request, profile, intent.name, path, len(group))
         parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
+        if objection := scheduler.objection_to(text):
+            parts += [f"whether this array would be taken now: {objection}\n"]
         hours += request.gpu_hours * len(group)
     jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
     return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])

@@ -1,5 +1,6 @@
 """A run in a cluster, as whoever waits for it sees it."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from eke.errors import BusyError, EkeError, RunError
 from eke.files import read_json
 from eke.identity import changed_fingerprint
 from eke.launch.folder import Place, claim, find_place
+from eke.launch.settle import machine_of
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import job_log, read_ticket
@@ -19,14 +21,14 @@ STOPPED = (Outcome.preempted, Outcome.timeout)
 """How a run ends that is continued by itself."""
 
 
-def place_in_cluster(plan: Plan) -> Place:
-    """Where this run is, or will be.
+def place_in_cluster(plan: Plan, old: Container[str] | None = None) -> Place:
+    """Where this run is, or will be; `old` as in `find_place`.
 
     Nodes may have other software than the machine that plans, an image above all, or another CPU:
     a finished run answers as long as it would be planned the same way.
     """
     runs = user_path(plan.config.paths.runs)
-    return find_place(runs, plan, plan.config.rerun, changes_since_planning)
+    return find_place(runs, plan, plan.config.rerun, changes_since_planning, old)
 
 
 def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
@@ -136,11 +138,13 @@ class ClusterRun:
             if record := self.newest():
                 return record
             rows, _ = metrics.read_rows(paths.metrics)
-            attempt = max(0, len(read_attempts(paths)) - 1)
+            attempts = read_attempts(paths)
+            attempt = max(0, len(attempts) - 1)
             told = state or "and SLURM remembers no reason"
             told += where_it_printed(paths, self.element, outcome_of(state))
             failure = Failure("job", f"its job is over and left no record: {told}")
             record = outline_record(self.plan, rows, attempt, outcome_of(state), failure)
+            record.machine = machine_of(attempts, self.plan)
             note_predictions(record, self.plan, state == OUT_OF_MEMORY)
             self.write(record)
             return record

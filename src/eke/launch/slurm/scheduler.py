@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,18 @@ PATIENCE_S = 60.0
 DEFAULT_ARRAY_SIZE = 1001
 """MaxArraySize where SLURM does not say (slurm.conf's manual)."""
 
+_DEFAULTS = r"SBATCH_(ACCOUNT|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY|MEM_PER_(CPU|GPU|NODE))$"
+"""The user's defaults for what a run may leave open: sbatch's arguments are stronger."""
+
 _FOREIGN = re.compile(
-    r"SLURM_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_"
-    r"|SBATCH_(ARRAY_INX|CLUSTERS|ERROR|EXPORT|IGNORE_PBS|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT"
-    rf"|REQUEUE|SIGNAL|TIMELIMIT|WAIT)$|{RANK_VARIABLES}"
+    rf"SLURMD?_(?!(CONF|JWT)$)|SQUEUE_|SACCT_|SCONTROL_|SCANCEL_|SRUN_|(?!{_DEFAULTS})SBATCH_"
+    rf"|{RANK_VARIABLES}"
 )
-"""Variables of the job or launcher that this process may be in: sbatch would take them as options,
-and the new job's processes as theirs. And the user's defaults for SLURM's commands that would hide
-jobs, or replace what every batch script of eke's says (they are stronger than its lines)."""
+"""Input variables of SLURM's commands (their manuals), of the job that this process may be in or
+the user's own: they would hide jobs, add GPUs, nodes or tasks to those that a run asks for
+(`SBATCH_GRES`, `SBATCH_GPUS`, `SLURM_NTASKS`), contradict them (`SBATCH_CPUS_PER_GPU`), or take
+from a job what it needs (`SBATCH_EXPORT`, `SBATCH_INPUT`). `slurm.options` says what is meant for
+eke's jobs."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
 """In what sbatch says when the controller, or sbatch itself, was gone before the answer: nobody
@@ -69,6 +74,11 @@ class SubmissionRefused(EkeError):
         if named:
             return "submit" in named.group().lower()
         return bool(re.search(r"job submit limit|MaxJobCount|temporarily|try again", text, re.I))
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether fewer runs at once may do: a site's limit on arrays that nobody could tell."""
+        return bool(re.search(r"job array", str(self), re.I))
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
@@ -152,6 +162,18 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
     if not found:
         raise EkeError(f"sbatch: {said.strip()!r} is no job id")
     return found.group()
+
+
+def objection_to(text: str) -> str:
+    """What sbatch says against a batch script; empty where it would take it. Submits nothing."""
+    with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
+        file.write(text)
+        file.flush()
+        try:
+            ask(["sbatch", "--test-only", *options_of(Path(file.name)), file.name])
+        except EkeError as error:
+            return str(error)
+    return ""
 
 
 def queue() -> dict[str, Element]:

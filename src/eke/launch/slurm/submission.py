@@ -8,13 +8,14 @@ here is pickled; a job's input is a path.
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eke.errors import EkeError
 from eke.files import read_json, write_json
+from eke.launch.job import are_in_vain
 from eke.paths import RunPaths
 
 SUBMISSION_VERSION = 1
@@ -49,6 +50,14 @@ class Ticket:
     element: int
     stalled: int = 0
     """Restarts since a step was made that had not been made before."""
+    worths: list[Sequence[float]] = field(default_factory=list)
+    """Of its attempts that were interrupted: see `eke.launch.job.worth_of`."""
+
+    def spent(self, max_restarts: int) -> str:
+        """Why it is not put back into the queue once more; empty where it is."""
+        if self.stalled > max_restarts:
+            return f"{self.stalled} times without a step more"
+        return are_in_vain(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:

@@ -14,6 +14,7 @@ from eke.launch.live import write_down
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.request import Request, make_request
 from eke.launch.slurm.script import script_text
+from eke.launch.slurm.software import note_software
 from eke.launch.slurm.submission import (
     Submission,
     name_in_runs,
@@ -150,6 +151,7 @@ def submit_array(
     script = path.with_suffix(".sbatch")
     write_atomic(script, script_text(request, profile, submission.name, path, len(jobs)))
     write_submission(path, submission)
+    note_software(path)
     before = name_in_runs(path, submission)
     try:
         job_id = scheduler.submit(script, [lock])
@@ -161,9 +163,10 @@ def submit_array(
 
 
 def forget(path: Path) -> None:
-    """Delete a submission that has not become a job, and its batch script."""
+    """Delete a submission that has not become a job, and what lies beside it."""
     path.unlink()
-    path.with_suffix(".sbatch").unlink(missing_ok=True)
+    for ending in (".sbatch", ".software"):
+        path.with_suffix(ending).unlink(missing_ok=True)
 
 
 def freeze(job: Job) -> None:

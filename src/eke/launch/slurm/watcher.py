@@ -17,10 +17,12 @@ from pathlib import Path
 from eke.errors import BusyError, EkeError
 from eke.hardware import choose, machine_fingerprint, option_of
 from eke.launch.folder import Place, claim
+from eke.launch.job import worth_of
 from eke.launch.nodes import Head, follow, start_run
 from eke.launch.settle import describe_exit
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
+from eke.launch.slurm.software import note_software
 from eke.launch.slurm.submission import (
     Submission,
     Ticket,
@@ -43,6 +45,7 @@ from eke.record import (
     read_record,
     write_record,
 )
+from eke.streams import open_streams
 from eke.units import format_number
 
 POLL_S = 0.1
@@ -136,6 +139,11 @@ def watch_run(
         if before is not None and Outcome[before.outcome].is_final:
             say(f"{paths.folder}: {before.outcome} already")
             return before.exit_code
+        plan = read_plan(paths)
+        if why := note_software(Path(ticket.submission), plan.config.slurm.command_prefix):
+            say(f"{paths.folder}: {why}")
+            return note_misplaced(paths, plan, why, Outcome.refused).exit_code
+        began = time.monotonic()
         record = one_attempt(paths, heard, head)
         outcome = Outcome[record.outcome]
         moved = record.steps_done > (before.steps_done if before else 0)
@@ -147,10 +155,12 @@ def watch_run(
                 continue
         if outcome not in (Outcome.timeout, Outcome.preempted):
             return record.exit_code
-        ticket = replace(ticket, stalled=0 if moved else ticket.stalled + 1)
+        worths = [*ticket.worths, worth_of(record, before, time.monotonic() - began)]
+        stalled = 0 if moved else ticket.stalled + 1
+        ticket = replace(ticket, stalled=stalled, worths=worths[-submission.max_restarts :])
         write_ticket(paths, ticket)
-        if ticket.stalled > submission.max_restarts:
-            return complain(f"{ticket.stalled} times without a step more", EXIT_RESUMABLE)
+        if why := ticket.spent(submission.max_restarts):
+            return complain(why, EXIT_RESUMABLE)
         return REQUEUE_CODE
 
 
@@ -244,7 +254,9 @@ def for_this_node(plan: Plan) -> Plan:
     return replace(plan, device=device, machine=machine_fingerprint(device))
 
 
-def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
+def note_misplaced(
+    paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
+) -> Record:
     """A record that says why nothing could start here.
 
     Raises:
@@ -253,7 +265,7 @@ def note_misplaced(paths: RunPaths, plan: Plan, why: str) -> Record:
     with claim(paths):
         rows, _ = metrics.read_rows(paths.metrics)
         attempt = max(0, len(read_attempts(paths)) - 1)
-        record = outline_record(plan, rows, attempt, Outcome.crashed, Failure(MISPLACED, why))
+        record = outline_record(plan, rows, attempt, outcome, Failure(MISPLACED, why))
         write_record(paths, record)
         return record
 
@@ -271,4 +283,5 @@ def complain(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
+    open_streams("utf-8")
     sys.exit(main(sys.argv[1:]))

@@ -21,8 +21,10 @@ from eke.report.compare.measures import (
     STEP,
     Measure,
 )
+from eke.report.compare.noise import Compared
 from eke.report.compare.parity import Quality, quality
-from eke.report.compare.statistics import Estimate, Ratio, correct, estimate, ratio
+from eke.report.compare.quiet import quiet_notes
+from eke.report.compare.statistics import Estimate, Ratio, correct, estimate
 from eke.report.compare.variants import Machine, Variant, group
 from eke.spelling import closest
 from eke.units import format_number
@@ -81,6 +83,8 @@ class OneMachine:
     ladder: tuple[Rung, ...] = ()
     beside: tuple[Beside, ...] = ()
     """What others have published of the same rows."""
+    noise: Mapping[str, Compared] = field(default_factory=dict)
+    """Measure of COMPARED -> comparisons of any variants, named by their `id`."""
     equal_time_s: float | None = None
     """Steps' time of the shortest run with a curve: losses are compared there."""
 
@@ -127,7 +131,16 @@ def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Compar
         shared=_shared(variants, keys),
         machines=tuple(part for part, _ in parts),
         rows=tuple(bare),
-        notes=(*gathered.notes, *notes, *_notes(gathered, machines)),
+        notes=(
+            *gathered.notes,
+            *notes,
+            *_notes(gathered, machines),
+            *(
+                text
+                for part, _ in parts
+                for text in quiet_notes(part.baseline, variants, part.noise)
+            ),
+        ),
     )
 
 
@@ -142,13 +155,14 @@ def _on(
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
-    rows = [_row(v, baseline, v in front) for v in here]
+    noise = {key: Compared({id(v): v.sample(key) for v in here}) for key in COMPARED}
+    rows = [_row(v, baseline, v in front, noise) for v in here]
     rows = _corrected(rows)
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
     if baseline is None:
-        return OneMachine(machine, None, equal_time_s=moment), rows
+        return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
     # All factors part the pairs, whichever effects are shown.
-    effects = main_effects(baseline, good, keys, EFFECTS)
+    effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
     others = [v for v in good if v is not baseline]
     part = OneMachine(
         machine,
@@ -157,19 +171,21 @@ def _on(
         tuple(alone(baseline, others)),
         tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
         tuple(beside(sweeps, good)),
+        noise,
         moment,
     )
     return part, rows
 
 
-def _row(variant: Variant, baseline: Variant | None, on_front: bool) -> Row:
-    found = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
-    estimates = {key: each for key, each in found.items() if each}
-    ratios: dict[str, Ratio] = {}
+def _row(
+    variant: Variant, baseline: Variant | None, on_front: bool, noise: Mapping[str, Compared]
+) -> Row:
+    measured = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
+    estimates = {key: each for key, each in measured.items() if each}
+    compared = {} if baseline is None or variant is baseline else noise
+    found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
+    ratios = {key: each for key, each in found.items() if each}
     judged = Quality.unknown() if baseline is None else quality(baseline, variant)
-    if baseline is not None and variant is not baseline:
-        pairs = {key: ratio(baseline.sample(key), variant.sample(key)) for key in COMPARED}
-        ratios = {key: each for key, each in pairs.items() if each}
     return Row(variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant))
 
 

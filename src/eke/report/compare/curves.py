@@ -4,10 +4,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from eke.paths import RunPaths
 from eke.record import Outcome, metrics
+from eke.record.derive import is_steady
 from eke.report.compare.variants import Variant
 
 MAX_POINTS = 200
@@ -22,7 +23,8 @@ class Curve:
     """One run's loss over time."""
 
     seconds: tuple[float, ...]
-    """Steps' own time so far."""
+    """Steps' own time so far; a step that warms up or compiles counts as long as the median of
+    the others, where there are any."""
     losses: tuple[float, ...]
     """Mean of the last steps (WINDOW_FRAC of them)."""
 
@@ -53,13 +55,19 @@ def read_curve(paths: RunPaths) -> Curve | None:
         rows, _ = metrics.read_rows(paths.metrics)
     except OSError:
         return None
-    steps = [
-        (float(row[metrics.STEP_TIME]), float(row[metrics.LOSS]))
-        for row in metrics.latest(rows, metrics.LOSS)
+    timed = [
+        row for row in metrics.latest(rows, metrics.LOSS)
         if _is_finite(row.get(metrics.STEP_TIME)) and _is_finite(row[metrics.LOSS])
-    ]
-    if len(steps) < 2:
+    ]  # fmt: skip
+    if len(timed) < 2:
         return None
+    steady = [float(row[metrics.STEP_TIME]) for row in timed if is_steady(row)]
+    usual = median(steady) if steady else math.inf
+    steps = [
+        (row[metrics.STEP_TIME] if is_steady(row) else min(usual, row[metrics.STEP_TIME]),
+         row[metrics.LOSS])
+        for row in timed
+    ]  # fmt: skip
     window = max(1, math.ceil(WINDOW_FRAC * len(steps)))
     seconds, losses, total = [], [], 0.0
     for number, (duration, _) in enumerate(steps):

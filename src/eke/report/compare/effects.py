@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from eke.report.compare.factors import Factors
-from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs, ratio
+from eke.report.compare.noise import Compared
+from eke.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs
 from eke.report.compare.variants import Variant
 
 MAX_VARIANTS = 1000
@@ -23,7 +23,7 @@ class Effect:
     """Pairs of configurations that differ in nothing else."""
     ratios: Mapping[str, Ratio]
     """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
-    of the repeats of one pair, and absent for two."""
+    of their repeats, and says nothing about other pairs."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,38 @@ class Rung:
 
 
 def main_effects(
-    base: Variant, variants: Sequence[Variant], keys: Sequence[str], measures: Sequence[str]
+    base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
 ) -> list[Effect]:
-    """Effects of every factor's values, for one machine's variants that ended well."""
+    """Effects of every factor's values, for one machine's variants that ended well.
+
+    Args:
+        base: the baseline.
+        variants: all of them.
+        keys: factors.
+        noise: measure -> comparisons of the variants, named by their `id`.
+    """
     effects = []
     for key in keys:
         others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
         for each in variants:
-            rest = tuple((k, v) for k, v in each.factors.items() if k != key)
-            others.setdefault(rest, {})[each.factors.get(key, "")] = each
+            for rest in _rests(each, key):
+                others.setdefault(rest, {})[each.factors.get(key, "")] = each
         reference = base.factors.get(key, "")
         values = dict.fromkeys(each.factors.get(key, "") for each in variants)
         for value in values:
-            pairs = [
-                (g[reference], g[value]) for g in others.values() if {reference, value} <= set(g)
-            ]
+            both = [g for g in others.values() if {reference, value} <= set(g)]
+            unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
+            pairs = list(unique.values())
             if value != reference and pairs:
-                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, measures)))
-    return _corrected(effects, measures)
+                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
+    return _corrected(effects, list(noise))
+
+
+def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
+    """What partners agree in: every other factor, with or without what their options bring."""
+    others = [(k, v) for k, v in each.factors.items() if k != key]
+    typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
+    return list(dict.fromkeys((tuple(others), tuple(typed))))
 
 
 def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
@@ -72,7 +86,7 @@ def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effec
 
 def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
     """Variants that differ from the baseline in one factor, with that factor."""
-    found = [(each, changed(base.factors, each.factors)) for each in variants]
+    found = [(each, changed(base, each)) for each in variants]
     return [(each, _tell(change)) for each, change in found if len(change) == 1]
 
 
@@ -90,7 +104,7 @@ def ladder(
     """
     if len(variants) > MAX_VARIANTS:
         return []
-    changes = [(each, changed(base.factors, each.factors)) for each in variants]
+    changes = [(each, changed(base, each)) for each in variants]
     changes = sorted((c for c in changes if c[1]), key=lambda c: len(c[1]))
     best: list[list[int]] = []
     for number, (_, change) in enumerate(changes):
@@ -111,29 +125,26 @@ def ladder(
     return rungs
 
 
-def changed(base: Factors, other: Factors) -> dict[str, str]:
-    """Factors with another value than the baseline's."""
-    return {key: value for key, value in other.items() if value != base.get(key, "")}
+def changed(base: Variant, other: Variant) -> dict[str, str]:
+    """Factors with another value than the baseline's, without what another option brings."""
+    different = {k: v for k, v in other.factors.items() if v != base.factors.get(k, "")}
+    brought = {key for key in base.implied & other.implied if key.split(".")[0] in different}
+    return {key: value for key, value in different.items() if key not in brought}
 
 
 def _tell(change: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items())
 
 
-def _between(base: Variant, other: Variant, measures: Sequence[str]) -> dict[str, Ratio]:
-    found = {key: ratio(base.sample(key), other.sample(key)) for key in measures}
-    return {key: each for key, each in found.items() if each is not None}
-
-
-def _over(pairs: Sequence[tuple[Variant, Variant]], measures: Sequence[str]) -> dict[str, Ratio]:
-    each = [_between(first, second, measures) for first, second in pairs]
-    effects: dict[str, Ratio] = {}
-    for key in measures:
-        found = [ratios[key] for ratios in each if key in ratios]
-        if len(found) == 1:
-            effects[key] = found[0]
-        elif found:
-            # Of three pairs and more, the interval holds how much the effect varies between them.
-            effects[key] = of_logs([math.log(r.value) for r in found])
-            assert len(found) >= MIN_REPEATS or effects[key].low is None
-    return effects
+def _over(
+    pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
+) -> dict[str, Ratio]:
+    effects: dict[str, Ratio | None] = {}
+    for key, compared in noise.items():
+        named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
+        if len(named) < MIN_REPEATS:
+            effects[key] = compared.ratio(*named)
+        else:  # the interval holds how much the effect varies between them
+            found = [compared.ratio(pair) for pair in named]
+            effects[key] = of_logs([math.log(each.value) for each in found if each])
+    return {key: each for key, each in effects.items() if each}

@@ -65,13 +65,40 @@ def differing(found: Sequence[Factors]) -> list[str]:
     ]
 
 
+def implied(
+    keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
+) -> list[frozenset[str]]:
+    """Of each configuration, the keys whose value its option brings: they belong to the option.
+
+    An option brings the one value that a key has in all configurations which did not type it.
+
+    Args:
+        keys: of `differing`.
+        found: the settings of configurations that have a record.
+        typed: what was typed for each of these.
+    """
+    below = [(key, key.split(".")[0]) for key in keys if "." in key]
+    brought: dict[tuple[str, str], set[str]] = {}
+    for each, mine in zip(found, map(typed_settings, typed), strict=True):
+        for key, group in below:
+            if key not in mine and group in each:
+                brought.setdefault((key, each[group]), set()).add(each.get(key, ABSENT))
+    return [
+        frozenset(
+            key for key, group in below
+            if brought.get((key, each.get(group, ABSENT))) == {each.get(key, ABSENT)}
+        )
+        for each in found
+    ]  # fmt: skip
+
+
 def complete(
     keys: Sequence[str],
     found: Sequence[Factors],
     typed: Sequence[tuple[str, ...]],
     lone: Sequence[Factors],
 ) -> list[str]:
-    """`keys`, and those by which cells without a record differ from all that have one.
+    """`keys`, and those by which cells without a record differ: for names, never for effects.
 
     Args:
         keys: of `differing`.

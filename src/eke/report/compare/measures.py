@@ -31,6 +31,9 @@ PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", Fa
 PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
+LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
+"""A seed decides them: its repeats are one observation."""
+
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
 DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)

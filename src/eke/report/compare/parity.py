@@ -1,16 +1,16 @@
 """Does a configuration still learn the same? Its loss beside the baseline's, at equal samples."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from eke.files import plain
 from eke.identity import canonical
 from eke.record import Record
-from eke.report.compare.measures import EVAL_LOSS, TRAIN_LOSS, samples_seen
+from eke.report.compare.measures import LOSSES, samples_seen
 from eke.report.compare.statistics import Sample, ratio
 from eke.report.compare.variants import Variant
 from eke.units import format_number
@@ -65,38 +65,32 @@ def quality(base: Variant, other: Variant) -> Quality:
     """
     if other is base:
         return Quality(Parity.baseline)
-    for measure in (EVAL_LOSS, TRAIN_LOSS):
-        before, after = base.sample(measure.key), other.sample(measure.key)
+    for key in LOSSES:
+        before, after = base.sample(key), other.sample(key)
         if not before or not after:
             continue
         if why := _differs(base.records, other.records):
-            return Quality(Parity.other, measure.key, why=why)
-        all_runs = ratio(before, after)
-        found = ratio(*map(_by_seed, (before, after)))
-        assert found is not None
-        assert all_runs is not None
-        difference = found.value - 1
-        ends = [end for end in (all_runs.low, all_runs.high, all_runs.value) if end is not None]
-        if max(abs(math.log(end)) for end in ends) <= EQUAL:
-            return Quality(Parity.equal, measure.key, difference)
-        if found.low is None or found.high is None:
-            why = format_number(found.n, "seed")
-            return Quality(Parity.unresolved, measure.key, difference, why)
-        low, high = found.low, found.high
-        if high <= 1 + MARGIN:
-            parity = Parity.better if high < 1 - MARGIN else Parity.within
-        else:
-            parity = Parity.worse if low > 1 + MARGIN else Parity.unresolved
-        return Quality(parity, measure.key, difference)
+            return Quality(Parity.other, key, why=why)
+        return _judged(key, before, after)
     return Quality(Parity.unknown, why="no loss was measured")
 
 
-def _by_seed(sample: Sample) -> Sample:
-    """One observation of each seed: repeats that share it draw the same numbers."""
-    values: dict[Hashable, list[float]] = {}
-    for (seed, *_), value in cast(Mapping[tuple[int, ...], float], sample).items():
-        values.setdefault(seed, []).append(math.log(value))
-    return {seed: math.exp(fmean(logs)) for seed, logs in values.items()}
+def _judged(key: str, before: Sample, after: Sample) -> Quality:
+    """The verdict on two losses by seed; fewer than three seeds can only show that they equal."""
+    logs = [math.log(after[seed] / before[seed]) for seed in before if seed in after]
+    found = ratio(before, after)
+    assert found is not None
+    difference = found.value - 1
+    if logs and max(map(abs, logs)) <= EQUAL:
+        return Quality(Parity.equal, key, difference)
+    if found.low is None or found.high is None:
+        why = "one seed" if found.n == 1 else format_number(found.n, "seed")
+        return Quality(Parity.unresolved, key, difference, why)
+    if found.high <= 1 + MARGIN:
+        parity = Parity.better if found.high < 1 - MARGIN else Parity.within
+    else:
+        parity = Parity.worse if found.low > 1 + MARGIN else Parity.unresolved
+    return Quality(parity, key, difference)
 
 
 def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:

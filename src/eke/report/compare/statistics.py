@@ -91,12 +91,14 @@ def ratio(base: Sample, other: Sample) -> Ratio | None:
     if len(shared) >= MIN_REPEATS:
         logs = [math.log(other[key] / base[key]) for key in shared]
         return of_logs(logs)
+    if shared and min(len(base), len(other)) < MIN_REPEATS:  # no drift between other repeats
+        base, other = ({key: each[key] for key in shared} for each in (base, other))
     first, second = ([math.log(v) for v in sample.values()] for sample in (base, other))
     mean, n = fmean(second) - fmean(first), min(len(first), len(second))
     if n < MIN_REPEATS:
         return Ratio(math.exp(mean), None, None, n, Decision.single)
     error, freedom = _welch(first, second)
-    return _decide(mean, error, freedom, n)
+    return _by_t(mean, error, freedom, n)
 
 
 def of_logs(logs: Sequence[float]) -> Ratio:
@@ -104,7 +106,7 @@ def of_logs(logs: Sequence[float]) -> Ratio:
     mean, n = fmean(logs), len(logs)
     if n < MIN_REPEATS:
         return Ratio(math.exp(mean), None, None, n, Decision.single)
-    return _decide(mean, math.sqrt(variance(logs) / n), n - 1, n)
+    return _by_t(mean, math.sqrt(variance(logs) / n), n - 1, n)
 
 
 def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
@@ -136,10 +138,15 @@ def quantile(freedom: float) -> float:
     return float(stdtrit(freedom, 0.5 + LEVEL / 2))
 
 
-def _decide(mean: float, error: float, freedom: float, n: int) -> Ratio:
-    half = quantile(freedom) * error
+def ratio_of(mean: float, half: float, p: float, n: int) -> Ratio:
+    """The ratio of a mean of logarithms with half of its interval."""
     low, high = math.exp(mean - half), math.exp(mean + half)
-    return Ratio(math.exp(mean), low, high, n, _decision(low, high), _p(mean, error, freedom))
+    return Ratio(math.exp(mean), low, high, n, _decision(low, high), p)
+
+
+def _by_t(mean: float, error: float, freedom: float, n: int) -> Ratio:
+    """The ratio of a mean of logarithms with its standard error and degrees of freedom."""
+    return ratio_of(mean, quantile(freedom) * error, _p(mean, error, freedom), n)
 
 
 def _decision(low: float, high: float) -> Decision:

@@ -2,9 +2,10 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 
 from eke.files import plain
 from eke.identity import canonical
@@ -15,12 +16,13 @@ from eke.report.compare.factors import (
     complete,
     configuration,
     differing,
+    implied,
     settings,
     typed_settings,
     usual,
 )
 from eke.report.compare.gather import Entry
-from eke.report.compare.measures import measured
+from eke.report.compare.measures import LOSSES, measured
 from eke.report.compare.statistics import Sample
 
 NO_MACHINE = ""
@@ -42,6 +44,8 @@ class Variant:
     factors: Factors
     """Of that only what sets it apart."""
     label: str
+    implied: frozenset[str] = frozenset()
+    """Keys of `factors` whose value the option of their group brings."""
 
     @property
     def row(self) -> str:
@@ -62,28 +66,37 @@ class Variant:
     @property
     def records(self) -> list[Record]:
         """Of the repeats that ended well."""
-        return [
-            entry.record
-            for entry in self.entries
-            if entry.record is not None and entry.outcome == Outcome.ok.name
-        ]
+        return [record for _, record in self.by_repeat()]
 
     @cached_property
     def _measured(self) -> dict[tuple[int, int, int], dict[str, float]]:
         """Seed, repeat and how often before -> measures, of the repeats that ended well."""
         values: dict[tuple[int, int, int], dict[str, float]] = {}
-        for entry in self.entries:
-            if entry.record is None or entry.outcome != Outcome.ok.name:
-                continue
+        for repeat, record in self.by_repeat():
             again = 0
-            while (*entry.repeat, again) in values:
+            while (*repeat, again) in values:
                 again += 1
-            values[*entry.repeat, again] = measured(entry.record)
+            values[*repeat, again] = measured(record)
         return values
 
+    def by_repeat(self) -> list[tuple[tuple[int, int], Record]]:
+        """Seed and repeat of those that ended well, with the record."""
+        return [
+            (entry.repeat, entry.record)
+            for entry in self.entries
+            if entry.record is not None and entry.outcome == Outcome.ok.name
+        ]
+
     def sample(self, key: str) -> Sample:
-        """Repeat -> a measure's value, of the repeats that ended well and have it."""
-        return {repeat: v[key] for repeat, v in self._measured.items() if key in v}
+        """Repeat -> a measure's value, of the repeats that ended well and have it.
+
+        Of a loss: seed -> mean over its repeats, which are copies of one training.
+        """
+        found: dict[Hashable, list[float]] = {}
+        for repeat, values in self._measured.items():
+            if key in values:
+                found.setdefault(repeat[0] if key in LOSSES else repeat, []).append(values[key])
+        return {each: fmean(values) for each, values in found.items()}
 
 
 @dataclass(frozen=True)
@@ -152,20 +165,23 @@ def _describe(
         if k not in found and es[0].is_known
     }
     known, overrides = list(found.values()), list(typed.values())
-    keys = complete(differing(known), known, overrides, list(lone.values()))
-    keys = _as_typed(keys, [es[0].overrides for es in groups.values()])
-    defaults = {key: usual(key, known, overrides) for key in keys}
+    different = differing(known)
+    telling = complete(different, known, overrides, list(lone.values()))
+    telling = _as_typed(telling, [es[0].overrides for es in groups.values()])
+    keys = [key for key in telling if key in different] if known else telling
+    defaults = {key: usual(key, known, overrides) for key in telling}
+    brought = dict(zip(found, implied(keys, known, overrides), strict=True))
     several = len({machine for machine, _ in groups if machine}) > 1
     names, variants = Telling(keys, known, overrides), []
     for key, members in groups.items():
         all_settings = found.get(key, lone.get(key, {}))
-        factors = {k: all_settings.get(k, defaults[k] if key in lone else "") for k in keys}
-        named: Factors = factors
-        if key in found:
-            named = names.of(all_settings, typed[key])
-        label = _label(members, named)
-        variants.append(Variant(tuple(members), key[0], all_settings, factors, label))
-    variants = _rows_apart(variants, keys)
+        factors = {k: all_settings.get(k, "") for k in keys}
+        if key in lone:
+            factors = {k: all_settings.get(k, defaults[k]) for k in telling}
+        named = names.of(all_settings, typed[key]) if key in found else factors
+        label, own = _label(members, named), brought.get(key, frozenset())
+        variants.append(Variant(tuple(members), key[0], all_settings, factors, label, own))
+    variants = _rows_apart(variants, telling)
     if several:
         variants = [
             replace(v, label=f"{v.label} [{v.machine}]") if v.machine else v for v in variants
@@ -182,7 +198,8 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
     for name, same in by_name.items():
         parts: list[tuple[str, ...]] = [()] * len(same if name else ())
         for key in keys:
-            longer = [(*p, f"{key}={v.factors[key]}") for p, v in zip(parts, same, strict=False)]
+            values = [v.factors.get(key, v.settings.get(key, "")) for v in same]
+            longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
             # A key that tells no two of them apart that the ones before did not says nothing.
             parts = longer if len(set(longer)) > len(set(parts)) else parts
         labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}

@@ -17,12 +17,8 @@ def times(ratio: Ratio) -> str:
 
 
 def in_words(ratio: Ratio) -> str:
-    """A difference, its interval, and what it says: `not resolved: +3 % (-1 to +7 %)`."""
-    percent = 100 * (ratio.value - 1)
-    text = f"{percent:+.1f} %"
-    if ratio.low is not None and ratio.high is not None:
-        low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
-        text += f" ({low:+.1f} to {high:+.1f} %)"
+    """A ratio with what it says: `not resolved: 1.03x (0.99 to 1.07)`."""
+    text = times(ratio)
     if ratio.decision is Decision.same:
         return f"the same within {100 * SAME:.0f} %: {text}"
     if ratio.decision is Decision.hint:

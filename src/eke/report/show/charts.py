@@ -56,7 +56,8 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
             (f"One upon another{where}", "Each bar adds one technique.", rungs(part)),
             (f"Loss over time{where}", "Training loss over the time of the steps alone, one run "
              "each.", losses(rows)),
-            (f"Where a step's time goes{where}", "Medians.", phases(rows)),
+            (f"Where a step's time goes{where}", "Per sample, by the medians of a step's parts.",
+             phases(rows)),
             (f"Predicted and measured memory{where}", "On the line, the forecast was right.",
              predictions(rows)),
             (f"Predicted and measured step time{where}", "On the line, the estimate was right.",
@@ -162,19 +163,19 @@ def losses(rows: Sequence[Row]) -> Spec | None:
 
 
 def phases(rows: Sequence[Row]) -> Spec | None:
-    """Seconds of a step spent waiting for data, in forward, backward and optimizer."""
+    """Time of one sample spent waiting for data, in forward, backward and optimizer."""
     found = [
-        {"name": row.variant.label, "phase": name, "order": order, "seconds": share * step.value,
-         "text": f"{format_seconds(share * step.value)}, {share:.0%}"}
+        {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
+         "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
         for row in _fastest(rows, also_baseline=True)
-        if (step := row.estimates.get(STEP.key))
+        if (speed := row.estimates.get(SAMPLES.key))
         for order, (name, share) in enumerate(row.phases.items())
     ]  # fmt: skip
     if not found:
         return None
     encoding = {
         "y": _names(),
-        "x": {"field": "seconds", "type": "quantitative", "title": "seconds per step",
+        "x": {"field": "seconds", "type": "quantitative", "title": "seconds per sample",
               "stack": True},
         "color": {"field": "phase", "type": "nominal", "title": None, "sort": None,
                   "legend": {"orient": "top"}},

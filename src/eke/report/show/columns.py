@@ -1,5 +1,6 @@
 """The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -19,6 +20,7 @@ from eke.report.compare.measures import (
     Measure,
 )
 from eke.report.compare.parity import Parity
+from eke.report.compare.statistics import Ratio
 from eke.report.compare.wording import mark, times
 from eke.units import format_bytes, format_count, format_seconds
 
@@ -45,34 +47,51 @@ class Column:
     is_wide: bool = False
     """Left out where there is little room: in a terminal, and in Markdown."""
     help: str = ""
+    brief: Callable[[Row], str] | None = None
+    """A shorter text, where `text` has no room."""
 
 
-def columns(comparison: Comparison, wide: bool = True) -> list[Column]:
+def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
     """Those in which at least one row has something to say.
 
     Args:
         comparison: what is shown.
         wide: there is room for all.
+        most: characters of a label.
     """
     rows = comparison.rows
-    found = [*_names(comparison), *_numbers(comparison), *_factors(comparison)]
+    found = [*_names(comparison, most), *_numbers(comparison), *_factors(comparison)]
     kept = [c for c in found if wide or not c.is_wide]
     return [c for c in kept if c.key in ("label", "outcome") or any(c.text(r) for r in rows)]
 
 
-def _names(comparison: Comparison) -> list[Column]:
+def _names(comparison: Comparison, most: int) -> list[Column]:
     several = len(comparison.machines) > 1
     whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
-    short = dict(zip(whole, shortened(whole), strict=True))
+    title, told = _keys_apart(whole, most)
+    short = dict(zip(whole, shortened(told, most), strict=True))
 
     def label(row: Row) -> str:
         cut = short[row.variant.label]
         return f"{cut} (baseline)" if row.is_baseline else cut
 
-    names = [Column("label", "configuration", label, _unsorted, False)]
+    names = [Column("label", title, label, _unsorted, False)]
     if several:
         names.append(Column("machine", "machine", lambda r: r.variant.machine, _unsorted, False))
     return names
+
+
+def _keys_apart(labels: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
+    """Labels that are too long as values alone, and their keys as a title, if that is enough."""
+    words = [[word.partition("=") for word in label.split(" ")] for label in labels]
+    keys = list(dict.fromkeys(key for each in words for key, _, _ in each))
+    found = [{key: value for key, _, value in each} for each in words]
+    values = [" ".join(each.get(key) or "-" for key in keys) for each in found]
+    title = ", ".join(key.rpartition(".")[2] for key in keys)
+    is_typed = all(equals for each in words for _, equals, _ in each)
+    if max(map(len, labels)) <= most or not is_typed or max(map(len, [title, *values])) > most:
+        return "configuration", labels
+    return title, values
 
 
 def _factors(comparison: Comparison) -> list[Column]:
@@ -105,7 +124,8 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
         *([] if _has(comparison, EVAL_LOSS) else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
         Column("parity", "loss", _parity, lambda r: r.quality.difference, False,
-               help="beside the baseline's, at equal samples"),
+               help="beside the baseline's, at equal samples",
+               brief=lambda r: _parity(r).partition(" (")[0]),
         Column("equal_time", "loss at equal time", _at_equal_time,
                lambda r: r.loss_at_equal_time, is_wide=True,
                help="training loss when the shortest run ended"),
@@ -136,10 +156,11 @@ def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
         for entry in row.variant.entries:
             if entry.outcome != Outcome.ok.name:
                 found.setdefault((entry.outcome, entry.reason), {})[row.variant.label] = None
-    return [(outcome, _listed(list(labels)), why) for (outcome, why), labels in found.items()]
+    return [(outcome, listed(list(labels)), why) for (outcome, why), labels in found.items()]
 
 
-def _listed(labels: Sequence[str]) -> str:
+def listed(labels: Sequence[str]) -> str:
+    """The first few configurations, and how many more there are."""
     more = f"; and {len(labels) - MAX_LISTED} more" if len(labels) > MAX_LISTED else ""
     return "; ".join(labels[:MAX_LISTED]) + more
 
@@ -161,6 +182,10 @@ def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
     short: dict[str, str] = {}
     for alike in groups.values():
         short.update(zip(alike, _cut(alike, most), strict=True))
+    told = Counter(short.values())
+    for number, label in enumerate(labels, 1):
+        if told[short[label]] > 1:  # what sets two groups apart was cut from both
+            short[label] = f"{number}: {label}"[: most - 1] + "…"
     return [short[label] for label in labels]
 
 
@@ -196,17 +221,28 @@ def _measure(
 
 
 def _ratio(measure: Measure, title: str, help: str) -> Column:
-    def show(row: Row) -> str:
+    def show(row: Row, brief: bool = False) -> str:
         found = row.ratios.get(measure.key)
         if found is None:
             return "1x" if row.is_baseline and measure.key in row.estimates else ""
-        return f"{times(found)} {mark(found)}".rstrip()
+        return told(found, brief)
+
+    def shorter(row: Row) -> str:
+        return show(row, brief=True)
 
     def value(row: Row) -> float | None:
         found = row.ratios.get(measure.key)
         return found.value if found else 1.0 if row.is_baseline else None
 
-    return Column(f"ratio {measure.key}", title, show, value, True, False, help)
+    return Column(f"ratio {measure.key}", title, show, value, True, False, help, shorter)
+
+
+def told(ratio: Ratio | None, brief: bool = False) -> str:
+    """A ratio and its sign, with its interval unless `brief`."""
+    if ratio is None:
+        return ""
+    text = times(ratio).partition(" (")[0] if brief else times(ratio)
+    return f"{text} {mark(ratio)}".rstrip()
 
 
 def _parity(row: Row) -> str:
@@ -215,7 +251,8 @@ def _parity(row: Row) -> str:
         return ""
     if quality.difference is None or quality.parity is Parity.equal:
         return str(quality.parity.value)
-    return f"{quality.parity.value} ({100 * quality.difference:+.2g} %)"
+    told = f"not compared: {quality.why}" if quality.why else quality.parity.value
+    return f"{told} ({100 * quality.difference:+.2g} %)"
 
 
 def _at_equal_time(row: Row) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eke.paths import program
+from eke.record import Record
 from eke.report.compare import Comparison, OneMachine
 from eke.report.compare.beside import Beside
 from eke.report.compare.gather import NOT_RUN
 from eke.report.compare.measures import PEAK, SAMPLES, measured
-from eke.report.compare.statistics import Ratio
-from eke.report.compare.wording import mark, times
-from eke.report.show.columns import reasons
+from eke.report.compare.wording import times
+from eke.report.show.columns import listed, reasons, told
 from eke.units import format_bytes, format_number
 
 
@@ -30,11 +31,11 @@ MAX_REASONS = 100
 WITHOUT_REASON = {NOT_RUN: "the same command runs what is missing"}
 
 
-def sections(comparison: Comparison, repeats: bool = False) -> list[Section]:
-    """All of them that have something to say."""
-    found = [_outcomes(comparison)]
+def sections(comparison: Comparison, repeats: bool = False, brief: bool = False) -> list[Section]:
+    """All of them that have something to say; `brief`: ratios without intervals."""
+    found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
-        found += [_effects(comparison, part), _alone(comparison, part), _ladder(comparison, part)]
+        found += [make(comparison, part, brief) for make in (_effects, _alone, _ladder)]
         found += [_beside(each, comparison, part) for each in part.beside]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
@@ -59,7 +60,7 @@ def provenance(comparison: Comparison) -> Section:
 
 def _program(command: tuple[str, ...]) -> str:
     """Of `eke fit` the trials are a sweep, too."""
-    return "eke" if command[0] == "fit" else "python train.py"
+    return "eke" if command[0] == "fit" else program()
 
 
 def _environment(comparison: Comparison, part: OneMachine) -> dict[str, str]:
@@ -91,14 +92,34 @@ def _outcomes(comparison: Comparison) -> Section:
     return Section("What did not end well", "", head, tuple(shown))
 
 
-def _effects(comparison: Comparison, part: OneMachine) -> Section:
+def _unmeasured(comparison: Comparison) -> Section:
+    """Why a configuration that ended well has no speed."""
+    found: dict[str, dict[str, None]] = {}
+    for row in comparison.rows:
+        if row.variant.records and SAMPLES.key not in row.estimates:
+            found.setdefault(_no_speed(row.variant.records[0]), {})[row.variant.label] = None
+    rows = tuple((listed(list(labels)), why) for why, labels in found.items())
+    return Section("No speed", "", ("configurations", "why"), rows)
+
+
+def _no_speed(record: Record) -> str:
+    if record.shared_device:
+        return "another process used its device meanwhile"
+    warm_up = record.config.get("train", {}).get("timing_warmup_steps", "?")
+    return (
+        f"none of {record.steps_done} steps was timed: the first {warm_up} of each attempt are "
+        "warm-up (train.timing_warmup_steps)"
+    )
+
+
+def _effects(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     rows = [
         (
             f"{each.factor}={each.value}",
             f"{each.factor}={each.reference}" if each.reference else "without",
             str(each.pairs),
-            _told(each.ratios.get(SAMPLES.key)),
-            _told(each.ratios.get(PEAK.key)),
+            told(each.ratios.get(SAMPLES.key), brief),
+            told(each.ratios.get(PEAK.key), brief),
         )
         for each in part.effects
     ]
@@ -110,12 +131,12 @@ def _effects(comparison: Comparison, part: OneMachine) -> Section:
     return Section(_title("What each technique does", comparison, part), note, head, tuple(rows))
 
 
-def _alone(comparison: Comparison, part: OneMachine) -> Section:
+def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     by_variant = {id(row.variant): row for row in comparison.rows}
     rows: list[tuple[str, ...]] = []
     for variant, change in part.alone:
         ratios = by_variant[id(variant)].ratios
-        cells = (_told(ratios.get(SAMPLES.key)), _told(ratios.get(PEAK.key)))
+        cells = (told(ratios.get(SAMPLES.key), brief), told(ratios.get(PEAK.key), brief))
         rows.append((variant.row or change, change, *cells))
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
     if all(name == change for name, change, *_ in rows):
@@ -125,10 +146,10 @@ def _alone(comparison: Comparison, part: OneMachine) -> Section:
     return Section(title, "", head, tuple(rows) if len(comparison.factors) > 1 else ())
 
 
-def _ladder(comparison: Comparison, part: OneMachine) -> Section:
+def _ladder(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     rows = [
-        (rung.variant.label, f"+ {rung.added}", _told(rung.ratios.get(SAMPLES.key)),
-         _told(rung.ratios.get(PEAK.key)))
+        (rung.variant.label, f"+ {rung.added}", told(rung.ratios.get(SAMPLES.key), brief),
+         told(rung.ratios.get(PEAK.key), brief))
         for rung in part.ladder
     ]  # fmt: skip
     head = ("cumulative", "adds", "x speed", "x memory")
@@ -178,10 +199,6 @@ def _runs(comparison: Comparison) -> Section:
 
 def _title(text: str, comparison: Comparison, part: OneMachine) -> str:
     return f"{text} [{part.machine.letter}]" if len(comparison.machines) > 1 else text
-
-
-def _told(ratio: Ratio | None) -> str:
-    return f"{times(ratio)} {mark(ratio)}".rstrip() if ratio else ""
 
 
 def counts(comparison: Comparison) -> str:

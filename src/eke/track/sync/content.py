@@ -1,6 +1,7 @@
 """What is sent of a run: the truth that its folder holds."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from eke.paths import RunPaths
 from eke.plan import outline_record, read_plan
 from eke.record import Outcome, Record, metrics, read_attempts, read_record
 from eke.track.catch_up import deduplicate
-from eke.track.describe import describe_command, summary_values, tracker_id
+from eke.track.describe import summary_values, tracker_id
 from eke.track.tracker import TrackedRun, Value
 
 
@@ -73,7 +74,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         name=record.name,
         group=settings.get("group"),
         tags=(device,),
-        notes=describe_command(record.overrides),
+        notes=shlex.join(record.command),
         factors={**record.choices, **({"device": device} if device else {})},
         config=record.config,
         directory=paths.folder,

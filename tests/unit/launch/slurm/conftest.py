@@ -117,6 +117,9 @@ class Scheduler:
     room: int = 10**6
     """Jobs that the queue takes before it refuses."""
     array_size: int = 1001
+    """What `scontrol show config` says of arrays."""
+    largest: int = 10**6
+    """Jobs that an array may have, whatever that says."""
 
     def _ask(self, name: str) -> None:
         self.asked.append(name)
@@ -138,6 +141,8 @@ class Scheduler:
             raise scheduler.SubmissionRefused(self.refusal)
         if len(self.now) + count > self.room:
             raise scheduler.SubmissionRefused("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        if count > self.largest:
+            raise scheduler.SubmissionRefused("sbatch: error: Invalid job array specification")
         job = str(100 + len(self.submitted))
         self.submitted.append(count)
         self.names[name] = job

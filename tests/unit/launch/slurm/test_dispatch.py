@@ -32,6 +32,23 @@ def test_waits_runs_and_is_done(submitted, cluster) -> None:
     assert "last_states" not in cluster.asked, "its record says it all"
 
 
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_final_record_is_not_waited_for(state, submitted, cluster) -> None:
+    """What SLURM has still to do for the job, an epilog or a transfer, may take minutes."""
+    made = submitted()
+    (job,) = made.books.jobs
+    cluster.put("100_0", "RUNNING")
+    look(made)
+    leave(job, "crashed", 3)
+    look(made)
+    assert job.outcome is None, "its job tries again"
+    leave(job, "ok", 20, attempt=1)
+    cluster.put("100_0", state)
+    look(made)
+    assert (job.outcome, job.live) == (Outcome.ok, None)
+    assert not made.unfinished()
+
+
 def test_a_job_that_is_put_back_waits_and_runs_again(submitted, cluster) -> None:
     made = submitted()
     (job,) = made.books.jobs

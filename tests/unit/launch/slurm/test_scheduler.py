@@ -224,11 +224,75 @@ GONE = [
     *("MASTER_PORT", "PMI_RANK", "PMIX_RANK", "TORCHELASTIC_RUN_ID", "SQUEUE_STATES"),
     *("SQUEUE_PARTITION", "SACCT_FORMAT", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX", "SBATCH_OUTPUT"),
     *("SBATCH_TIMELIMIT", "SBATCH_WAIT", "SBATCH_EXPORT", "ACCELERATE_USE_CPU", "SRUN_EXPORT_ENV"),
+    "SLURMD_DEBUG",
 ]
 KEPT = [
     *("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "RANKING", "MY_RANK", "WORLD_SIZES"),
-    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "WANDB_API_KEY", "CUDA_VISIBLE_DEVICES"),
+    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_WCKEY"),
+    *("SBATCH_CONSTRAINT", "SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    *("WANDB_API_KEY", "CUDA_VISIBLE_DEVICES"),
 ]
+SBATCH = [
+    "ACCOUNT",
+    "ACCTG_FREQ",
+    "ARRAY_INX",
+    "BATCH",
+    "CLUSTERS",
+    "CONSTRAINT",
+    "CONTAINER",
+    "CORE_SPEC",
+    "CPUS_PER_GPU",
+    "DEBUG",
+    "DELAY_BOOT",
+    "DISTRIBUTION",
+    "ERROR",
+    "EXCLUSIVE",
+    "EXPORT",
+    "GET_USER_ENV",
+    "GPU_BIND",
+    "GPU_FREQ",
+    "GPUS",
+    "GPUS_PER_NODE",
+    "GPUS_PER_TASK",
+    "GRES",
+    "GRES_FLAGS",
+    "HINT",
+    "IGNORE_PBS",
+    "INPUT",
+    "JOB_NAME",
+    "MEM_BIND",
+    "MEM_PER_CPU",
+    "MEM_PER_GPU",
+    "MEM_PER_NODE",
+    "NETWORK",
+    "NO_KILL",
+    "NO_REQUEUE",
+    "OPEN_MODE",
+    "OUTPUT",
+    "OVERCOMMIT",
+    "PARTITION",
+    "POWER",
+    "PROFILE",
+    "QOS",
+    "REQ_SWITCH",
+    "REQUEUE",
+    "RESERVATION",
+    "SIGNAL",
+    "SPREAD_JOB",
+    "THREAD_SPEC",
+    "THREADS_PER_CORE",
+    "TIMELIMIT",
+    "USE_MIN_NODES",
+    "WAIT",
+    "WAIT_ALL_NODES",
+    "WCKEY",
+]
+"""Its input environment variables, without SBATCH_ (manual of sbatch, 22.05)."""
+
+
+def test_of_sbatchs_variables_only_defaults_for_what_is_left_open_pass() -> None:
+    clean = scheduler.clean_environment({f"SBATCH_{name}": "1" for name in SBATCH})
+    assert set(clean) == {name for name in KEPT if name.startswith("SBATCH_")}
 
 
 def test_what_a_surrounding_job_has_set_is_gone() -> None:
@@ -241,3 +305,13 @@ def test_commands_get_that_environment(stubs, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_CONF", "/here")
     stubs.say("squeue", run='echo "0|0|$SLURM_JOB_ID|$SLURM_CONF||"')
     assert scheduler.queue()["0_0"] == Element("", "/here", "", "")
+
+
+def test_sbatch_is_asked_what_it_would_take(stubs) -> None:
+    """Nothing is submitted, and its words are the answer."""
+    text = "#!/bin/bash\n#SBATCH --partition=nosuch\n"
+    stubs.say("sbatch", err="sbatch: error: invalid partition specified: nosuch", code=1)
+    assert "invalid partition specified: nosuch" in scheduler.objection_to(text)
+    stubs.say("sbatch", err="sbatch: Job 3 to start at 2026-11-25T15:41:19")
+    assert scheduler.objection_to(text) == ""
+    assert all(" --test-only --partition=nosuch " in call for call in stubs.calls("sbatch"))

@@ -206,6 +206,18 @@ def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster
     assert len({*made.elements.values()}) == 10
 
 
+def test_an_array_that_is_too_large_is_handed_in_by_halves(
+    jobs_here, make_cluster, cluster
+) -> None:
+    """Where nobody can tell the site's limit; all runs are in the queue at once."""
+    cluster.largest = 3
+    made = make_cluster(jobs_here(10))
+    made.submit()
+    assert sum(cluster.submitted) == 10
+    assert max(cluster.submitted) <= 3
+    assert not made.without_job()
+
+
 def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
     jobs_here, make_cluster, cluster, monkeypatch
 ) -> None:

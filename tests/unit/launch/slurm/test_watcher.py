@@ -35,6 +35,7 @@ class Attempts:
         """Number of an attempt -> signal that arrives while it runs."""
         self.asked: list[int] = []
         self.started = 0
+        self.changed = ""
 
     def __call__(self, plan, place, head):
         """Start the next one."""
@@ -76,6 +77,7 @@ def attempts(paths, heard, plan, monkeypatch) -> Attempts:
     monkeypatch.setattr(watcher, "start_run", made)
     monkeypatch.setattr(watcher, "POLL_S", 0)
     monkeypatch.setattr(watcher, "for_this_node", lambda plan: plan)
+    monkeypatch.setattr(watcher, "note_software", lambda *_: made.changed)
     monkeypatch.setattr(watcher, "reason_of", lambda number, _: watcher_reason(number))
     return made
 
@@ -157,6 +159,41 @@ def test_a_step_more_resets_the_budget(attempts, watch, paths, heard) -> None:
         assert read_ticket(paths).stalled == stalled
 
 
+@pytest.mark.parametrize(("startup_s", "stops"), [(60.0, True), (2.0, False)])
+def test_steps_that_cost_more_starts_than_they_are_worth(
+    startup_s, stops, attempts, watch, paths, heard, monkeypatch
+) -> None:
+    """A step of 3 s more each time: preempted so often, it would never come to an end."""
+    attempts.ends = [("preempted", n) for n in range(1, 10)]
+    attempts.signals = dict.fromkeys(range(9), TERM)
+    write = watcher_test_write(startup_s, 3.0)
+    monkeypatch.setattr(attempts, "finish", lambda: write(attempts))
+    codes = []
+    for _ in range(4):
+        heard.clear()
+        codes.append(watch())
+        if codes[-1] == 75:
+            break
+    assert codes == ([REQUEUE_CODE, 75] if stops else [REQUEUE_CODE] * 4)
+    ticket = read_ticket(paths)
+    assert [list(each) for each in ticket.worths] == [[3.0, startup_s]] * 2
+    assert bool(ticket.spent(2)) is stops
+
+
+def watcher_test_write(startup_s: float, step_s: float):
+    """An end whose record knows its times."""
+
+    def finish(attempts):
+        outcome, steps = attempts.ends[attempts.number]
+        record = record_for("a", outcome, steps)
+        record.attempt = attempts.number
+        record.timing.startup_s, record.timing.train_s = startup_s, steps * step_s
+        write_record(attempts.paths, record)
+        return record
+
+    return finish
+
+
 def test_another_submissions_budget_does_not_count(attempts, watch, paths) -> None:
     write_ticket(paths, Ticket("/other.json", 0, stalled=9))
     attempts.ends, attempts.signals = [("timeout", 0)], {0: USR2}
@@ -232,3 +269,11 @@ def test_what_cannot_be_read_is_told(command, paths, capsys) -> None:
     assert "not a readable plan" in said
     assert "not a readable record" in said
     assert main([]) == 2
+
+
+def test_a_run_whose_software_was_changed_is_refused_and_not_tried(attempts, watch, paths) -> None:
+    attempts.changed = "the software has changed since the sweep was typed (torch: 1 -> 2)"
+    assert watch() == 2
+    record = read_record(paths)
+    assert (record.outcome, record.failure.message) == ("refused", attempts.changed)
+    assert attempts.started == 0

@@ -1,0 +1,31 @@
+"""The software of a run, held against what it was planned with: the record names the worker's."""
+
+from dataclasses import replace
+
+from eke.errors import ChangedError
+from eke.hardware import software_now
+from eke.identity import changed_fingerprint
+from eke.plan.plan import Plan
+
+
+def with_own_software(plan: Plan) -> Plan:
+    """The plan with the software of this process, as it is on disk now."""
+    device = {key: plan.machine[key] for key in plan.machine if key.startswith("device")}
+    return replace(plan, machine={**device, **software_now()})
+
+
+def software_changes(plan: Plan) -> list[str]:
+    """What of eke's source and the libraries' versions on disk is not as planned, in words."""
+    return changed_fingerprint(plan.machine, with_own_software(plan).machine)
+
+
+def check_software(plan: Plan) -> None:
+    """Hold the software on disk against the plan.
+
+    Raises:
+        ChangedError: something differs.
+    """
+    if changes := software_changes(plan):
+        told = "; ".join(changes)
+        why = f"the software has changed since the run was planned ({told})"
+        raise ChangedError(f"{why} -> the same command again")

@@ -1,0 +1,53 @@
+"""Software that changes where jobs of a submission have been, and software that is just other."""
+
+import pytest
+
+from eke.launch.slurm import software
+from eke.launch.slurm.software import note_software
+
+PLANNED = {"python": "3.11.7", "eke_source": "1", "torch": "2.13.0"}
+SHARED = {name: ("/shared", 7) for name in PLANNED}
+LOCAL = {name: ("/opt/venv", 9) for name in PLANNED}
+
+
+@pytest.fixture
+def see(tmp_path, monkeypatch):
+    """What a job finds; returns what it is told."""
+
+    def see(places, prefix="", **versions) -> str:
+        monkeypatch.setattr(software, "software_now", lambda: {**PLANNED, **versions})
+        monkeypatch.setattr(software, "software_places", lambda: places)
+        return note_software(tmp_path / "eke-1.json", prefix)
+
+    return see
+
+
+def test_an_upgrade_of_what_planner_and_nodes_share_is_told(see) -> None:
+    assert see(SHARED) == ""
+    assert see(SHARED) == ""
+    assert "torch: 2.13.0 -> 2.14.0" in see(SHARED, torch="2.14.0")
+    assert "eke_source: 1 -> 2" in see(SHARED, eke_source="2")
+    assert see(SHARED) == "", "what is as planned goes on"
+
+
+def test_nodes_have_their_own_and_must_not_change_it(see) -> None:
+    assert see(SHARED) == ""
+    assert see(LOCAL, torch="2.9.0") == ""
+    assert see({**LOCAL, "torch": ("/opt/venv", 10)}, torch="2.8.0") == "", "another node's"
+    assert "torch: 2.9.0 -> 2.10.0" in see(LOCAL, torch="2.10.0")
+
+
+def test_an_image_is_known_by_its_name_whatever_is_in_it(see) -> None:
+    image = "apptainer exec a.sif"
+    assert see(SHARED) == ""
+    assert see(SHARED, image, torch="2.9.0") == "", "not what plans"
+    moved = {name: (folder, number + 1) for name, (folder, number) in SHARED.items()}
+    assert "torch: 2.9.0 -> 2.10.0" in see(moved, image, torch="2.10.0"), "built anew"
+    assert see(moved, "apptainer exec b.sif", torch="2.10.0") == ""
+
+
+def test_shared_source_counts_where_libraries_are_the_nodes_own(see) -> None:
+    assert see(SHARED) == ""
+    mixed = {**LOCAL, "eke_source": SHARED["eke_source"]}
+    assert see(mixed, torch="2.9.0") == ""
+    assert "eke_source: 1 -> 2" in see(mixed, torch="2.9.0", eke_source="2")

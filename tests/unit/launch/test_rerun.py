@@ -1,0 +1,140 @@
+"""`rerun=true` of a sweep: an interrupted one goes on, one that is done begins again."""
+
+import dataclasses
+
+import pytest
+from unit.launch.scripted import record_for
+
+from eke.launch.job import CHANGED, Job
+from eke.launch.live import place_of
+from eke.launch.rerun import Rerun
+from eke.launch.slurm.run import place_in_cluster
+from eke.paths import RunPaths, SweepPaths
+from eke.record import Outcome, start_attempt, write_record
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def sweep(runs):
+    return SweepPaths(runs / "sweep-1")
+
+
+@pytest.fixture
+def jobs(plan, runs):
+    """Three runs, each new whenever the sweep is typed."""
+
+    def jobs(*run_ids: str) -> list[Job]:
+        made = []
+        for number, run_id in enumerate(run_ids or "abc"):
+            config = dataclasses.replace(plan.config, rerun=True)
+            config.paths = dataclasses.replace(config.paths, runs=str(runs))
+            mine = dataclasses.replace(plan, run_id=run_id, config=config)
+            made.append(Job(number, run_id, mine))
+        return made
+
+    return jobs
+
+
+def work(job: Job, rerun: Rerun, outcome: str = "ok", where=place_of) -> str:
+    """Do a run, or have it answered; returns its folder's name, `=` before it if answered."""
+    place = where(job.plan, rerun.old)
+    job.folder = str(place.paths.folder)
+    if place.record is None:
+        place.paths.folder.mkdir(parents=True, exist_ok=True)
+        start_attempt(place.paths, job.plan.machine)
+        record = record_for(job.plan.run_id, outcome, 3)
+        record.machine = dict(job.plan.machine)
+        write_record(place.paths, record)
+    job.end(Outcome[outcome] if place.record is None else Outcome[place.record.outcome])
+    return ("=" if place.record else "") + place.paths.folder.name
+
+
+def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=place_of) -> list[str]:
+    """One command, which may be interrupted after some runs."""
+    rerun = Rerun(sweep, jobs)
+    done = [work(j, rerun, o, where) for j, o in zip(jobs[:stop_after], outcomes, strict=False)]
+    rerun.end()
+    return done
+
+
+@pytest.mark.parametrize("where", [place_of, place_in_cluster], ids=["here", "slurm"])
+def test_an_interrupted_one_goes_on_and_a_finished_one_begins_anew(sweep, jobs, where) -> None:
+    assert typed(sweep, jobs(), where=where) == ["a", "b", "c"]
+    assert typed(sweep, jobs(), stop_after=1, where=where) == ["a-2"]
+    assert typed(sweep, jobs(), stop_after=2, where=where) == ["=a-2", "b-2"]
+    assert typed(sweep, jobs(), where=where) == ["=a-2", "=b-2", "c-2"]
+    assert typed(sweep, jobs(), where=where) == ["a-3", "b-3", "c-3"]
+
+
+def test_a_kill_at_any_moment_loses_no_finished_run(sweep, jobs) -> None:
+    """Nothing is written between the beginning and the end."""
+    rerun = Rerun(sweep, made := jobs())
+    assert [work(job, rerun) for job in made] == ["a", "b", "c"]
+    assert typed(sweep, jobs()) == ["=a", "=b", "=c"], "killed before it could note its end"
+    assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
+
+
+def test_a_run_that_was_half_done_is_continued_not_passed(sweep, jobs) -> None:
+    typed(sweep, jobs())
+    assert typed(sweep, jobs(), 2, ("ok", "preempted")) == ["a-2", "b-2"]
+    assert typed(sweep, jobs()) == ["=a-2", "b-2", "c-2"]
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "refused"])
+def test_what_crashed_or_was_refused_by_its_worker_is_done_alone(sweep, jobs, outcome) -> None:
+    made = jobs()
+    rerun = Rerun(sweep, made)
+    for job, each in zip(made, ("ok", outcome, "oom"), strict=True):
+        work(job, rerun, each)
+    made[1].rule = CHANGED if outcome == "refused" else ""
+    rerun.end()
+    assert typed(sweep, jobs()) == ["=a", "b", "=c"]
+    assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
+
+
+def test_two_at_the_same_time_share_one(sweep, jobs) -> None:
+    typed(sweep, jobs())
+    first, second = Rerun(sweep, one := jobs()), Rerun(sweep, two := jobs())
+    assert first.old == second.old == {"a", "b", "c"}
+    assert work(one[0], first) == "a-2"
+    assert work(two[1], second) == "b-2"
+    assert [work(job, first) for job in one[1:]] == ["=b-2", "c-2"]
+    first.end()
+    third = Rerun(sweep, three := jobs())
+    assert work(three[0], third) == "a-3", "the first has met its demand"
+    assert [work(job, second) for job in (two[0], two[2])] == ["=a-2", "=c-2"]
+    second.end()
+    assert typed(sweep, jobs(), 1) == ["=a-3"], "an end of the one is none of the other"
+
+
+def test_a_record_set_aside_or_a_folder_deleted_is_done_alone(sweep, jobs, runs) -> None:
+    """`eke retry` sets records aside and types the sweep again."""
+    typed(sweep, jobs(), outcomes=("ok", "oom", "ok"))
+    RunPaths(runs / "b").record.rename(runs / "b" / "record.1.json")
+    assert typed(sweep, jobs()) == ["=a", "b", "=c"]
+    assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
+
+
+def test_other_data_in_between_is_run_and_not_answered_from_before(sweep, jobs, plan) -> None:
+    typed(sweep, jobs("x", "b", "c"))
+    assert typed(SweepPaths(sweep.folder.with_name("sweep-2")), jobs(), 1) == ["a"]
+    assert typed(sweep, jobs("x", "b", "c"), 1) == ["x-2"]
+    assert typed(sweep, jobs("a", "b", "c")) == ["a-2", "b-2", "c-2"], "a was there before"
+
+
+def test_without_rerun_nothing_is_written(sweep, make_jobs) -> None:
+    rerun = Rerun(sweep, make_jobs(1, 1))
+    rerun.end()
+    assert not sweep.folder.exists()
+    assert (rerun.old, rerun.goes_on) == (set(), False)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"met": ["a"]}'])
+def test_a_damaged_file_is_a_new_beginning_or_an_old_one(sweep, jobs, content) -> None:
+    typed(sweep, jobs())
+    sweep.rerun.write_text(content)
+    assert typed(sweep, jobs()) == ["a-2", "b-2", "c-2"]
