@@ -94,7 +94,8 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in asked:
-            write_atomic(folder / f"report.{name}", RENDER[name](found, options.repeats))
+            text = RENDER[name](found, options.repeats)
+            write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         raise ConfigError(_unwritable(folder, error)) from error
     if asked:
