@@ -59,7 +59,8 @@ FILES = ("record.json", "plan.json", ".lock", "metrics.jsonl", "attempts.jsonl",
          "train.log", "slurm.json", "rerun.json", "sweep.json")  # fmt: skip
 
 ALL = """
-import contextlib, io, json, resource, sys, time, traceback
+import contextlib, io, json, re, sys, time, traceback
+from pathlib import Path
 from eke import cli
 import eke.cli.folders, eke.cli.report, eke.cli.sync
 for command in json.loads(sys.argv[1]):
@@ -71,7 +72,7 @@ for command in json.loads(sys.argv[1]):
             wrong = traceback.format_exc()
     seconds = time.monotonic() - start
     print(json.dumps([command[0], out.getvalue(), wrong, seconds]))
-print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10)
 """
 MEMORY = 400 << 20
 """Bytes that all commands may take; Python and eke's modules are 60 MB of it."""
