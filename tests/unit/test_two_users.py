@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from two_users import ATTACKER, VICTIM, hand, machine, needs_root, python
+from two_users import ATTACKER, VICTIM, hand, machine, needs_root, python, train
 
 pytestmark = needs_root
 
@@ -285,3 +285,78 @@ def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
     hand(run, ATTACKER)
     assert f"uid {ATTACKER}" in risks(VICTIM)
     assert "root" in risks(0)
+
+
+CHECKPOINTS = """
+from eke.run import checkpoint
+from eke.files import write_json
+for step in map(int, sys.argv[2:]):
+    try:
+        unfinished = checkpoint.unfinished_folder(P(1), step, 7)
+        checkpoint.begin_checkpoint(unfinished)
+        (unfinished / "weights").write_text("mine")
+        checkpoint.finish_checkpoint(unfinished, step, keep=1)
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow  # imports torch
+def test_checkpoints_are_neither_written_nor_pruned_through_a_link(run, machine) -> None:
+    other = machine / "victim" / "other-tool"
+    for name in ("step-100", "step-00000002", "step-00000001-important"):
+        (other / name).mkdir(parents=True)
+        (other / name / "weights").write_text("precious")
+    hand(other, VICTIM)
+    (run / "checkpoints").symlink_to(other)
+    hand(run / "checkpoints", ATTACKER)
+    done = python(VICTIM, CHECKPOINTS, run / "checkpoints", 5, cwd=machine / "victim")
+    assert "Refused" in done.out, done.text
+    assert len(list(other.glob("*/weights"))) == 3
+    (run / "checkpoints").unlink()
+    folder = run / "checkpoints"
+    folder.mkdir()
+    (folder / "step-00000001").symlink_to(other)
+    (folder / ".step-00000005.7.tmp").symlink_to(other)
+    (folder / ".step-00000003.9.tmp").symlink_to(other)
+    (folder / "step-00000002-important").mkdir()
+    hand(folder, VICTIM, 0o777)
+    python(VICTIM, CHECKPOINTS, folder, 4, 5, 6, cwd=machine / "victim")
+    assert len(list(other.glob("*/weights"))) == 3
+    assert not (other / "weights").exists()
+    left = {each.name for each in folder.iterdir() if not each.is_symlink()}
+    assert left == {"step-00000006", "step-00000002-important"}
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_another_user_made_is_refused_with_the_way_out(machine) -> None:
+    typed = ("experiment=smoke", "hardware=cpu", "tracker=none", "train.steps=2")
+    runs = machine / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    where = f"paths.runs={runs}"
+    planned = train(VICTIM, *typed, where, "plan_only=true", cwd=machine / "victim")
+    name = planned.text.split("plan ", 1)[1].split()[0]
+    (runs / name / "checkpoints").mkdir(parents=True)
+    (runs / name / ".lock").symlink_to(machine / "victim" / "thesis.tex")
+    (runs / name / "train.log").symlink_to(machine / "victim" / ".bashrc")
+    hand(runs / name, ATTACKER, 0o777)
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 2, done.text
+    assert f"another user (uid {ATTACKER})" in done.err
+    assert "-> paths.runs=" in done.err
+    assert (machine / "victim" / "thesis.tex").read_text() == "years of work"
+    assert not (machine / "victim" / ".bashrc").exists()
+    # The victim's own folder, in which others may plant links: no file of his is written either.
+    hand(runs / name, VICTIM)
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 2, done.text
+    assert "is a link" in done.err
+    (runs / name / ".lock").unlink()
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert "is a link" in done.text, done.text
+    assert "Traceback" not in done.text
+    assert not (machine / "victim" / ".bashrc").exists()
+    (runs / name / "train.log").unlink()
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 0, done.text
