@@ -294,7 +294,8 @@ for step in map(int, sys.argv[2:]):
     try:
         unfinished = checkpoint.unfinished_folder(P(1), step, 7)
         checkpoint.begin_checkpoint(unfinished)
-        (unfinished / "weights").write_text("mine")
+        (unfinished / "model").mkdir()
+        (unfinished / "model" / "weights").write_text("mine")
         checkpoint.finish_checkpoint(unfinished, step, keep=1)
     except OSError as error:
         print(type(error).__name__)
@@ -321,11 +322,11 @@ def test_checkpoints_are_neither_written_nor_pruned_through_a_link(run, machine)
     (folder / ".step-00000003.9.tmp").symlink_to(other)
     (folder / "step-00000002-important").mkdir()
     hand(folder, VICTIM, 0o777)
-    python(VICTIM, CHECKPOINTS, folder, 4, 5, 6, cwd=machine / "victim")
+    done = python(VICTIM, CHECKPOINTS, folder, 4, 5, 6, cwd=machine / "victim")
     assert len(list(other.glob("*/weights"))) == 3
     assert not (other / "weights").exists()
     left = {each.name for each in folder.iterdir() if not each.is_symlink()}
-    assert left == {"step-00000006", "step-00000002-important"}
+    assert left == {"step-00000006", "step-00000002-important"}, done.text
 
 
 @pytest.mark.slow
