@@ -92,7 +92,7 @@ def _utf_16(file: str) -> ConfigError:
 def _too_long(file: str, number: int, limit: int) -> ConfigError:
     why = f"the row in line {number} of {file} is longer"
     fix = f"data.max_row_bytes={2 * limit}   (or more; a longer row takes memory)"
-    return ConfigError(Problem("data.max_row_bytes", limit, why, fix))
+    return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
 
 def _texts(file: str, most: int) -> Iterator[str]:
