@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from eke.files import open_to_read
+from eke.files import READ_LIMIT, open_to_read
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import metrics
@@ -25,10 +25,10 @@ class Tail:
         try:
             with open(open_to_read(self.path), "rb") as file:
                 file.seek(self.position)
-                content = file.read()
-        except FileNotFoundError:
+                content = file.read(READ_LIMIT)
+        except OSError:
             return []
-        if not last:
+        if not last and len(content) < READ_LIMIT:
             content = content[: content.rfind(b"\n") + 1]
         self.position += len(content)
         return content.decode(errors="replace").splitlines()
