@@ -18,7 +18,7 @@ def runs(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(runs, monkeypatch, capsys) -> None:
-    def write(path, _) -> None:
+    def write(path, _, **__) -> None:
         if path.parent == runs:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 

@@ -188,8 +188,8 @@ def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     variables = worker_environment()
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())
     assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
-    assert worker_command(paths)[1:] == ["-m", "eke.run.worker", str(paths.folder)]
-    assert worker_command(paths, 3)[1:] == ["-m", "eke.run.agent", str(paths.folder), "3"]
+    assert worker_command(paths)[1:] == ["-P", "-m", "eke.run.worker", str(paths.folder)]
+    assert worker_command(paths, 3)[1:] == ["-P", "-m", "eke.run.agent", str(paths.folder), "3"]
     found = subprocess.run(
         [sys.executable, "-c", "import eke; print(eke.__file__)"],
         env=variables,

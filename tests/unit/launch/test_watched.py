@@ -50,7 +50,7 @@ def test_its_name_says_who_it_is(sweep) -> None:
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
 def test_a_folder_that_takes_no_lock_stops_no_sweep(code, sweep, monkeypatch) -> None:
-    def refuse(*_) -> None:
+    def refuse(*_, **__) -> None:
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as broken:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from support import PATIENCE_S, REPO
 from eke.launch import supervise
 from eke.launch.fork import ForkServer, server
 from eke.launch.supervise import Worker, spawn
+from eke.peers import module_command
 
 HERE = Path(__file__).parent
 
@@ -59,7 +59,7 @@ class Forked:
         monkeypatch.setattr(
             supervise,
             "worker_command",
-            lambda paths, *_: [sys.executable, "-m", "stand_in_worker", str(paths.folder)],
+            lambda paths, *_: module_command("stand_in_worker", str(paths.folder)),
         )
 
     def server(self, *words: str, wait: bool = True, **common: str) -> ForkServer:

@@ -138,7 +138,7 @@ def test_odd_paths_arrive_as_they_are(name, text_of, run, stubs, tmp_path) -> No
     assert run(text_of(folder=folder)) == 0
     started = (stubs.folder / "started").read_text().splitlines()
     path = str(folder / "eke-0123456789ab-00000000.json")
-    assert started == ["/opt/venv/bin/python", "-u", "-m", "eke.launch.slurm.watcher", path]
+    assert started == ["/opt/venv/bin/python", "-P", "-u", "-m", "eke.launch.slurm.watcher", path]
     assert (stubs.folder / "output").read_text().splitlines()[-1] == f"{folder}/%A_%a.log"
     assert not list(tmp_path.rglob("injected"))
 
