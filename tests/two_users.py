@@ -31,6 +31,7 @@ def as_user(uid: int, *command: str, cwd: Path, **variables: str) -> Finished:
             "HOME": str(cwd),
             "XDG_CACHE_HOME": str(cwd / "cache"),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), ""),
             **variables,
         },
         capture_output=True,
