@@ -137,13 +137,13 @@ def own_folder(path: Path, private: bool = False) -> Path:
         return path
 
 
-def open_file(path: Path, flags: int, mode: int = 0o644, shared: bool = False) -> int:
+def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
     """Open a regular file, for writing in a folder of this user.
 
     Args:
         path: of the file.
         flags: as for `os.open`, without O_TRUNC: what is opened is checked afterwards.
-        mode: of a file that is made here.
+        mode: of a file that is made here; the umask applies.
         shared: the folder is that of several users, and so may the file be.
 
     Returns:
@@ -237,7 +237,7 @@ def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
     """
     with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
         found = os.fstat(file.fileno())
-        if own and os.geteuid() == 0 and found.st_uid != 0:
+        if own and os.geteuid() == 0 != found.st_uid:
             raise Refused(f"belongs to {_owner(found)}", path)
         if (size := found.st_size) > limit:
             raise Refused(f"has more than {limit >> 20} MiB", path)

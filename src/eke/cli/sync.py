@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eke.alignment import align
 from eke.errors import EkeError, of_system
+from eke.printable import printable
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
 from eke.units import format_number
@@ -91,7 +92,8 @@ def render(reports: Sequence[Report]) -> str:
             reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
-        lines += ["", f"{verdict.value}: {folders[0]}{others}", f"  {note}"]
+        told = (f"{verdict.value}: {folders[0]}{others}", f"  {note}")
+        lines += ["", *map(printable, told)]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
