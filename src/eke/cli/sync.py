@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         ):
             reports.append(report)
             if sys.stderr.isatty():
-                sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
+                sys.stderr.write(f"{report.verdict.value}: {printable(_short(report.folder))}\n")
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         code = error.exit_code
