@@ -13,7 +13,7 @@ from typing import Any
 from eke import app
 from eke.cli.standings import run_name
 from eke.errors import ConfigError, EkeError, Problem
-from eke.files import Refused, read_json
+from eke.files import Refused, read_bytes, read_json
 from eke.launch.standing import UNREADABLE, find_standings
 from eke.paths import RunPaths, SweepPaths, program, user_path
 from eke.peers import speak
@@ -48,7 +48,9 @@ def retry(options: argparse.Namespace) -> int:
         if not folder.exists():
             missing = [user_path(options.folder)]
             raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
-        run = read_record(RunPaths(folder))
+        run, paths = None, RunPaths(folder)
+        with contextlib.suppress(OSError):  # the command of another user's run is no advice
+            run = read_record(paths) if read_bytes(paths.record, own=True) else None
         why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
         fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, fix))
@@ -90,6 +92,8 @@ def recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, An
         if command[0] not in ("-m", "fit") or not all(isinstance(text, str) for text in texts):
             raise ValueError
     except Refused as error:
+        if trust:
+            raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
         why = f"{error.strerror}, and the command in it can run any program with your rights"
         fix = f"{again}   (after less {shlex.quote(str(file))})"
