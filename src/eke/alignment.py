@@ -2,8 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-from eke.printable import printable
-
 
 def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """One line a row, its columns two spaces apart, with no blanks behind the last word.
@@ -12,7 +10,6 @@ def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
         rows: of as many columns each; the heading, if there is one, among them.
         right: numbers of the columns that end below each other, as numbers do.
     """
-    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [">" if number in right else "<" for number in range(len(widths))]
     return [

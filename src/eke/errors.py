@@ -13,7 +13,6 @@ import resource
 from dataclasses import dataclass
 
 from eke.masking import mask
-from eke.printable import printable
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Problem:
     def render(self) -> str:
         """The problem as two indented lines: what and why, then the fix."""
         what = f"{self.path} = {self.value}" if self.value else self.path
-        lines = [f"  {printable(what)}", f"      {self.why}"]
+        lines = [f"  {what}", f"      {self.why}"]
         if self.fix:
             lines.append(f"      -> {self.fix}")
         return "\n".join(lines)
@@ -118,7 +117,7 @@ def of_system(error: OSError, file: object = "a file") -> str:
         error: the system's.
         file: which one it was, where the error does not say.
     """
-    told = f"{printable(str(error.filename or file))}: {error.strerror or error}"
+    told = f"{error.filename or file}: {error.strerror or error}"
     return f"{told}; {why}" if (why := no_room(error)) else told
 
 

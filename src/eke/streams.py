@@ -11,9 +11,7 @@ import locale
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
-
-from eke.printable import printable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -47,35 +45,6 @@ class _Output(io.FileIO):
             return size
 
 
-class _Screen(io.TextIOWrapper):
-    """A stream that a user looks at: what names, logs and records hold is shown, never obeyed."""
-
-    def write(self, text: str) -> int:
-        bar = text.startswith("\r")  # of a library: it draws the line anew
-        super().write("\r" * bar + printable(text[bar:], lines=True))
-        return len(text)
-
-
-class _Controlled:
-    """The same for text with eke's own colours and cursor movements."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        if isinstance(self._stream, _Screen):
-            return io.TextIOWrapper.write(self._stream, text)
-        return self._stream.write(text)
-
-
-def with_controls(stream: TextIO) -> TextIO:
-    """A stream for text that has been made printable, with control sequences put in afterwards."""
-    return cast(TextIO, _Controlled(stream))
-
-
 def open_streams(encoding: str | None = None) -> None:
     """Replace a closed stream by nowhere, and errors of the others by `lost` and `is_heard`.
 
@@ -100,8 +69,9 @@ def open_streams(encoding: str | None = None) -> None:
         raw = _Output(number, "wb", closefd=False)
         shown = encoding or (stream.encoding if stream else "utf-8")
         now = number == 2 or raw.isatty() or getattr(stream, "write_through", False)  # python -u
-        kind = io.TextIOWrapper if encoding else _Screen
-        text = kind(io.BufferedWriter(raw), shown, "backslashreplace", line_buffering=now)
+        text = io.TextIOWrapper(
+            io.BufferedWriter(raw), shown, "backslashreplace", line_buffering=now
+        )
         setattr(sys, name, text)
 
 

@@ -1,6 +1,5 @@
 """A sweep: planned whole, then run on this machine's devices or in a cluster."""
 
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,7 +98,7 @@ class Planned:
         """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
         rerun = Rerun(self.paths, self.jobs)
         if rerun.goes_on:
-            anew = f"rm {shlex.quote(str(self.paths.rerun))} begins it anew"
+            anew = f"rm {self.paths.rerun} begins it anew"
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
         return rerun
 
@@ -280,8 +279,7 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
         say(f"not in the queue, and the same command submits them: {missing} ({why})")
-    typed = shlex.quote(str(folder))
-    say(f"the runs go on in the cluster: eke status {typed}   (eke cancel {typed} stops them)")
+    say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in planned.jobs)

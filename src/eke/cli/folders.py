@@ -27,14 +27,13 @@ from eke.launch.standing import (
 )
 from eke.launch.watched import watchers_in
 from eke.paths import RunPaths, user_path
-from eke.printable import printable
 from eke.record import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RESUMABLE,
     read_attempts,
 )
-from eke.streams import is_heard, with_controls
+from eke.streams import is_heard
 from eke.units import format_number
 
 HEADER = ("state", "step", "loss", "where", "run", "what was typed")
@@ -98,8 +97,7 @@ def render(standings: Sequence[Standing]) -> str:
     lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
-            told = (f"{each.state}: {run_name(each) or each.label}", f"  {each.note}")
-            lines += ["", *map(printable, told)]
+            lines += ["", f"{each.state}: {run_name(each) or each.label}", f"  {each.note}"]
     return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
@@ -185,8 +183,7 @@ def _last_lines(log: Path, count: int) -> list[str]:
 
 
 def _print(lines: Sequence[str]) -> None:
-    stream = with_controls(sys.stdout)
-    stream.write("".join(f"{printable(line, colours=True)}\n" for line in lines))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,8 +23,6 @@ from eke.launch.standing import (
     find_standings,
     goes_on,
 )
-from eke.peers.console import open_console
-from eke.printable import printable
 from eke.record import EXIT_OK, Outcome
 from eke.streams import is_heard
 from eke.units import format_seconds
@@ -73,7 +71,8 @@ def watch(
 def _on_terminal(
     folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
 ) -> int:
-    with Live(console=open_console(sys.stdout), auto_refresh=False, transient=False) as live:
+    console = Console(highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             began = time.monotonic()
             standings = look(folder)
@@ -95,7 +94,7 @@ def _plain(
         for each in standings:
             before = known.get(each.paths.folder)
             if before in ACTIVE and not each.is_active:
-                sys.stdout.write(f"{each.state}: {printable(each.label)}\n")
+                sys.stdout.write(f"{each.state}: {each.label}\n")
             known[each.paths.folder] = each.state
         sys.stdout.write(f"{summary(standings)}\n")
         sys.stdout.flush()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from eke.alignment import align
 from eke.errors import EkeError, of_system
-from eke.printable import printable
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.track.sync import Options, Report, Verdict, find_runs, sync
 from eke.units import format_number
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         ):
             reports.append(report)
             if sys.stderr.isatty():
-                sys.stderr.write(f"{report.verdict.value}: {printable(_short(report.folder))}\n")
+                sys.stderr.write(f"{report.verdict.value}: {_short(report.folder)}\n")
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         code = error.exit_code
@@ -92,8 +91,7 @@ def render(reports: Sequence[Report]) -> str:
             reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
-        told = (f"{verdict.value}: {folders[0]}{others}", f"  {note}")
-        lines += ["", *map(printable, told)]
+        lines += ["", f"{verdict.value}: {folders[0]}{others}", f"  {note}"]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -55,21 +54,21 @@ def _check_path(path: Path, folder: Path, groups: Sequence[str]) -> list[Problem
     if path.is_dir() or any(part.startswith(".") for part in place.parts):
         return []
     if path.suffix == ".yml":
-        fix = shlex.join(["mv", path.name, f"{path.stem}.yaml"])
-        return [Problem(str(path), "", "Hydra reads *.yaml only", fix)]
+        return [
+            Problem(str(path), "", "Hydra reads *.yaml only", f"mv {path.name} {path.stem}.yaml")
+        ]
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
         return []
     if len(place.parts) == 1:
         why = "has no effect: options lie in a folder named by their group"
-        return [Problem(str(path), "", why, shlex.join(["mv", str(place), f"experiment/{place}"]))]
+        return [Problem(str(path), "", why, f"mv {place} experiment/{place}")]
     if place.parts[0] not in groups:
         near = closest(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group: {', '.join(sorted(groups))}"
-        return [Problem(str(path), "", why, shlex.join(["mv", place.parts[0], near]))]
+        return [Problem(str(path), "", why, f"mv {place.parts[0]} {near}")]
     if (shipped / place).exists():
         why = "has no effect: eke has an option of this name, and that one is taken"
-        fix = shlex.join(["mv", str(place), str(place.with_stem(f"my_{place.stem}"))])
-        return [Problem(str(path), "", why, fix)]
+        return [Problem(str(path), "", why, f"mv {place} {place.with_stem(f'my_{place.stem}')}")]
     return []
 
 

@@ -14,7 +14,6 @@ from eke.launch.follow import Tail, newest_step
 from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.peers import speak
-from eke.printable import printable
 from eke.record import Outcome, metrics
 from eke.units import format_number, format_seconds
 
@@ -163,7 +162,7 @@ class LineBoard:
         speak(text)
 
     def _say(self, job: Job, text: str) -> None:
-        self.note(f"[{job.number + 1}/{self.total}] {printable(text)}")
+        self.note(f"[{job.number + 1}/{self.total}] {text}")
 
 
 class TableBoard:
@@ -242,9 +241,9 @@ def open_board(total: int) -> Iterator[Board]:
     if not sys.stderr.isatty():
         yield LineBoard(total)
         return
+    from rich.console import Console
     from rich.live import Live
 
-    from eke.peers.console import open_console
-
-    with Live(console=open_console(sys.stderr), auto_refresh=False, transient=True) as live:
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
         yield TableBoard(total, live)

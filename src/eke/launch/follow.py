@@ -95,6 +95,7 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[View]:
     if not sys.stderr.isatty():
         yield PlainView(paths)
         return
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -103,8 +104,6 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[View]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-
-    from eke.peers.console import open_console
 
     columns = (
         TextColumn("training"),
@@ -115,5 +114,6 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[View]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=open_console(sys.stderr), transient=True) as bar:
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True) as bar:
         yield BarView(paths, bar, bar.add_task("run", total=total_steps, loss=""))

@@ -5,7 +5,6 @@ Source: https://huggingface.co/docs/safetensors/index#format
 """
 
 import json
-import shlex
 import struct
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,12 @@ def weight_files(found: Located) -> list[Path]:
 
 
 def _conversion(found: Located) -> str:
-    folder = repr(str(found.folder))
-    program = (
-        "from transformers import AutoConfig; import transformers as t; "
-        f"c = AutoConfig.from_pretrained({folder}); "
-        f"getattr(t, c.architectures[0]).from_pretrained({folder})"
-        ".save_pretrained('NEW_FOLDER')"
+    return (
+        'python -c "from transformers import AutoConfig; import transformers as t; '
+        f"c = AutoConfig.from_pretrained('{found.folder}'); "
+        f"getattr(t, c.architectures[0]).from_pretrained('{found.folder}')"
+        ".save_pretrained('NEW_FOLDER')\"" + f"   then {KEY}=NEW_FOLDER"
     )
-    return f"python -c {shlex.quote(program)}   then {KEY}=NEW_FOLDER"
 
 
 def _shards(found: Located) -> list[Path]:

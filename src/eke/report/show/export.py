@@ -6,7 +6,6 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from eke.printable import inert
 from eke.report.compare import Comparison, OneMachine, Row
 from eke.report.compare.beside import PublishedRow
 from eke.report.compare.effects import Effect
@@ -42,21 +41,28 @@ def as_csv(comparison: Comparison) -> str:
     writer = csv.writer(text, lineterminator="\n")
     keys = [measure.key for measure in MEASURES]
     writer.writerow(
-        ["configuration", "row", "machine", *map(inert, comparison.factors), "seed", "repeat",
-         "outcome", "reason", *keys, "run"]
+        ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
+         "reason", *keys, "run"]
     )  # fmt: skip
     for row in comparison.rows:
         for entry in row.variant.entries:
             values = measured(entry.record) if entry.record else {}
             factors = [row.variant.factors.get(key, "") for key in comparison.factors]
             writer.writerow(
-                [inert(cell) for cell in (
+                [_inert(cell) for cell in (
                     row.variant.label, entry.row, row.variant.machine, *factors, *entry.repeat,
                     entry.outcome, entry.reason, *(values.get(key, "") for key in keys),
                     entry.folder or "",
                 )]
             )  # fmt: skip
     return text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    """Text that a spreadsheet takes for text (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{cell}"
+    return cell
 
 
 def _machine(part: OneMachine) -> dict[str, Any]:

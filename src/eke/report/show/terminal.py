@@ -1,19 +1,18 @@
 """A comparison in a terminal, through rich."""
 
 import io
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from eke.peers.console import open_console
-from eke.printable import printable
 from eke.record import Outcome
 from eke.report.compare import Comparison, Row
 from eke.report.compare.measures import EVAL_LOSS, PEAK, SAMPLES, TRAIN_LOSS
@@ -21,10 +20,12 @@ from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import MARKS
 from eke.report.show.columns import CHARS_FOR_NAMES, Column, columns, outcome_text
 from eke.report.show.sections import Section, counts, provenance, sections
-from eke.streams import with_controls
 
 PIPED_WIDTH = 160
 """Columns where the output is no terminal: a file is read with a wide window."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, an escape's first one among them: a name could move the cursor."""
 
 RANKS = (
     "machine", "outcome", f"ratio {SAMPLES.key}", f"ratio {PEAK.key}", "parity", EVAL_LOSS.key,
@@ -47,7 +48,7 @@ MAX_ROWS = 60
 
 def print_report(comparison: Comparison, repeats: bool = False) -> None:
     """Write to stdout; without a terminal neither colours nor its width."""
-    with_controls(sys.stdout).write(render_terminal(comparison, repeats, sys.stdout.isatty()))
+    sys.stdout.write(render_terminal(comparison, repeats, sys.stdout.isatty()))
 
 
 def render_terminal(
@@ -63,7 +64,9 @@ def render_terminal(
     """
     wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
     stream = io.StringIO()
-    console = open_console(stream, wide, terminal)
+    console = Console(
+        file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
+    )
     console.print(Group(*_parts(comparison, repeats, wide)))
     return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
 
@@ -80,7 +83,7 @@ def _parts(comparison: Comparison, repeats: bool, width: int) -> list[Renderable
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style=style)
+    return Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
 
 
 def _main(comparison: Comparison, width: int) -> list[RenderableType]:
@@ -107,7 +110,7 @@ def _fitting(
 
     def needs(column: Column) -> int:
         texts = [column.title, *map(column.text, rows)]
-        return GAP + max(cell_len(printable(text)) for text in texts)
+        return GAP + max(cell_len(CONTROL.sub(" ", text)) for text in texts)
 
     label, *others = columns(comparison, wide=False)
     if all(outcome_text(row) == Outcome.ok.name for row in rows):

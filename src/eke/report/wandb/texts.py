@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from eke.printable import printable
 from eke.report.compare import Comparison
 from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import MARKS
@@ -23,7 +22,7 @@ MAX_TITLE_CHARS = 128
 def title(comparison: Comparison) -> str:
     """Names of the sweeps, else the folders."""
     names = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
-    return cut(_line(f"eke: {', '.join(names) or 'runs'}"), MAX_TITLE_CHARS)
+    return cut(printable(f"eke: {', '.join(names) or 'runs'}"), MAX_TITLE_CHARS)
 
 
 def opening(comparison: Comparison) -> str:
@@ -57,7 +56,7 @@ def section_table(section: Section) -> str:
     lines = table(section.head, rows, [False] * len(section.head))
     more = len(section.rows) - MAX_SECTION_ROWS
     rest = ["", f"... and {more} more rows: in report.md"] if more > 0 else []
-    note = ["", escape(_line(section.note))] if section.note else []
+    note = ["", escape(printable(section.note))] if section.note else []
     return _guarded("\n".join([*lines, *rest, *note]))
 
 
@@ -68,7 +67,7 @@ def notes(comparison: Comparison) -> str:
 
 def told(text: str) -> str:
     """A sentence that stays text: no mark-up, no formula, no heading."""
-    flat = _guarded(escape(cut(_line(text), 10 * MAX_CHARS)))
+    flat = _guarded(escape(cut(printable(text), 10 * MAX_CHARS)))
     return f"\\{flat}" if flat[:1] in ("#", "+", "-", "=") else flat
 
 
@@ -77,13 +76,14 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _line(text: str) -> str:
+def printable(text: str) -> str:
     """Text that JSON, and a server's database, can hold: no half characters, no control signs."""
-    return printable(text.encode(errors="replace").decode())
+    whole = text.encode(errors="replace").decode()
+    return "".join(sign if sign.isprintable() else " " for sign in whole)
 
 
 def _cell(text: str) -> str:
-    return cut(_line(text), MAX_CHARS)
+    return cut(printable(text), MAX_CHARS)
 
 
 def _guarded(text: str) -> str:
