@@ -1,43 +1,86 @@
-"""Two users of one machine, for tests that root runs: what one may do to the files of the other."""
+"""Commands as two users of one machine, which takes root: what one plants, the other meets."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import PATIENCE_S, REPO, Finished, environment
 
 VICTIM, ATTACKER = 12001, 12002
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="two users need root and setpriv"
+)
 
 
-@contextmanager
-def as_user(number: int) -> Iterator[None]:
-    """Be this user, without root's rights, in this process."""
-    os.setegid(number)
-    os.seteuid(number)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
+def as_user(uid: int, *command: str, cwd: Path, **variables: str) -> Finished:
+    """A command of a user, who may read everything (Python may lie in root's folders)."""
+    may_read = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
+    done = subprocess.run(
+        ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *may_read, *command],
+        cwd=cwd,
+        env={
+            **environment(cwd),
+            "HOME": str(cwd),
+            "XDG_CACHE_HOME": str(cwd / "cache"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
-@contextmanager
-def shared_folder() -> Iterator[Path]:
-    """A folder like /tmp, which every user reaches: pytest's own is for its user alone."""
-    folder = Path(tempfile.mkdtemp(prefix="eke-shared-", dir="/tmp"))
-    try:
-        folder.chmod(0o1777)
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+def python(uid: int, code: str, *arguments: Any, cwd: Path, **variables: str) -> Finished:
+    """Python code of a user; `P(n)` is the n-th argument as a path."""
+    start = "import json, os, sys\nfrom pathlib import Path\nP = lambda n: Path(sys.argv[n])\n"
+    words = map(str, arguments)
+    return as_user(uid, sys.executable, "-P", "-c", start + code, *words, cwd=cwd, **variables)
 
 
-def give(folder: Path, number: int) -> None:
-    """Make a user the owner of a folder and of all in it."""
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, number, number, follow_symlinks=False)
+def train(uid: int, *overrides: str, cwd: Path, **variables: str) -> Finished:
+    """`python train.py ...` of a user."""
+    script = str(REPO / "train.py")
+    return as_user(uid, sys.executable, script, *overrides, cwd=cwd, **variables)
+
+
+@pytest.fixture
+def machine() -> Iterator[Path]:
+    """A folder like /tmp, but where the kernel protects nobody: 0777 without the sticky bit.
+
+    In it `victim` and `attacker`, the homes of both, and the victim's `thesis.tex`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="two-users-", dir="/tmp"))
+    folder.chmod(0o777)
+    for name, uid in (("victim", VICTIM), ("attacker", ATTACKER)):
+        home = folder / name
+        home.mkdir()
+        os.chown(home, uid, uid)
+    thesis = folder / "victim" / "thesis.tex"
+    thesis.write_text("years of work")
+    os.chown(thesis, VICTIM, VICTIM)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def hand(path: Path, uid: int, mode: int | None = None) -> Path:
+    """Make a file, link or folder, with what is in it, a user's."""
+    for each in (path, *path.rglob("*")):
+        os.chown(each, uid, uid, follow_symlinks=False)
+    if mode is not None:
+        path.chmod(mode)
+    return path
+
+
+__all__ = ["ATTACKER", "VICTIM", "as_user", "hand", "json", "machine", "needs_root", "python",
+           "train"]  # fmt: skip

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-READ_LIMIT = 64 << 20
-"""Largest file that is read at once, bytes: the list of ten thousand jobs takes a tenth of it."""
+READ_LIMIT = 16 << 20
+"""Largest file that is read at once, bytes: the list of ten thousand jobs takes a third of it, and
+JSON takes thirty times as much memory."""
 
 MAX_LINKS = 40
 """Links followed in one path, as Linux does (path_resolution(7))."""
@@ -42,6 +43,10 @@ class Refused(OSError):
         """What is wrong with it, for `PATH: WHY`."""
         super().__init__(errno.EPERM, why, str(path))
 
+    def __str__(self) -> str:
+        """Without the number, which is no error of the system's."""
+        return f"{self.filename}: {self.strerror}"
+
 
 @contextmanager
 def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
@@ -58,7 +63,10 @@ def hold_folder(path: Path, own: bool = False) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
 
         def open_(name: str, flags: int, within: int | None = None) -> int:
-            descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=within)
+            try:
+                descriptor = os.open(name, flags | os.O_CLOEXEC, dir_fd=within)
+            except OSError as error:
+                raise _named(error, path) from error
             stack.callback(os.close, descriptor)
             return descriptor
 

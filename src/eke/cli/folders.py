@@ -14,7 +14,7 @@ from eke.alignment import align
 from eke.cli.retry import BAD, add_options, retry
 from eke.cli.standings import counted, own_words, run_name, silence
 from eke.errors import EkeError, of_system
-from eke.files import has_open, read_text
+from eke.files import READ_LIMIT, has_open, last_bytes, read_text
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.submission import job_log, job_of, read_ticket
@@ -176,9 +176,10 @@ def _heading(each: Standing, count: int) -> None:
 
 def _last_lines(log: Path, count: int) -> list[str]:
     try:
-        lines = read_text(log).splitlines()
+        found = last_bytes(log, READ_LIMIT if count else 1 << 30)
     except OSError:
         return ["(no log yet)"]
+    lines = found.decode(errors="replace").splitlines()
     return lines[-count:] if count else lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eke.cli import report_wandb
 from eke.errors import ConfigError, EkeError, Problem, of_system
-from eke.files import plain, write_atomic
+from eke.files import hold_folder, plain, write_atomic
 from eke.paths import user_path
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.report.compare import Comparison, compare
@@ -93,8 +93,11 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
         asked.append("html")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with hold_folder(folder):  # `runs` may be a link, if it is the caller's
+            folder = folder.resolve()
         for name in asked:
-            write_atomic(folder / f"report.{name}", RENDER[name](found, options.repeats))
+            text = RENDER[name](found, options.repeats)
+            write_atomic(folder / f"report.{name}", text, shared=bool(options.output))
     except OSError as error:
         raise ConfigError(_unwritable(folder, error)) from error
     if asked:

@@ -46,7 +46,8 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     from eke.report.wandb.specification import dump, specification
 
     place = find_place(found, options.project, options.entity)
-    write_atomic(folder / FILE, dump(specification(found, place, options.repeats)))
+    text = dump(specification(found, place, options.repeats))
+    write_atomic(folder / FILE, text, shared=bool(options.output))
     hint = "" if options.publish else "; --publish saves it at W&B"
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:

@@ -16,6 +16,7 @@ from eke.schema import (
     Config,
     Files,
     Hub,
+    Lines,
     Packing,
     PythonSource,
     Rows,
@@ -81,12 +82,14 @@ class Request:
     target_len: int = 0
     eval_frac: float = 0.1
     packing: bool = False
+    max_row_bytes: int = 0
+    """Of files that are read by lines."""
 
     @property
     def key(self) -> str:
         """32 hex digits: the same for the same tokens, wherever the files lie."""
         content = dataclasses.asdict(self)
-        for place in ("path", "train", "evaluation", "pieces"):
+        for place in ("path", "train", "evaluation", "pieces", "max_row_bytes"):
             del content[place]
         if self.tokenizer_content:
             del content["tokenizer"]
@@ -184,6 +187,7 @@ def _files(request: Request, data: Files) -> Request:
         content=_content(train) + (_content(evaluation) if evaluation else ""),
         train=tuple((name, str(path)) for name, path in train),
         evaluation=tuple((name, str(path)) for name, path in evaluation),
+        max_row_bytes=data.max_row_bytes if isinstance(data, Lines) else 0,
     )
 
 

@@ -1,9 +1,12 @@
 """Everything `eke doctor` looks at, gathered; what it finds is facts, not opinions."""
 
+import contextlib
 import os
 import platform
+import shlex
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ class Examination:
     """Folder that runs would go into."""
     runs_free_bytes: int | None
     runs_writable: bool
+    runs_risks: tuple[str, ...]
+    """What others may do to the runs there."""
     wandb_key: bool
     """Whether W&B would find an API key; it is never shown."""
     gpus: GpuReport
@@ -80,6 +85,7 @@ def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
         runs=str(runs),
         runs_free_bytes=_free(folder),
         runs_writable=os.access(folder, os.W_OK),
+        runs_risks=tuple(find_risks(runs)),
         wandb_key=has_wandb_key(),
         gpus=report_gpus(),
         device=device,
@@ -92,6 +98,26 @@ def _runs_folder() -> tuple[Path, Path]:
     """Where runs go by default, and the nearest folder above it that exists."""
     runs = user_path("runs")
     return runs, next(place for place in (runs, *runs.parents) if place.exists())
+
+
+def find_risks(runs: Path) -> Iterator[str]:
+    """What other users of the machine may do to runs in a folder, and what prevents it."""
+    me = os.geteuid()
+    if me == 0:
+        yield "you are root: eke then trusts links and folders of every user; train as another user"
+    try:
+        mode, found = runs.stat().st_mode, list(os.scandir(runs))
+    except OSError:
+        return
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        fix = f"chmod +t {shlex.quote(str(runs))}"
+        yield f"others may rename and delete your runs in {runs}, since it has no sticky bit: {fix}"
+    owners = set()
+    for entry in found:
+        with contextlib.suppress(OSError):
+            owners.add(entry.stat(follow_symlinks=False).st_uid)
+    if others := ", ".join(map(str, sorted(owners - {me}))):
+        yield f"{runs} has folders of other users (uid {others}), which your runs cannot continue"
 
 
 def _free(folder: Path) -> int | None:

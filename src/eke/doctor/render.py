@@ -56,6 +56,8 @@ def _machine(found: Examination) -> Iterator[tuple[str, str]]:
     free = format_bytes(found.runs_free_bytes) if found.runs_free_bytes else "unknown"
     refused = "" if found.runs_writable else ", and may not be written"
     yield "runs folder", f"{found.runs}: {free} free{refused}"
+    for risk in found.runs_risks:
+        yield "warning", risk
     yield "C++ compiler", found.compiler or "none: inductor on a CPU, torchao and offload need one"
     yield "trains on", found.device.note
 

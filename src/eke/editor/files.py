@@ -35,7 +35,7 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(make_catalogue(config_dir))
     for name, schema in schemas.items():
-        write_atomic(folder / f"{name}.json", as_text(schema))
+        write_atomic(folder / f"{name}.json", as_text(schema), shared=True)
     folders = ["conf", *([_from_here(config_dir)] if config_dir else [])]
     return editor_settings(schemas, _place(folder), folders)
 

@@ -44,7 +44,7 @@ def write_experiment(
     """
     path = free_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, experiment_text(composed, name, config_dir, evidence))
+    write_atomic(path, experiment_text(composed, name, config_dir, evidence), shared=True)
     return path
 
 

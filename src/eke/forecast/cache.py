@@ -51,6 +51,7 @@ NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {
     "data": (
         "data_seed", "num_samples", "num_eval_samples", "eval_frac", "min_token", "max_token",
         "path", "pattern", "eval_path", "name", "revision", "streaming", "max_bad_frac",
+        "max_row_bytes",
         "seq_len", "lengths", "tokenizer", "min_len", "median_len", "sigma", "length_grouping",
     ),
     "distributed": ("timeout_s", "p2p"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
-from eke.files import is_locked, open_file, own_folder, read_text, try_lock
+from eke.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
 from eke.identity import changed_fingerprint
 from eke.paths import RunPaths
 from eke.plan import Plan
@@ -139,7 +140,8 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""
-    fix = f"eke sync {folder} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
+    send = shlex.join(["eke", "sync", str(folder)])
+    fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
     return f"; it ran with tracker={had}: {fix}"
 
 
@@ -211,8 +213,9 @@ def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
     """What is told of a folder that could be used when the run was planned: a rule has looked."""
     runs, where = str(paths.folder.parent), error.filename or paths.folder
     why = f"{where} cannot be written: {error.strerror or error}"
-    fix = "paths.runs=FOLDER_ON_ANOTHER_DISK"
-    return ConfigError(Problem("paths.runs", runs, why, fix, passing=True))
+    is_refused = isinstance(error, Refused)
+    fix = "paths.runs=FOLDER_OF_YOURS" if is_refused else "paths.runs=FOLDER_ON_ANOTHER_DISK"
+    return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.files import read_json, write_json
+from eke.files import open_file, own_folder, read_json, write_json
 from eke.launch.job import CHANGED, Job
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
@@ -76,9 +76,9 @@ class Rerun:
         """Nobody else reads or writes the file in here, where there are locks."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
-                self.paths.folder.mkdir(parents=True, exist_ok=True)
+                own_folder(self.paths.folder)
                 lock = self.paths.rerun.with_suffix(".lock")
-                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+                descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -109,10 +109,15 @@ def find_standings(folder: Path) -> list[Standing]:
         for (paths, _, _), job in zip(found, newest, strict=True)
     }
     goes_on = bool(watchers_of(SweepPaths(folder)))
-    return [
-        stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
-        for paths, cell, label in found
-    ]
+
+    def of(paths: RunPaths, cell: dict[str, Any], label: str) -> Standing:
+        try:
+            return stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+            why = _damage(paths) or f"{paths.folder}: not readable ({error})"
+            return Standing(paths, label, UNREADABLE, note=why)
+
+    return [of(*each) for each in found]
 
 
 def stand(
@@ -192,11 +197,12 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
     if sweep.sweep.exists():
         try:
             cells = read_json(sweep.sweep)["cells"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            names = [cell.get("folder") or cell.get("run_id") or NO_FOLDER for cell in cells]
+            labels = [" ".join(cell["overrides"]) for cell in cells]
+            places = [RunPaths(_beside(Path(name), folder)) for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
-        for cell in cells:
-            name = cell.get("folder") or str(folder.parent / (cell.get("run_id") or NO_FOLDER))
-            yield RunPaths(_beside(Path(name), folder)), cell, " ".join(cell["overrides"])
+        yield from zip(places, cells, labels, strict=True)
         return
     single = RunPaths(folder)
     runs = [folder] if single.plan.exists() else sorted(p for p in _children(folder))
@@ -228,7 +234,7 @@ def _children(folder: Path) -> Iterator[Path]:
 def _typed(paths: RunPaths) -> str:
     """The first line of config.yaml says what was typed."""
     try:
-        first, _, _ = read_text(paths.config).partition("\n")
+        first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
         return first.removeprefix("#").strip() or "defaults"
     except OSError:
         return ""
@@ -255,8 +261,8 @@ def _damage(paths: RunPaths) -> str:
 
 def _planned_steps(paths: RunPaths) -> int:
     try:
-        return int(read_json(paths.plan)["steps"]["total"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(read_json(paths.plan, RECORD_LIMIT)["steps"]["total"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Lines of local files through the datasets library, with their numbers; jsonl and csv on top.
+"""Lines of local files with their numbers, none longer than is allowed; jsonl and csv on top.
 
 Bytes reach Python one to one (latin-1), so that a line that is no UTF-8 is one bad row with its
 number, and not the end of the file.
@@ -7,6 +7,7 @@ number, and not the end of the file.
 import csv
 import glob
 import gzip
+import io
 import json
 import lzma
 import shlex
@@ -16,9 +17,6 @@ from typing import Any
 
 from eke.errors import ConfigError, Problem
 from eke.prepare.columns import BadRowError, Columns
-
-CHUNK_CHARACTERS = 1 << 20
-"""Read at a time."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -62,13 +60,14 @@ def unreadable(file: str, error: Exception) -> ConfigError:
     return ConfigError(Problem("data.path", file, why, fix))
 
 
-def lines(file: str, cache: str) -> Iterator[tuple[int, str]]:
+def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
     """Number and bytes (as latin-1) of each line, its end included.
 
     Raises:
-        ConfigError: the file cannot be read, its compression is damaged, or it is UTF-16.
+        ConfigError: the file cannot be read, its compression is damaged, it is UTF-16, or a line
+            has more than `limit` bytes, of which no more are read.
     """
-    texts = _compressed(file) if file.endswith(COMPRESSED) else _plain(file, cache)
+    texts = _texts(file, limit + 1)
     number = 0
     while True:
         try:
@@ -80,6 +79,8 @@ def lines(file: str, cache: str) -> Iterator[tuple[int, str]]:
         number += 1
         if number == 1 and text.startswith(UTF_16):
             raise _utf_16(file)
+        if len(text) > limit:
+            raise _too_long(file, number, limit)
         yield number, text.removeprefix(BOM) if number == 1 else text
 
 
@@ -88,26 +89,30 @@ def _utf_16(file: str) -> ConfigError:
     return ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
 
 
-def _plain(file: str, cache: str) -> Iterator[str]:
-    stream = streamed("text", file, cache, encoding="latin-1", keep_linebreaks=True,
-                      chunksize=CHUNK_CHARACTERS)  # fmt: skip
-    for row in stream:
-        yield row["text"]
+def _too_long(file: str, number: int, limit: int) -> ConfigError:
+    why = f"the row in line {number} of {file} is longer"
+    fix = f"data.max_row_bytes={2 * limit}   (or more; a longer row takes memory)"
+    return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
 
-def _compressed(file: str) -> Iterator[str]:
-    """The library streams these as UTF-8 whatever encoding is asked for (datasets 5.2)."""
+def _texts(file: str, most: int) -> Iterator[str]:
+    """Lines, or the first `most` characters of longer ones."""
     import fsspec
 
-    with fsspec.open(file, "rb", compression="infer") as opened:
-        for line in opened:
-            yield line.decode("latin-1")
+    is_compressed = file.endswith(COMPRESSED)
+    ends = "\n" if is_compressed else None
+    with (
+        fsspec.open(file, "rb", compression="infer") if is_compressed else open(file, "rb") as raw,
+        io.TextIOWrapper(raw, encoding="latin-1", newline=ends) as opened,
+    ):
+        while text := opened.readline(most):
+            yield text
 
 
-def jsonl_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+def jsonl_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
     """Each line as an object; None for a blank line."""
     wanted = {column for _, column in columns.wanted}
-    for number, line in lines(file, cache):
+    for number, line in lines(file, columns.request.max_row_bytes):
         if not line.strip():
             yield None
             continue
@@ -142,21 +147,28 @@ def _parse(line: str, wanted: set[str]) -> dict[str, Any]:
     return value
 
 
-def csv_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+def csv_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
     """Each record by the names in the first one; None for a blank line.
 
     Raises:
-        ConfigError: a wanted column is not among them.
+        ConfigError: a wanted column is not among them, or a record is too long.
     """
     csv.field_size_limit(2**31 - 1)
-    # What is no UTF-8 survives as half surrogates, and is found in the column it is in.
-    texts = (
-        line.encode("latin-1").decode(errors="surrogateescape") for _, line in lines(file, cache)
-    )
-    reader = csv.reader(texts, strict=True)
+    limit, start, size = columns.request.max_row_bytes, 1, 0
+
+    def texts() -> Iterator[str]:
+        nonlocal size
+        for _, line in lines(file, limit):
+            size += len(line)  # a value may have many lines
+            if size > limit:
+                raise _too_long(file, start, limit)
+            # What is no UTF-8 survives as half surrogates, and is found in the column it is in.
+            yield line.encode("latin-1").decode(errors="surrogateescape")
+
+    reader = csv.reader(texts(), strict=True)
     header: list[str] | None = None
     while True:
-        start = reader.line_num + 1
+        start, size = reader.line_num + 1, 0
         try:
             record = next(reader)
         except StopIteration:

@@ -6,16 +6,21 @@ done again: readers keep the highest attempt of each step.
 """
 
 import json
+import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eke.files import append_line, last_bytes, plain, read_text
+from eke.files import Refused, append_line, last_bytes, open_to_read, plain
 
 Row = dict[str, Any]
 
 METRICS_LIMIT = 1 << 30
 """Largest file that is read, bytes: three million steps."""
+
+LINE_LIMIT = 1 << 20
+"""Longest line that is read as a row, bytes; a row has some 350."""
 
 STEP = "train/global_step"
 ATTEMPT = "attempt"
@@ -66,19 +71,25 @@ def read_rows(path: Path) -> tuple[list[Row], int]:
     """All rows in file order, and how many lines could not be read (a torn last line after a kill).
 
     Text that stands for a non-finite number (`"nan"`, `"inf"`) is turned back into it.
+
+    Raises:
+        OSError: the file cannot be read, or has more than `METRICS_LIMIT` bytes.
     """
     rows: list[Row] = []
     unreadable = 0
     try:
-        lines = read_text(path, METRICS_LIMIT).splitlines()
+        descriptor = open_to_read(path)
     except FileNotFoundError:
         return [], 0
-    for line in lines:
-        row = parse_row(line)
-        if row is None:
-            unreadable += bool(line.strip())
-        else:
-            rows.append(row)
+    with open(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size > METRICS_LIMIT:
+            raise Refused(f"has more than {METRICS_LIMIT >> 20} MiB", path)
+        while line := file.readline(LINE_LIMIT):
+            row = parse_row(line.decode(errors="replace"))
+            if row is None:
+                unreadable += bool(line.strip())
+            else:
+                rows.append(row)
     return rows, unreadable
 
 
@@ -86,12 +97,14 @@ def parse_row(line: str) -> Row | None:
     """One line as a row; None when it is torn, or holds anything but numbers: no row of ours."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None
     row = {key: _number(value) for key, value in found.items()}
-    return row if all(isinstance(value, int | float) for value in row.values()) else None
+    if not all(isinstance(value, int | float) for value in row.values()):
+        return None
+    return row if math.isfinite(row.get(STEP, 0)) else None
 
 
 def _number(value: Any) -> Any:

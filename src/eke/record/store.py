@@ -96,14 +96,14 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -
 def read_attempts(paths: RunPaths) -> list[dict[str, Any]]:
     """All attempts so far, oldest first; a torn line, and one that is no object, is skipped."""
     try:
-        lines = read_text(paths.attempts).splitlines()
+        lines = read_text(paths.attempts, 4 * RECORD_LIMIT).splitlines()
     except OSError:
         return []
     entries = []
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             entries.append(entry)

@@ -16,8 +16,9 @@ CARD = "README.md"
 def write_cards(paths: RunPaths, record: Record) -> None:
     """Put the card into each export that the run has."""
     for folder in (paths.model, paths.merged):
-        if folder.is_dir():
-            write_atomic(folder.resolve() / CARD, render_card(record))
+        real = folder.resolve()  # `model` is a link to a checkpoint of this run
+        if real.is_dir() and real.is_relative_to(paths.folder.resolve()):
+            write_atomic(real / CARD, render_card(record))
 
 
 def render_card(record: Record) -> str:

@@ -115,7 +115,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
     """
     final = unfinished.parent / checkpoint_name(step)
     write_json(unfinished / MANIFEST, _manifest(unfinished))
-    if final.is_dir():
+    if final.is_dir() and not final.is_symlink():
         remove_tree(final)
     else:  # what a damaged file system may leave, and no folder can be named over
         final.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eke.corpus import cache_folder
 from eke.errors import ConfigError, Problem
-from eke.files import Refused, own_folder
+from eke.files import own_folder
 
 FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Variable that PyTorch or Triton reads -> name of a folder."""
@@ -34,6 +34,6 @@ def choose_compiled_code_folders() -> None:
             continue
         try:
             folder = own_folder(own_folder(local, private=True) / name, private=True)
-        except Refused:  # somebody else made a folder of that name first
+        except OSError:  # somebody else made something of that name first
             folder = own_folder(cache_folder() / name, private=True)
         os.environ[variable] = str(folder)

@@ -86,6 +86,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "synthetic": work.Synthetic,
         "text": work.Text,
         "files": work.Files,
+        "lines": work.Lines,
         "hub": work.Hub,
     },
     "optimizer": OPTIMIZERS,

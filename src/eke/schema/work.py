@@ -167,6 +167,14 @@ class Files(Rows):
 
 
 @dataclass
+class Lines(Files):
+    """Local files that are read line by line."""
+
+    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
+    """Longest row, after decompression; a file with a longer one is refused."""
+
+
+@dataclass
 class Hub(Rows):
     """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
 

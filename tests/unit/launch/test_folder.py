@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from support import environment
@@ -202,7 +203,7 @@ def test_an_unreadable_record_stops_everything(content, runs, plan, leave) -> No
 
 
 def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monkeypatch) -> None:
-    def refuse(path) -> None:
+    def refuse(path, *_) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     leave("ok")
@@ -278,8 +279,12 @@ def test_a_claim_makes_the_folder(tmp_path) -> None:
 def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
     code, paths, monkeypatch
 ) -> None:
-    def refuse(path, *_) -> None:
-        raise OSError(code, os.strerror(code), str(path))
+    open_any = os.open
+
+    def refuse(path, flags, *rest, **more) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(code, os.strerror(code), str(path))
+        return open_any(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ConfigError) as caught, claim(paths):
@@ -294,10 +299,10 @@ def test_a_run_of_another_users_is_waited_for(holder, paths, monkeypatch) -> Non
     """Whose files are everybody's to read, and theirs alone to write."""
     open_any = os.open
 
-    def read_only(path, flags, *mode) -> int:
-        if path == paths.lock and flags & os.O_RDWR:
+    def read_only(path, flags, *mode, **more) -> int:
+        if Path(path).name == paths.lock.name and flags & os.O_RDWR:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return open_any(path, flags, *mode)
+        return open_any(path, flags, *mode, **more)
 
     monkeypatch.setattr(os, "open", read_only)
     with pytest.raises(BusyError, match=f"by process {holder.pid}$"), claim(paths):

@@ -1,5 +1,6 @@
 """Machines of one run: who meets whom, what is told, and what a lost one means."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.errors import ConfigError, EkeError
 from eke.launch.folder import Place
-from eke.launch.nodes import Head, follow, follower, head, run
+from eke.launch.nodes import Head, follow, follower, head, meeting, run
 from eke.launch.nodes.meeting import Invitation, Line, read_invitation, write_invitation
 from eke.launch.supervise import Spot, worker_command
 from eke.paths import RunPaths
@@ -217,6 +218,58 @@ def test_strangers_are_sent_away(tmp_path) -> None:
         twice.close()
         silent.close()
         line.close()
+
+
+def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(head, "HELLO_S", 0.5)
+    file = tmp_path / "nodes.json"
+    with contextlib.ExitStack() as open_, Head(file, Task(0, 2, "s")) as first:
+        found = read_invitation(file, "s")
+        assert found is not None
+        assert found.host == "127.0.0.1"
+        before = threading.active_count()
+        strangers = [
+            open_.enter_context(socket.create_connection((found.host, found.port)))
+            for _ in range(2 * head.STRANGERS)
+        ]
+        for number, stranger in enumerate(strangers):
+            # Some trickle, and some say what takes a parser's breath away.
+            stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
+        time.sleep(0.2)
+        assert threading.active_count() - before <= 2 * (head.STRANGERS + 2)
+        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        first.gather(PATIENCE_S)
+        for stranger in strangers:
+            stranger.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert not first.trouble()
+        line.close()
+
+
+@pytest.mark.parametrize(
+    ("typed", "resolved", "address"),
+    [
+        (None, "127.0.1.1", "0.0.0.0"),  # Debian's name for itself, which others know otherwise
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("head", "192.0.2.7", "0.0.0.0"),  # an address that is not this machine's own
+        ("head", "", "0.0.0.0"),
+    ],
+)
+def test_the_first_machine_listens_where_the_others_know_it(
+    typed, resolved, address, monkeypatch
+) -> None:
+    def resolve(_: str) -> str:
+        if not resolved:
+            raise socket.gaierror(-2, "Name or service not known")
+        return resolved
+
+    monkeypatch.delenv("MASTER_ADDR")
+    if typed:
+        monkeypatch.setenv("MASTER_ADDR", typed)
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    with meeting.listen(4) as server:
+        assert server.getsockname()[0] == address
 
 
 def test_an_invitation_of_another_step_or_a_broken_one_is_none(tmp_path) -> None:

@@ -511,8 +511,55 @@ def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
     file = tmp_path / "a.jsonl"
     with open(file, "wb") as opened:
         opened.write(GOOD + b'{"text": "' + b"word " * (1 << 22) + b'"}\n')
-    plan = plan_of("data=jsonl", f"data.path={file}", "data.seq_len=32", "train.steps=1")
+    typed = ("data=jsonl", f"data.path={file}", "data.seq_len=32", "train.steps=1")
+    with pytest.raises(ConfigError, match=rf"line 301 of {re.escape(str(file))} is longer") as why:
+        plan_of(*typed)
+    (problem,) = why.value.problems
+    plan = plan_of(*typed, problem.fix.split()[0])
     assert "0 bad, 0 empty (left out), 1 truncated" in decision(plan, "data rows")[1]
+
+
+READ = """
+import re, sys
+from pathlib import Path
+from eke.corpus import Request
+from eke.prepare.columns import Columns
+from eke.prepare.lines import csv_rows, jsonl_rows
+reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
+request = Request("jsonl", "", "", text="text", max_row_bytes=16 << 20)
+try:
+    print(len(list(reader("a", sys.argv[1], "", Columns(request)))), "rows")
+except Exception as error:
+    print(error)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "values.csv.gz"])
+def test_a_small_file_of_one_huge_line_takes_little_memory(name, tmp_path) -> None:
+    """1.5 GB in 1.5 MB: members of a gzip file are one after another."""
+    member = gzip.compress((b"a value,\n" if name == "values.csv.gz" else b"a" * 9) * (11 << 17))
+    start = b'text,b\n"' if "csv" in name else b'{"text": "'
+    (tmp_path / name).write_bytes(gzip.compress(start) + member * 120)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path / name)],
+        env=environment(tmp_path), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *said, memory = done.stdout.splitlines()
+    assert "data.max_row_bytes" in " ".join(said)
+    assert f"of {tmp_path / name} is longer" in " ".join(said)
+    assert int(memory) < 200 << 20
+
+
+@pytest.mark.parametrize("size", [16 << 20, 1 << 20, 5])
+def test_the_longest_row_is_no_part_of_a_runs_identity(size, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(300))
+    typed = ("data=jsonl", f"data.path={file}", "data.seq_len=32", "train.steps=1")
+    usual = plan_of(*typed)
+    if size == 5:
+        assert refusal(*typed, "data.max_row_bytes=5", "data.eval_frac=0.2")
+    else:
+        assert plan_of(*typed, f"data.max_row_bytes={size}").run_id == usual.run_id
 
 
 @pytest.mark.slow
@@ -549,6 +596,6 @@ def test_other_alphabets_and_broken_ones_are_read_alike_in_compressed_files(
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[ending]
     file = tmp_path / f"a.jsonl{ending}"
     file.write_bytes(pack(content))
-    found = list(lines(str(file), str(tmp_path / "cache")))
+    found = list(lines(str(file), 1 << 20))
     assert [number for number, _ in found] == list(range(1, 32))
     assert b"".join(text.encode("latin-1") for _, text in found) == content

@@ -3,7 +3,6 @@
 import contextlib
 import hmac
 import secrets
-import socket
 import threading
 import time
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any
 from eke.errors import EkeError
 from eke.files import own_folder
 from eke.launch.nodes.meeting import (
+    ANY_ADDRESS,
     Invitation,
     Line,
     free_port,
     host_name,
+    listen,
     write_invitation,
 )
 from eke.peers import Task
@@ -25,6 +26,12 @@ POLL_S = 0.05
 
 COME_S = 60.0
 """Longest wait, where there is nothing to do for them, for machines that have not come yet."""
+
+HELLO_S = 10.0
+"""In which who connects must show the secret."""
+
+STRANGERS = 16
+"""Connections, besides the machines of the run, that have not shown it yet; more have to wait."""
 
 END_S = 90.0
 """Longest wait for the others at the end of an attempt; each kills what does not end sooner."""
@@ -49,11 +56,14 @@ class Head:
         self._lost: dict[int, str] = {}  # for good
         self._failed: dict[int, str] = {}  # in this attempt
         self._busy: set[int] = set()
+        self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
         try:
-            self._server = socket.create_server(("", 0), backlog=max(16, task.count))
-            self._secret, port = secrets.token_hex(16), self._server.getsockname()[1]
+            self._server = listen(backlog=max(16, task.count))
+            address, port = self._server.getsockname()
+            host = host_name() if address == ANY_ADDRESS else address
+            self._secret = secrets.token_hex(16)
             own_folder(file.parent)
-            write_invitation(file, Invitation(task.step, host_name(), port, self._secret))
+            write_invitation(file, Invitation(task.step, host, port, self._secret))
         except OSError as error:
             raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
@@ -137,6 +147,7 @@ class Head:
 
     def _accept(self) -> None:
         while True:
+            self._unknown.acquire()
             try:
                 connection, _ = self._server.accept()
             except OSError:  # closed
@@ -145,7 +156,12 @@ class Head:
             threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
 
     def _listen(self, line: Line) -> None:
+        limit = threading.Timer(HELLO_S, line.end)
+        limit.daemon = True
+        limit.start()
         hello = line.receive() or {}
+        limit.cancel()
+        self._unknown.release()
         node = hello.get("node")
         known = hmac.compare_digest(str(hello.get("secret")).encode(), self._secret.encode())
         if not known or not isinstance(node, int) or not 0 < node < self.count:

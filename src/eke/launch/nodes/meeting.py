@@ -15,6 +15,9 @@ from typing import Any
 
 from eke.files import read_json, write_atomic
 
+ANY_ADDRESS = "0.0.0.0"  # compared with, where `listen` found no other
+"""Of a socket that listens at all addresses."""
+
 MAX_LINE = 65536
 """Bytes; whoever sends more is none of ours."""
 
@@ -54,6 +57,19 @@ def host_name() -> str:
     return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
+def listen(backlog: int) -> socket.socket:
+    """Listen at the address of `host_name`; at all where that is not to be reached from outside.
+
+    Raises:
+        OSError: there is no port.
+    """
+    with contextlib.suppress(OSError):  # it may be an address of the network's and not its own
+        address = socket.gethostbyname(host_name())
+        if "MASTER_ADDR" in os.environ or not address.startswith("127."):
+            return socket.create_server((address, 0), backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on at the moment."""
     with socket.create_server(("", 0)) as server:
@@ -80,13 +96,17 @@ class Line:
         """Wait for a message; None when there will be no more."""
         try:
             found = json.loads(self._lines.readline(MAX_LINE) or b"null")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 
     def close(self) -> None:
         """Leave; the other side, and a thread of ours that waits for it, sees so."""
-        with contextlib.suppress(OSError):  # the other side has left already
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self.end()
         self._lines.close()
         self._connection.close()
+
+    def end(self) -> None:
+        """Send and receive nothing any more."""
+        with contextlib.suppress(OSError):  # the other side has left already
+            self._connection.shutdown(socket.SHUT_RDWR)

@@ -7,10 +7,11 @@ killed pool nor a killed worker leaves a device taken; a worker that outlives it
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.files import open_shared_lock, read_text, try_lock
+from eke.files import hold_folder, open_shared_lock, read_text, try_lock
 
 LEASES = "EKE_LEASES"
 """Environment variable with another folder for the locks: pools that use different ones do not see
@@ -29,10 +30,11 @@ SHARED_FOLDER = 0o1777
 def lease_folder() -> Path:
     """Where this machine's locks are; made if need be, for all its users."""
     folder = Path(os.environ.get(LEASES) or ALL_USERS)
-    if not folder.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # another user has just made it
-            folder.chmod(SHARED_FOLDER)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        with hold_folder(folder, own=True) as made:
+            os.fchmod(made, SHARED_FOLDER)
     return folder
 
 
@@ -67,7 +69,7 @@ def try_lease(name: str) -> int | None:
 
 def holder_of(name: str) -> str:
     """Who took a lock last, in words; only for people to read."""
-    try:
-        return read_text(lease_folder() / f"{name}.lock", 80).strip() or "another process"
-    except OSError:
-        return "another process"
+    with contextlib.suppress(OSError):
+        if said := re.match(r"process \d+", read_text(lease_folder() / f"{name}.lock", 80)):
+            return said[0]
+    return "another process"

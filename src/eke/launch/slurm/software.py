@@ -7,7 +7,7 @@ in the same place, as the planner or an earlier job saw it: each appends a line 
 import json
 from pathlib import Path
 
-from eke.files import append_line
+from eke.files import append_line, read_text
 from eke.hardware import software_now, software_places
 from eke.identity import changed_fingerprint
 
@@ -31,7 +31,7 @@ def note_software(submission: Path, command_prefix: str = "") -> str:
     mine = json.dumps([now, places])
     try:
         append_line(file, mine)
-        lines = file.read_text().splitlines()
+        lines = read_text(file).splitlines()
     except OSError:
         return ""
     for line in lines:

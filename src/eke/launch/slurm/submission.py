@@ -17,6 +17,7 @@ from eke.errors import EkeError
 from eke.files import read_json, write_json
 from eke.launch.job import are_in_vain
 from eke.paths import RunPaths
+from eke.record import RECORD_LIMIT
 
 SUBMISSION_VERSION = 1
 
@@ -159,7 +160,7 @@ def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
 def read_ticket(paths: RunPaths) -> Ticket | None:
     """A run's newest job; None where there is none, or nobody can read it any more."""
     try:
-        ticket = Ticket(**read_json(paths.ticket))
+        ticket = Ticket(**read_json(paths.ticket, RECORD_LIMIT))
     except (OSError, ValueError, TypeError):
         return None
     return ticket if isinstance(ticket.submission, str) else None

@@ -8,7 +8,15 @@ from typing import Any
 from eke.errors import ConfigError
 from eke.files import read_json
 from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, Record, UnreadableRecord, missing_run, no_runs, read_record
+from eke.record import (
+    RECORD_LIMIT,
+    Outcome,
+    Record,
+    UnreadableRecord,
+    missing_run,
+    no_runs,
+    read_record,
+)
 
 NOT_RUN = "not run"
 """What stands for the outcome of a cell that has none yet."""
@@ -78,10 +86,18 @@ def gather(folders: Sequence[Path]) -> Gathered:
     seen: set[Path] = set()
     # Sweeps first: a run that belongs to one has a name and an order there.
     for sweep in _unique(found for folder in folders for found in _sweeps_of(folder)):
-        content = _read_sweep(sweep, notes)
-        names += [content["name"]] if content.get("name") else []
-        commands += [tuple(content["command"])] if content.get("command") else []
-        entries += _cells(sweep, content["cells"], seen)
+        known = set(seen)
+        try:
+            content = read_json(SweepPaths(sweep).sweep)
+            name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
+            entries += list(_cells(sweep, content["cells"], known))
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            why = f"not a readable sweep ({error}); its runs are shown by themselves"
+            notes.append(f"{SweepPaths(sweep).sweep}: {why}")
+            continue
+        seen = known
+        names += [str(name)] if name else []
+        commands += [command] if command else []
     for run in _unique(found for folder in folders for found in _runs_of(folder)):
         if run not in seen:
             seen.add(run)
@@ -113,19 +129,6 @@ def _children(folder: Path) -> list[Path]:
         return sorted(child for child in folder.iterdir() if child.is_dir())
     except OSError:
         return []
-
-
-def _read_sweep(folder: Path, notes: list[str]) -> dict[str, Any]:
-    path = SweepPaths(folder).sweep
-    try:
-        content = read_json(path)
-        if isinstance(content, dict) and isinstance(content.get("cells"), list):
-            return content
-        problem = "has no list of cells"
-    except (OSError, ValueError) as error:
-        problem = str(error)
-    notes.append(f"{path}: not a readable sweep ({problem}); its runs are shown by themselves")
-    return {"cells": []}
 
 
 def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry]:
@@ -188,7 +191,7 @@ def _read(run: Path) -> tuple[str, str, Record | None]:
 def _typed(run: Path) -> tuple[str, ...] | None:
     """What was typed, as the plan has it; None where it cannot be read."""
     try:
-        return tuple(map(str, read_json(RunPaths(run).plan)["overrides"]))
+        return tuple(map(str, read_json(RunPaths(run).plan, RECORD_LIMIT)["overrides"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

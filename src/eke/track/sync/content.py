@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eke import schema
+from eke.files import read_bytes
 from eke.paths import RunPaths
 from eke.plan import outline_record, read_plan
-from eke.record import Outcome, Record, metrics, read_attempts, read_record
+from eke.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
 from eke.track.catch_up import deduplicate
 from eke.track.describe import shown_of, summary_values, tracker_id
 from eke.track.tracker import TrackedRun, Value
@@ -41,12 +42,14 @@ def digest_of(paths: RunPaths) -> str:
         OSError: a file cannot be read.
     """
     state = hashlib.sha256()
-    for path in (paths.record, paths.metrics):
+    limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
+    for path, limit in limits.items():
         try:
-            data = path.read_bytes()
+            data = read_bytes(path, limit)
         except FileNotFoundError:
             data = b""
-        state.update(f"{len(data)} ".encode() + data)
+        state.update(f"{len(data)} ".encode())
+        state.update(data)
     return state.hexdigest()
 
 

@@ -96,7 +96,8 @@ def test_runs_that_were_not_sent_are_counted(
     add_receipt(RunPaths(sweep.parent / f"{0:016x}"), sent)
     assert publish(sweep) == 0
     error = capsys.readouterr().err
-    assert error.splitlines()[1].startswith("5 runs without a sign of being at W&B: panels lack them -> eke sync ")
+    told = "5 runs without a sign of being at W&B: panels lack them -> eke sync "
+    assert error.splitlines()[1].startswith(told)
     assert error.rstrip().endswith(SWEEP)
 
 
