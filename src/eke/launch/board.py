@@ -15,7 +15,6 @@ from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import Outcome, metrics
-from eke.streams import printable, unfiltered
 from eke.units import format_number, format_seconds
 
 REFRESH_S = 0.5
@@ -183,13 +182,13 @@ class TableBoard:
         from rich.text import Text
 
         line = f"[{job.number + 1}/{self.total}] {describe_end(job)}: {job.label}"
-        self.live.console.print(Text(printable(line)))
+        self.live.console.print(Text(line))
 
     def note(self, text: str) -> None:
         """A line above the table."""
         from rich.text import Text
 
-        self.live.console.print(Text(printable(text)))
+        self.live.console.print(Text(text))
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Draw the table anew."""
@@ -245,6 +244,6 @@ def open_board(total: int) -> Iterator[Board]:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=unfiltered(sys.stderr), highlight=False)
+    console = Console(stderr=True, highlight=False)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield TableBoard(total, live)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -140,8 +139,7 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""
-    send = shlex.join(["eke", "sync", str(folder)])
-    fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
+    fix = f"eke sync {folder} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
     return f"; it ran with tracker={had}: {fix}"
 
 

@@ -40,9 +40,10 @@ def as_csv(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = [measure.key for measure in MEASURES]
-    heading = ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
-               "reason", *keys, "run"]  # fmt: skip
-    writer.writerow(map(_inert, heading))
+    writer.writerow(
+        ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
+         "reason", *keys, "run"]
+    )  # fmt: skip
     for row in comparison.rows:
         for entry in row.variant.entries:
             values = measured(entry.record) if entry.record else {}
@@ -58,11 +59,8 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _inert(cell: object) -> object:
-    """Text that a spreadsheet takes for text, also behind white space and in full width.
-
-    https://owasp.org/www-community/attacks/CSV_Injection
-    """
-    if isinstance(cell, str) and cell.lstrip().startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20")):
+    """Text that a spreadsheet takes for text (https://owasp.org/www-community/attacks/CSV_Injection)."""
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{cell}"
     return cell
 
