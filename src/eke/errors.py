@@ -34,7 +34,7 @@ class Problem:
 
     def render(self) -> str:
         """The problem as two indented lines: what and why, then the fix."""
-        what = f"{self.path} = {self.value}" if self.value else self.path
+        what = " ".join((f"{self.path} = {self.value}" if self.value else self.path).split("\n"))
         lines = [f"  {what}", f"      {self.why}"]
         if self.fix:
             lines.append(f"      -> {self.fix}")
@@ -117,7 +117,7 @@ def of_system(error: OSError, file: object = "a file") -> str:
         error: the system's.
         file: which one it was, where the error does not say.
     """
-    told = f"{error.filename or file}: {error.strerror or error}"
+    told = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
     return f"{told}; {why}" if (why := no_room(error)) else told
 
 

@@ -97,7 +97,8 @@ def render(standings: Sequence[Standing]) -> str:
     lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
-            lines += ["", f"{each.state}: {run_name(each) or each.label}", f"  {each.note}"]
+            lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
+            lines += align([[f"  {each.note}"]])
     return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
