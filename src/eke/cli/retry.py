@@ -54,7 +54,7 @@ def retry(options: argparse.Namespace) -> int:
         why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
         fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
         raise ConfigError(Problem("DIR", str(folder), why, fix))
-    directory, command, cells = recorded(sweep.sweep, options.trust)
+    directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
     chosen = list(found.values())  # cells that are the same run are one
@@ -68,22 +68,17 @@ def retry(options: argparse.Namespace) -> int:
     speak(f"running again: {format_number(len(chosen), 'run')}")
     os.chdir(directory)
     with aside(chosen):
-        return search_again(command[1:]) if is_search else app.main(command)
+        if not is_search:
+            return app.main(command)
+        from eke.cli import fit  # only here: one sweep in many is a search
+
+        return fit.main(command[1:])
 
 
-def recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Where a sweep was started, with which command, and its cells.
+def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
+    """Where a sweep was started, with which command, and its cells; by a file of this user's.
 
-    A command can name programs (slurm.setup, slurm.python) and files that name them: another
-    user's is not read.
-
-    Args:
-        file: the sweep's.
-        trust: use another user's file as well.
-
-    Raises:
-        ConfigError: the file or its folder is another user's, or a link.
-        EkeError: it does not say so.
+    The command can name programs (slurm.setup, slurm.python), and files that name others.
     """
     try:
         content = read_json(file, own=not trust)
@@ -123,13 +118,6 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
         f"{folder} has been moved or copied: what was typed for it runs in {runs.pop()}. Type it "
         f"again with paths.runs={folder.parent}; what has finished there answers"
     )
-
-
-def search_again(arguments: Sequence[str]) -> int:
-    """Go on with `eke fit`, which is no sweep of train.py."""
-    from eke.cli import fit  # only here: of these commands, one search in many needs it
-
-    return fit.main(arguments)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def retry(folder, *more: str, user: int = VICTIM) -> int:
 
 
 @pytest.fixture
-def runs(machine: Path) -> Path:  # noqa: F811
+def runs(machine: Path) -> Path:  # noqa: F811  # the fixture by its name
     return machine
 
 
