@@ -12,6 +12,8 @@ import errno
 import resource
 from dataclasses import dataclass
 
+from eke.masking import mask
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -32,7 +34,7 @@ class Problem:
 
     def render(self) -> str:
         """The problem as two indented lines: what and why, then the fix."""
-        what = f"{self.path} = {self.value}" if self.value else self.path
+        what = " ".join((f"{self.path} = {self.value}" if self.value else self.path).split("\n"))
         lines = [f"  {what}", f"      {self.why}"]
         if self.fix:
             lines.append(f"      -> {self.fix}")
@@ -40,9 +42,12 @@ class Problem:
 
 
 class EkeError(Exception):
-    """Base of every error that is meant for the user: shown without a traceback."""
+    """Base of every error that is meant for the user: shown without a traceback or a secret."""
 
     exit_code: int = 1
+
+    def __str__(self) -> str:
+        return mask(super().__str__())
 
     def short(self) -> str:
         """It on one line: for a table of many runs."""
@@ -71,10 +76,11 @@ class ConfigError(EkeError):
 
     def short(self) -> str:
         """All problems on one line."""
-        return "; ".join(
+        told = (
             f"{p.path} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems
         )
+        return mask("; ".join(told))
 
     def render(self) -> str:
         """All problems, under one heading that counts them."""
@@ -111,7 +117,7 @@ def of_system(error: OSError, file: object = "a file") -> str:
         error: the system's.
         file: which one it was, where the error does not say.
     """
-    told = f"{error.filename or file}: {error.strerror or error}"
+    told = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
     return f"{told}; {why}" if (why := no_room(error)) else told
 
 

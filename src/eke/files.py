@@ -145,13 +145,13 @@ def own_folder(path: Path, private: bool = False) -> Path:
         return path
 
 
-def open_file(path: Path, flags: int, mode: int = 0o644, shared: bool = False) -> int:
+def open_file(path: Path, flags: int, mode: int = 0o666, shared: bool = False) -> int:
     """Open a regular file, for writing in a folder of this user.
 
     Args:
         path: of the file.
         flags: as for `os.open`, without O_TRUNC: what is opened is checked afterwards.
-        mode: of a file that is made here.
+        mode: of a file that is made here; the umask applies.
         shared: the folder is that of several users, and so may the file be.
 
     Returns:
@@ -236,16 +236,18 @@ def open_to_read(path: Path) -> int:
     return descriptor
 
 
-def read_bytes(path: Path, limit: int = READ_LIMIT) -> bytes:
-    """The content of anybody's file.
+def read_bytes(path: Path, limit: int = READ_LIMIT, own: bool = False) -> bytes:
+    """The content of anybody's file, or of one that this user (root: root) made in his own folder.
 
     Raises:
-        Refused: it is no regular file, or has more than `limit` bytes.
+        Refused: it is no regular file, has more than `limit` bytes, or is another user's.
         OSError: it cannot be read.
     """
-    with open(open_to_read(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > limit:
+    with open(open_file(path, os.O_RDONLY) if own else open_to_read(path), "rb") as file:
+        found = os.fstat(file.fileno())
+        if own and os.geteuid() == 0 != found.st_uid:
+            raise Refused(f"belongs to {_owner(found)}", path)
+        if (size := found.st_size) > limit:
             raise Refused(f"has more than {limit >> 20} MiB", path)
         return file.read(size)
 
@@ -324,15 +326,15 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, limit: int = READ_LIMIT) -> Any:
-    """Parse a JSON file.
+def read_json(path: Path, limit: int = READ_LIMIT, own: bool = False) -> Any:
+    """Parse a JSON file; `own` and what else is raised as in `read_bytes`.
 
     Raises:
         OSError: the file cannot be read, or has more than `limit` bytes.
         ValueError: it is not JSON.
     """
     try:
-        return json.loads(read_bytes(path, limit))
+        return json.loads(read_bytes(path, limit, own))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -2,6 +2,9 @@
 
 A reader may leave (`| head`), a disk fill up, the shell have closed a stream (`>&-`), and the
 terminal's encoding may lack a sign. Entry points call `open_streams` before anything else.
+
+Names, logs and records of other users reach the terminal without control characters: an escape
+sequence could move the cursor, write into the clipboard or show another text than there is.
 """
 
 import contextlib
@@ -9,15 +12,62 @@ import errno
 import io
 import locale
 import os
+import re
 import select
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 GONE = (errno.EPIPE, errno.EIO)
 """Nobody reads the pipe any more (`| head`); the terminal was closed."""
+
+
+COLOURS = re.compile(r"(\x1b\[[\d;]*m)")
+"""Escape sequences that change nothing but how characters look (ECMA-48, SGR)."""
+
+CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+"""Control characters but tab and end of line, and those that turn the direction of text."""
+
+
+def printable(text: str, colours: bool = True) -> str:
+    """A text that can be shown: control characters become U+FFFD.
+
+    Args:
+        text: any.
+        colours: keep the escape sequences of colours.
+    """
+    parts = COLOURS.split(text) if colours else [text]
+    parts[::2] = [CONTROL.sub("\N{REPLACEMENT CHARACTER}", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+class _Printable(io.TextIOWrapper):
+    """A terminal, or what a command's output is sent to."""
+
+    def write(self, text: str) -> int:
+        return super().write(printable(text))
+
+
+class _Unfiltered:
+    """A stream of `_Printable` for code that moves the cursor itself."""
+
+    def __init__(self, stream: _Printable) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def unfiltered(stream: TextIO) -> TextIO:
+    """The stream for bars and tables that are redrawn, whose texts have been made `printable`."""
+    return cast(TextIO, _Unfiltered(stream)) if isinstance(stream, _Printable) else stream
 
 
 class _Output(io.FileIO):
@@ -69,9 +119,8 @@ def open_streams(encoding: str | None = None) -> None:
         raw = _Output(number, "wb", closefd=False)
         shown = encoding or (stream.encoding if stream else "utf-8")
         now = number == 2 or raw.isatty() or getattr(stream, "write_through", False)  # python -u
-        text = io.TextIOWrapper(
-            io.BufferedWriter(raw), shown, "backslashreplace", line_buffering=now
-        )
+        kind = io.TextIOWrapper if encoding else _Printable
+        text = kind(io.BufferedWriter(raw), shown, "backslashreplace", line_buffering=now)
         setattr(sys, name, text)
 
 

@@ -10,6 +10,8 @@ import pytest
 from support import environment
 from unit.report.made import Run, make_sweep
 
+from eke.streams import CONTROL
+
 SETUP = "import os, subprocess, sys; from eke.streams import *; use_utf8(); open_streams()\n"
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -118,3 +120,38 @@ def test_a_report_ends_well(shell, variables, code, tmp_path) -> None:
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
     assert (folder / "report.html").exists()
+
+
+ESCAPES = {
+    "clear the screen": "\x1b[2J",
+    "move up": "\x1b[1A",
+    "title": "\x1b]0;mine\x07",
+    "clipboard": "\x1b]52;c;cm0gLXJm\x07",
+    "8-bit": "\x9b2J",
+    "right to left": "\u202etxt.exe",
+    "isolate": "\u2066a\u2069",
+    "overwrite the line": "ok\rbad",
+}
+
+
+@pytest.mark.parametrize("text", ESCAPES.values(), ids=list(ESCAPES))
+def test_nothing_that_is_written_moves_the_cursor_or_turns_the_text(text, tmp_path) -> None:
+    code = f"print({text!r} + 'seen'); print({text!r} + 'seen', file=sys.stderr)"
+    done = python(code, tmp_path)
+    for found in (done.stdout.decode(), done.stderr.decode()):
+        assert found.endswith("seen\n")
+        assert not CONTROL.search(found)
+
+
+def test_colours_tabs_and_bars_of_our_own_stay(tmp_path) -> None:
+    code = "print('\\x1b[1;31mred\\x1b[0m\\tx'); unfiltered(sys.stdout).write('\\r50 %\\x1b[K\\n')"
+    done = python(code, tmp_path)
+    assert done.stdout == b"\x1b[1;31mred\x1b[0m\tx\n\r50 %\x1b[K\n"
+
+
+def test_status_shows_a_sweep_of_another_users_words_as_text(tmp_path) -> None:
+    sweep = make_sweep(tmp_path, [Run(overrides=("seed=\x1b]0;mine\x07\x1b[2J\u202e",))])
+    command = [sys.executable, "-m", "eke", "status", str(sweep)]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not CONTROL.search(done.stdout.decode())

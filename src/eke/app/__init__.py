@@ -1,5 +1,6 @@
 """What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 import eke
@@ -95,7 +96,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
     if pooled:
         reason = "is for the runs of a sweep, and this is a single run"
-        command = f"{program()} -m {' '.join(composed.overrides)}"
+        command = f"{program()} -m {shlex.join(composed.overrides)}"
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         plan = plan_for(composed, planning=True, means=Means(trace=trace))

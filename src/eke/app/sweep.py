@@ -1,5 +1,6 @@
 """A sweep: planned whole, then run on this machine's devices or in a cluster."""
 
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ class Planned:
         """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
         rerun = Rerun(self.paths, self.jobs)
         if rerun.goes_on:
-            anew = f"rm {self.paths.rerun} begins it anew"
+            anew = f"rm {shlex.quote(str(self.paths.rerun))} begins it anew"
             board.note(f"rerun=true goes on where it was interrupted; {anew}")
         return rerun
 
@@ -274,7 +275,7 @@ def run_in_cluster(planned: Planned, detach: bool) -> int:
         rerun.end()
     if not cluster.unfinished():
         return planned.show(file.problem)
-    folder, left = planned.paths.folder, cluster.without_job()
+    folder, left = shlex.quote(str(planned.paths.folder)), cluster.without_job()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")

@@ -3,6 +3,7 @@
 Tells only what is certain: where this finds none, W&B (0.31) does not either.
 """
 
+import contextlib
 import netrc
 import os
 from configparser import ConfigParser
@@ -45,13 +46,9 @@ def _netrc_has(host: str) -> bool:
 
 
 def _read_settings() -> dict[str, str]:
-    """W&B's settings files: the user's, and above it the folder's."""
+    """W&B's settings file of this user. The current folder's, `wandb/settings`, is not his word."""
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
-    local = Path(os.environ.get("WANDB_DIR") or ".")
     parser = ConfigParser(interpolation=None)
-    for path in (folder / "settings", local / "wandb" / "settings", Path("wandb/settings")):
-        try:
-            parser.read(path)
-        except (OSError, ConfigParserError, UnicodeDecodeError):
-            continue
+    with contextlib.suppress(OSError, ConfigParserError, UnicodeDecodeError):
+        parser.read(folder / "settings")
     return dict(parser["default"]) if parser.has_section("default") else {}

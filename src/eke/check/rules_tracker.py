@@ -115,14 +115,4 @@ RULES = (
         source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),
-    Rule(
-        id="uri_has_password",
-        verdict=Verdict.impossible,
-        path="tracker.uri",
-        when=lambda f: bool(urlsplit(f.config.tracker.uri or "").password),
-        value=lambda _: "***",
-        why=lambda _: "a password in it would be written into the plan, the record and the tracker",
-        fix=lambda _: "tracker.uri=null   (and: export MLFLOW_TRACKING_URI=...)",
-        source="https://mlflow.org/docs/latest/self-hosting/security/basic-http-auth",
-    ),
 )

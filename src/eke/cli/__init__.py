@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from eke.collecting import collect_seldom
+from eke.masking import mask
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 from eke.spelling import closest
 from eke.streams import lost, open_streams, use_utf8
@@ -92,8 +93,8 @@ def _unknown(command: str, rest: list[str]) -> int:
     if typed[0] is None:
         sys.stderr.write(f"eke: no command {command!r}\n\n")
         return _usage(EXIT_USER)
-    again = shlex.join(["eke", *filter(None, typed), *rest])
-    sys.stderr.write(f"eke: no command {command!r}\n  -> {again}\n")
+    again = mask(shlex.join(["eke", *filter(None, typed), *rest]))
+    sys.stderr.write(f"eke: no command {mask(command)!r}\n  -> {again}\n")
     return EXIT_USER
 
 

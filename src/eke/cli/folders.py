@@ -1,46 +1,37 @@
-"""`eke status|logs|cancel|retry DIR`: what becomes of runs that somebody has started."""
+"""`eke status|logs|cancel DIR`: what becomes of runs that somebody has started."""
 
 import argparse
-import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from eke import app
 from eke.alignment import align
-from eke.cli.standings import counted, own_words, silence
-from eke.errors import ConfigError, EkeError, Problem, of_system
-from eke.files import READ_LIMIT, has_open, last_bytes, read_json, read_text
+from eke.cli.retry import BAD, add_options, retry
+from eke.cli.standings import counted, own_words, run_name, silence
+from eke.errors import EkeError, of_system
+from eke.files import READ_LIMIT, has_open, last_bytes, read_text
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.submission import job_log, job_of, read_ticket
 from eke.launch.standing import (
-    NO_FOLDER,
     RUNNING,
-    UNREADABLE,
     WAITING,
     Standing,
     find_standings,
     goes_on,
 )
 from eke.launch.watched import watchers_in
-from eke.paths import RunPaths, SweepPaths, user_path
+from eke.paths import RunPaths, user_path
 from eke.record import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RESUMABLE,
-    Outcome,
-    no_runs,
     read_attempts,
-    read_record,
 )
 from eke.streams import is_heard
 from eke.units import format_number
@@ -106,20 +97,15 @@ def render(standings: Sequence[Standing]) -> str:
     lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
-            lines += ["", f"{each.state}: {_run(each) or each.label}", f"  {each.note}"]
+            lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
+            lines += align([[f"  {each.note}"]])
     return "\n".join([*lines, "", counted(standings) + silence(standings)])
 
 
 def _row(each: Standing, words: str) -> tuple[str, ...]:
     step = f"{each.step}/{each.total}" if each.total else ""
     loss = "" if each.loss is None else f"{each.loss:.4f}"
-    return (each.state, step, loss, each.where, _run(each), words)
-
-
-def _run(each: Standing) -> str:
-    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
-    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
-    return "" if has_none else each.paths.folder.name
+    return (each.state, step, loss, each.where, run_name(each), words)
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -134,9 +120,7 @@ def logs(options: argparse.Namespace) -> int:
     """Print the ends of the logs: of one run, or of those that run or failed."""
     folder = user_path(options.folder)
     standings = find_standings(folder)
-    told = (
-        [s for s in standings if s.state in (*_BAD, RUNNING)] if len(standings) > 1 else standings
-    )
+    told = [s for s in standings if s.state in (*BAD, RUNNING)] if len(standings) > 1 else standings
     if not told:
         sys.stdout.write("no run is running, and none has failed\n")
     # What is printed from now on is news, also of a run that is to start yet.
@@ -273,115 +257,6 @@ def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
     return ""
 
 
-# --- retry ----------------------------------------------------------------------------------------
-
-_BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
-
-
-def _retry_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--only",
-        choices=_BAD,
-        action="append",
-        help="run only this outcome again (default: all three, and records that cannot be read);"
-        " the sweep's command, which follows, also runs what has crashed or has not ended",
-    )
-
-
-def retry(options: argparse.Namespace) -> int:
-    """Set the records of failed runs aside and start the sweep's command again."""
-    folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
-    sweep = SweepPaths(folder)
-    if not sweep.sweep.exists():
-        if not folder.exists():
-            missing = [user_path(options.folder)]
-            raise ConfigError(no_runs(missing, "retry", usual="runs/sweep-ID"))
-        run = read_record(RunPaths(folder))
-        why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
-        fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
-        raise ConfigError(Problem("DIR", str(folder), why, fix))
-    wanted = options.only or [*_BAD, UNREADABLE]
-    found = {_run(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
-    chosen = list(found.values())  # cells that are the same run are one
-    content = read_json(sweep.sweep)
-    command = content.get("command")
-    if not command or command[0] not in ("-m", "fit"):
-        raise EkeError(f"{sweep.sweep}: does not say what was typed; type the sweep again")
-    refuse_a_copy(folder, content)
-    os.chdir(content["directory"])
-    with aside(chosen):
-        if not chosen:
-            _print([f"nothing to run again: no run is {' or '.join(wanted)}"])
-            return EXIT_OK
-        _print([f"running again: {format_number(len(chosen), 'run')}"])
-        return search_again(command[1:]) if command[0] == "fit" else app.main(command)
-
-
-def refuse_a_copy(folder: Path, content: Mapping[str, Any]) -> None:
-    """What was typed runs where it was typed for: there, nothing would have been set aside.
-
-    Args:
-        folder: of the sweep, as it is named now.
-        content: its file.
-
-    Raises:
-        EkeError: it was moved or copied here.
-    """
-    cells = [cell["folder"] for cell in content["cells"] if cell.get("folder")]
-    runs = {Path(content["directory"], run).parent for run in cells}
-    if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
-        return
-    raise EkeError(
-        f"{folder} has been moved or copied: what was typed for it runs in {runs.pop()}. Type it "
-        f"again with paths.runs={folder.parent}; what has finished there answers"
-    )
-
-
-def search_again(arguments: Sequence[str]) -> int:
-    """Go on with `eke fit`, which is no sweep of train.py."""
-    from eke.cli import fit  # only here: of these commands, one search in many needs it
-
-    return fit.main(arguments)
-
-
-@contextmanager
-def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
-    """Keep final records under other names, so that their runs count as unfinished in here.
-
-    When none of the runs has been started in here (the command is refused, or stopped while it
-    plans), they get their records back.
-    """
-    before = {paths.folder: _traces(paths) for paths in runs}
-    kept: dict[Path, Path] = {}
-    try:
-        for paths in runs:
-            with contextlib.suppress(FileNotFoundError):  # what could not be started has none
-                name = _free_name(paths)
-                paths.record.rename(name)
-                kept[paths.record] = name
-        yield
-    finally:
-        if kept and all(_traces(p) == before[p.folder] and not p.record.exists() for p in runs):
-            for record, name in kept.items():
-                name.rename(record)
-            back = format_number(len(kept), "record")
-            sys.stderr.write(f"nothing was started; {back} restored\n")
-
-
-def _traces(paths: RunPaths) -> list[int]:
-    """What changes when a run is started here, or handed in to a cluster."""
-    files = [file for file in (paths.attempts, paths.ticket) if file.exists()]
-    return [file.stat().st_mtime_ns for file in files]
-
-
-def _free_name(paths: RunPaths) -> Path:
-    """For another record of a run."""
-    number = 1
-    while (kept := paths.record.with_suffix(f".{number}.json")).exists():
-        number += 1
-    return kept
-
-
 DESCRIPTIONS = {
     "status": "How far runs are, on this machine and in the cluster.",
     "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
@@ -395,5 +270,5 @@ COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
     "status": (_status_options, status),
     "logs": (_logs_options, logs),
     "cancel": (_cancel_options, cancel),
-    "retry": (_retry_options, retry),
+    "retry": (add_options, retry),
 }

@@ -24,7 +24,7 @@ from eke.launch.standing import (
     goes_on,
 )
 from eke.record import EXIT_OK, Outcome
-from eke.streams import is_heard
+from eke.streams import is_heard, printable, unfiltered
 from eke.units import format_seconds
 
 LOOK_S = 1.0
@@ -71,7 +71,7 @@ def watch(
 def _on_terminal(
     folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
 ) -> int:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             began = time.monotonic()
@@ -154,5 +154,5 @@ def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
         Text("" if each.loss is None else f"{each.loss:.4f}"),
         Text("" if each.step_s is None else format_seconds(each.step_s)),
         Text("" if each.left_s is None else format_seconds(each.left_s)),
-        Text(words, no_wrap=True, overflow="ellipsis"),
+        Text(printable(words), no_wrap=True, overflow="ellipsis"),
     )

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from eke.launch.standing import Standing
+from eke.launch.standing import NO_FOLDER, Standing
+from eke.record import Outcome
 from eke.units import format_number
 
 
@@ -12,6 +13,12 @@ def own_words(standings: Sequence[Standing]) -> list[str]:
     typed = [each.label.split() for each in standings]
     shared = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
     return [" ".join(word for word in words if word not in shared) for words in typed]
+
+
+def run_name(each: Standing) -> str:
+    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
 
 
 def counted(standings: Sequence[Standing]) -> str:

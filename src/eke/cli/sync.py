@@ -91,7 +91,7 @@ def render(reports: Sequence[Report]) -> str:
             reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
-        lines += ["", f"{verdict.value}: {folders[0]}{others}", f"  {note}"]
+        lines += ["", f"{verdict.value}: {folders[0]}{others}", *align([[f"  {note}"]])]
     counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
@@ -105,4 +105,4 @@ def _row(report: Report) -> tuple[str, ...]:
 def _short(folder: Path) -> str:
     """A path as one would type it here."""
     relative = os.path.relpath(folder)
-    return str(folder) if relative.startswith("..") else relative
+    return " ".join((str(folder) if relative.startswith("..") else relative).split("\n"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from eke.compose.catalogue import Catalogue, make_catalogue
 from eke.compose.overrides import mend
 from eke.compose.retired import find_retired
+from eke.compose.secrets import secrets_in
 from eke.compose.suggest import completed
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
@@ -122,6 +123,9 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
     """
     if unreadable := [_no_utf8(token) for token in argv if _BYTE.search(token)]:
         raise ConfigError(unreadable)
+    typed = [dict([token.lstrip("+").partition("=")[::2]]) for token in argv]
+    if secret := [problem for each in typed for problem in secrets_in(each)]:
+        raise ConfigError(secret)
     reader = _Reader(list(argv))
     catalogue = make_catalogue()
     while reader.tokens:

@@ -18,6 +18,7 @@ from eke.compose.folder import check_folder, check_options, explain_file, explai
 from eke.compose.hydra_settings import explain_in_files, is_launching
 from eke.compose.meaning import as_evaluation, option_for
 from eke.compose.overrides import find_problems, mend, parse
+from eke.compose.secrets import secrets_in
 from eke.compose.suggest import completed, likeliest
 from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import PLACEHOLDERS, admits, is_interpolation
@@ -219,7 +220,8 @@ def typed_tree(
     if untyped:
         folders = catalogue.folders
         raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
-    if problems := check_options(config, tree.choices, catalogue):
+    problems = check_options(config, tree.choices, catalogue)
+    if problems := problems + secrets_in(dataclasses.asdict(config)):
         raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)

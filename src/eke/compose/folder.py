@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -55,21 +56,25 @@ def _check_path(path: Path, folder: Path, groups: Sequence[str]) -> list[Problem
         return []
     if path.suffix == ".yml":
         return [
-            Problem(str(path), "", "Hydra reads *.yaml only", f"mv {path.name} {path.stem}.yaml")
+            Problem(str(path), "", "Hydra reads *.yaml only", _move(path.name, f"{path.stem}.yaml"))
         ]
     if path.suffix != ".yaml" or place.parts[0] == "hydra":
         return []
     if len(place.parts) == 1:
         why = "has no effect: options lie in a folder named by their group"
-        return [Problem(str(path), "", why, f"mv {place} experiment/{place}")]
+        return [Problem(str(path), "", why, _move(place, f"experiment/{place}"))]
     if place.parts[0] not in groups:
         near = closest(place.parts[0], groups) or "experiment"
         why = f"{place.parts[0]} is not a group: {', '.join(sorted(groups))}"
-        return [Problem(str(path), "", why, f"mv {place.parts[0]} {near}")]
+        return [Problem(str(path), "", why, _move(place.parts[0], near))]
     if (shipped / place).exists():
         why = "has no effect: eke has an option of this name, and that one is taken"
-        return [Problem(str(path), "", why, f"mv {place} {place.with_stem(f'my_{place.stem}')}")]
+        return [Problem(str(path), "", why, _move(place, place.with_stem(f"my_{place.stem}")))]
     return []
+
+
+def _move(old: object, new: object) -> str:
+    return shlex.join(["mv", str(old), str(new)])
 
 
 def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:

@@ -15,6 +15,7 @@ from eke.launch.job import Job
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import Outcome, metrics
+from eke.streams import printable, unfiltered
 from eke.units import format_number, format_seconds
 
 REFRESH_S = 0.5
@@ -182,13 +183,13 @@ class TableBoard:
         from rich.text import Text
 
         line = f"[{job.number + 1}/{self.total}] {describe_end(job)}: {job.label}"
-        self.live.console.print(Text(line))
+        self.live.console.print(Text(printable(line)))
 
     def note(self, text: str) -> None:
         """A line above the table."""
         from rich.text import Text
 
-        self.live.console.print(Text(text))
+        self.live.console.print(Text(printable(text)))
 
     def update(self, jobs: Sequence[Job]) -> None:
         """Draw the table anew."""
@@ -244,6 +245,6 @@ def open_board(total: int) -> Iterator[Board]:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=unfiltered(sys.stderr), highlight=False)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield TableBoard(total, live)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -139,7 +140,8 @@ def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
     if had is None or asked in ("none", had):
         return ""
-    fix = f"eke sync {folder} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
+    send = shlex.join(["eke", "sync", str(folder)])
+    fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
     return f"; it ran with tracker={had}: {fix}"
 
 

@@ -10,6 +10,7 @@ from eke.files import READ_LIMIT, open_to_read
 from eke.paths import RunPaths
 from eke.peers import speak
 from eke.record import metrics
+from eke.streams import printable, unfiltered
 
 
 class Tail:
@@ -66,7 +67,7 @@ class BarView:
         from rich.text import Text
 
         for line in self.log.lines(last):
-            self.bar.console.print(Text(line))
+            self.bar.console.print(Text(printable(line)))
         row = newest_step(self.metrics.lines())
         if row:
             self.bar.update(
@@ -114,6 +115,6 @@ def open_view(paths: RunPaths, total_steps: int) -> Iterator[View]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=unfiltered(sys.stderr), highlight=False)
     with Progress(*columns, console=console, transient=True) as bar:
         yield BarView(paths, bar, bar.add_task("run", total=total_steps, loss=""))

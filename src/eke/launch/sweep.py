@@ -13,6 +13,7 @@ from eke.errors import ConfigError
 from eke.files import own_folder, write_json
 from eke.identity import meaningful
 from eke.launch.job import CHANGED, Job
+from eke.masking import masked
 from eke.paths import RunPaths, SweepPaths, user_path
 from eke.plan import Plan
 from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
@@ -105,7 +106,7 @@ def write_sweep(
         "command": list(command),
         "cells": [asdict(c) for c in cells],
     }
-    write_json(paths.sweep, content)
+    write_json(paths.sweep, masked(content))
 
 
 class SweepFile:

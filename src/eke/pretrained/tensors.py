@@ -5,6 +5,7 @@ Source: https://huggingface.co/docs/safetensors/index#format
 """
 
 import json
+import shlex
 import struct
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,12 @@ def weight_files(found: Located) -> list[Path]:
 
 
 def _conversion(found: Located) -> str:
-    return (
-        'python -c "from transformers import AutoConfig; import transformers as t; '
-        f"c = AutoConfig.from_pretrained('{found.folder}'); "
-        f"getattr(t, c.architectures[0]).from_pretrained('{found.folder}')"
-        ".save_pretrained('NEW_FOLDER')\"" + f"   then {KEY}=NEW_FOLDER"
+    code = (
+        "from transformers import AutoConfig; import transformers as t; "
+        f"f = {str(found.folder)!r}; c = AutoConfig.from_pretrained(f); "
+        "getattr(t, c.architectures[0]).from_pretrained(f).save_pretrained('NEW_FOLDER')"
     )
+    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
 
 
 def _shards(found: Located) -> list[Path]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from eke.streams import unfiltered
 from eke.units import format_number
 
 QUIET_S = 2.0
@@ -25,7 +26,7 @@ class PlanningLine:
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._stream = stream or sys.stderr
+        self._stream = unfiltered(stream or sys.stderr)
         self._clock = clock
         self._due = clock() + QUIET_S
         self._written = ""

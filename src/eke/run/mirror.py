@@ -1,12 +1,11 @@
 """What a tracker is told about a run that is about to start."""
 
-import shlex
-
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.schema.codec import make_converter
 from eke.track import TrackedRun, Tracker, build_tracker, tracker_id
 from eke.track import summary_values as summary_values  # the worker's end
+from eke.track.describe import shown_of
 
 
 def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
@@ -14,14 +13,16 @@ def open_tracker(plan: Plan, paths: RunPaths, attempt: int) -> Tracker:
     return build_tracker(
         TrackedRun(
             run_id=tracker_id(paths.folder.name, plan.run_id),
-            name=plan.name,
             group=plan.config.tracker.group,
             tags=(plan.device.name,),
-            notes=shlex.join(plan.command),
-            factors={**plan.choices, "device": plan.device.name},
-            config=make_converter().unstructure(plan.config),
             directory=paths.folder,
             attempt=attempt,
             settings=plan.config.tracker,
+            **shown_of(
+                plan.overrides,
+                plan.command,
+                {**plan.choices, "device": plan.device.name},
+                make_converter().unstructure(plan.config),
+            ),
         )
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from eke.masking import is_secret
 from eke.schema import model as models
 from eke.schema import surroundings, work
 from eke.schema.attention import Attention
@@ -97,12 +98,24 @@ VARIANTS: dict[str, dict[str, type]] = {
 """Groups whose options have different fields: schema name -> class, named by the option's file."""
 
 
+def _variable(name: str, *default: str | None) -> object:
+    """`${oc.env:NAME}`, unless that is a secret, which files would then hold."""
+    from omegaconf.errors import InterpolationResolutionError
+    from omegaconf.resolvers.oc import env
+
+    if is_secret(name):
+        raise InterpolationResolutionError(f"{name} is a secret by its name: no file may hold it")
+    return env(name, *default)
+
+
 def register() -> None:
     """Put the root schema and the variants where Hydra's defaults lists find them."""
     # Here, and not above: workers, reports and preparations have a plan and need no Hydra, whose
     # import is the longest part of eke's own.
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config, provider="eke")
     for group, variants in VARIANTS.items():

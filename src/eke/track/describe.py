@@ -1,12 +1,35 @@
 """What a tracker is told about a run: by its worker, and by `eke sync` afterwards."""
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from eke.masking import masked
 from eke.record import Record
 from eke.track.tracker import Value
 
+OF_SLURM = re.compile(r"\+*slurm[.=]")
 SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
+
+
+def shown_of(
+    overrides: Iterable[str],
+    command: Iterable[str],
+    factors: Mapping[str, str],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What a tracker is told of how a run was asked for, as fields of a TrackedRun.
+
+    No secret, and nothing of the group `slurm`: lines of shell are for this user alone.
+    """
+    typed, whole = ([w for w in words if not OF_SLURM.match(w)] for words in (overrides, command))
+    return {
+        "name": " ".join(masked(typed)) or "defaults",
+        "notes": shlex.join(masked(whole)),
+        "factors": {key: option for key, option in factors.items() if key != "slurm"},
+        "config": masked({key: value for key, value in config.items() if key != "slurm"}),
+    }
 
 
 def tracker_id(folder: str, run_id: str) -> str:

@@ -7,7 +7,6 @@ goes to every process of a job, wandb-core dies of it, and the next `log` raises
 import logging
 import os
 import queue
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from eke.masking import mask
 from eke.track.tracker import Row
 from eke.units import format_number
 
@@ -210,7 +210,7 @@ def describe(error: BaseException) -> str:
     for variable in SECRETS:
         if secret := os.environ.get(variable):
             text = text.replace(secret, "***")
-    text = re.sub(r"://[^/@\s]+@", "://***@", text)  # user and password of a URI
+    text = mask(text)
     if isinstance(error, MirrorError):
         return text
     return f"stopped by {name}: {text}" if text else f"stopped by {name}"

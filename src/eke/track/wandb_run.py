@@ -22,6 +22,8 @@ from eke.track.wandb_file import count_rows
 if TYPE_CHECKING:
     import wandb
 
+_log = logging.getLogger(__name__)
+
 MAX_TAG_CHARACTERS = 64
 """Longer tags make `wandb.init` raise."""
 FLUSH_INTERVAL_S = 1.0
@@ -70,8 +72,11 @@ class WandbRun:
             raise MirrorError("the package wandb is not installed -> pip install wandb") from None
         # W&B tells its own log of every step it takes; the run's log is for the user.
         logging.getLogger("wandb").propagate = False
+        ignore_folder_settings()
         with _environment(folder):
-            wandb.setup(self._make_settings())
+            server = wandb.setup(self._make_settings()).settings.base_url
+        if self._run.settings.mode is TrackerMode.online:
+            _log.info("tracker: W&B's server is %s", server)
 
     def open(self) -> None:
         """Start the run, in W&B's words `init`.
@@ -189,6 +194,18 @@ class WandbRun:
         expected = (self._run.directory / "wandb").resolve()
         if not os.path.realpath(folder).startswith(f"{expected}{os.sep}"):
             raise MirrorError(f"W&B cannot write to {expected} and would write to {folder}")
+
+
+def ignore_folder_settings() -> None:
+    """Have W&B read this user's own settings file alone; before its first question.
+
+    It reads `wandb/settings` in the current folder, too: who can write there would name the server,
+    or the proxy, that the API key is sent to.
+    """
+    from wandb.sdk.wandb_settings import Settings
+
+    nothing = property(lambda _: os.devnull)
+    Settings.settings_workspace = nothing  # type: ignore[assignment, method-assign]  # no switch
 
 
 def kill_core() -> None:

@@ -169,7 +169,6 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
     "uri_is_mlflows": (("tracker=none", "tracker.uri=sqlite:///mlflow.db"), CPU),
     "uri_is_no_folder": (("tracker=mlflow", "tracker.uri=mlruns"), CPU),
     "uri_has_a_store": (("tracker=mlflow", "tracker.uri=htp://host:5000"), CPU),
-    "uri_has_password": (("tracker=mlflow", "tracker.uri=https://me:secret@host"), CPU),
     "pinning_needs_cuda": (("dataloader.pin_memory=on",), CPU),
     "states_do_not_fit": (("model=llama3_8b",), CPU),
     "batch_does_not_fit": (("batch.per_device=1000000",), CPU),

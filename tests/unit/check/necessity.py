@@ -277,9 +277,6 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "uri_is_no_folder": "test_mlflow_takes_no_folder_any_more",
         "uri_has_a_store": "test_mlflow_has_no_store_of_another_kind",
     },
-    (Kind.wrong, SERVICE): {
-        "uri_has_password": "test_a_password_would_be_written_into_the_plan",
-    },
     (Kind.fails, SERVICE): {
         "package_missing": "test_without_its_package_an_option_cannot_be_built",
     },

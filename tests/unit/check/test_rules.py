@@ -148,12 +148,6 @@ def test_the_package_of_each_tracker_is_named(option, monkeypatch) -> None:
     assert option in refused[0].fix
 
 
-def test_a_password_in_a_uri_is_not_repeated() -> None:
-    overrides, device = CASES["uri_has_password"]
-    refused, _ = check(Facts(compose(list(overrides)).config, device))
-    assert "secret" not in ConfigError(refused).render()
-
-
 @pytest.mark.parametrize(
     ("typed", "device", "fix"),
     [

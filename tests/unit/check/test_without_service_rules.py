@@ -5,10 +5,8 @@ import sys
 import pytest
 from torch import nn
 from unit.build.plans import hand_plan
-from unit.check.without import light_plan
 
 from eke.build.optimizer import build_optimizer
-from eke.plan import plan_to_plain
 
 
 def test_mlflow_takes_no_folder_any_more(tmp_path) -> None:
@@ -25,11 +23,6 @@ def test_mlflow_has_no_store_of_another_kind() -> None:
 
     with pytest.raises(MlflowException, match="unsupported URI"):
         MlflowClient("htp://host:5000").search_experiments()
-
-
-def test_a_password_would_be_written_into_the_plan() -> None:
-    plan = light_plan("tracker=mlflow", "tracker.uri=https://me:secret@host")
-    assert "secret" in str(plan_to_plain(plan))
 
 
 @pytest.mark.parametrize(

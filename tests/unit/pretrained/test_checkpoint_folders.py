@@ -1,8 +1,10 @@
 """`model=pretrained` before anything is loaded: sizes, identity, and every folder that is wrong."""
 
+import ast
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from eke.build.heads import HEADS
 from eke.compose import compose
 from eke.errors import ConfigError
 from eke.pretrained import resolve_model
+from eke.pretrained.locate import Located
+from eke.pretrained.tensors import weight_files
 from eke.schema.codec import make_converter
 from eke.sizes import VALID_TASKS, model_size, state_bytes, structure
 
@@ -318,6 +322,17 @@ def test_one_clear_refusal(folder, case):
     assert problem.value == str(folder)
     assert why in problem.why
     assert fix in problem.fix
+
+
+@pytest.mark.parametrize("name", ["quote'); import os; os.abort(); ('", "dollar$(id)", "a b`id`"])
+def test_a_line_to_paste_runs_nothing_of_a_folders_name(folder, name):
+    pickled(folder)
+    with pytest.raises(ConfigError) as caught:
+        weight_files(Located("typed", folder.rename(folder.with_name(name))))
+    command = shlex.split(caught.value.problems[0].fix)
+    code = ast.parse(command[command.index("-c") + 1])
+    texts = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
+    assert str(folder.with_name(name)) in texts
 
 
 JSON = st.recursive(

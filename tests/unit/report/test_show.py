@@ -132,6 +132,19 @@ def test_csv_starts_no_formula(hostile):
     assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@", "\t")]
 
 
+def test_csv_starts_no_formula_in_its_heading_or_behind_white_space(tmp_path):
+    names = ("=HYPERLINK(1)", " =1+1", "\n=1", "\uff1d1")
+    runs = [Run(overrides=(f"seed={n}",), seed=n, keys={"data.path": name})
+            for n, name in enumerate(names)]  # fmt: skip
+    text = as_csv(compare([make_sweep(tmp_path, runs)]))
+    comparison = compare([make_sweep(tmp_path / "b", [Run(), Run(seed=1)])])
+    object.__setattr__(comparison, "factors", ("=cmd|1",))
+    for found in (text, as_csv(comparison)):
+        rows = list(csv.reader(io.StringIO(found)))
+        starts = {cell.lstrip()[:1] for row in rows for cell in row}
+        assert not starts & {"=", "+", "@", "\uff1d"}
+
+
 def test_a_page_holds_everything_as_text(hostile):
     page = render_page(hostile)
     assert page.count("</script>") == 3

@@ -46,7 +46,7 @@ def keep(fitting: Fitting, fit: Fit) -> None:
         _keep_option(fitting, fit.best.candidate.overrides, text)
     else:
         _keep_none(fitting, fit)
-    say(f"\n  {folder / REPORT}   (all trials: eke report {folder})")
+    say(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
 
 
 def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:

@@ -149,7 +149,8 @@ def submit_array(
     submission = new_submission(sweep, runs, profile.max_restarts)
     path = submission_file(folder, submission).absolute()
     script = path.with_suffix(".sbatch")
-    write_atomic(script, script_text(request, profile, submission.name, path, len(jobs)))
+    text = script_text(request, profile, submission.name, path, len(jobs))
+    write_atomic(script, text, mode=0o600)  # lines of shell are for this user alone
     write_submission(path, submission)
     note_software(path)
     before = name_in_runs(path, submission)

@@ -40,10 +40,9 @@ def as_csv(comparison: Comparison) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = [measure.key for measure in MEASURES]
-    writer.writerow(
-        ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
-         "reason", *keys, "run"]
-    )  # fmt: skip
+    heading = ["configuration", "row", "machine", *comparison.factors, "seed", "repeat", "outcome",
+               "reason", *keys, "run"]  # fmt: skip
+    writer.writerow(map(_inert, heading))
     for row in comparison.rows:
         for entry in row.variant.entries:
             values = measured(entry.record) if entry.record else {}
@@ -59,8 +58,11 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _inert(cell: object) -> object:
-    """Text that a spreadsheet takes for text (https://owasp.org/www-community/attacks/CSV_Injection)."""
-    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+    """Text that a spreadsheet takes for text, also behind white space and in full width.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if isinstance(cell, str) and cell.lstrip().startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20")):
         return f"'{cell}"
     return cell
 

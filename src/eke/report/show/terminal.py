@@ -1,7 +1,6 @@
 """A comparison in a terminal, through rich."""
 
 import io
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,12 +19,10 @@ from eke.report.compare.verdict import verdict
 from eke.report.compare.wording import MARKS
 from eke.report.show.columns import CHARS_FOR_NAMES, Column, columns, outcome_text
 from eke.report.show.sections import Section, counts, provenance, sections
+from eke.streams import printable
 
 PIPED_WIDTH = 160
 """Columns where the output is no terminal: a file is read with a wide window."""
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, an escape's first one among them: a name could move the cursor."""
 
 RANKS = (
     "machine", "outcome", f"ratio {SAMPLES.key}", f"ratio {PEAK.key}", "parity", EVAL_LOSS.key,
@@ -83,7 +80,7 @@ def _parts(comparison: Comparison, repeats: bool, width: int) -> list[Renderable
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), style=style)
+    return Text(printable(text, colours=False), style=style)
 
 
 def _main(comparison: Comparison, width: int) -> list[RenderableType]:
@@ -110,7 +107,7 @@ def _fitting(
 
     def needs(column: Column) -> int:
         texts = [column.title, *map(column.text, rows)]
-        return GAP + max(cell_len(CONTROL.sub(" ", text)) for text in texts)
+        return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
 
     label, *others = columns(comparison, wide=False)
     if all(outcome_text(row) == Outcome.ok.name for row in rows):

@@ -1,6 +1,7 @@
 """The user's account at W&B, and what the server says it has. Tested with wandb 0.31."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,8 +11,9 @@ from typing import Any, TypeVar
 
 from eke.check.credentials import has_wandb_key
 from eke.errors import ConfigError, EkeError
+from eke.peers import speak
 from eke.track.guard import describe
-from eke.track.wandb_run import kill_core
+from eke.track.wandb_run import ignore_folder_settings, kill_core
 
 ANSWER_S = 20.0
 """Seconds the server gets to answer one question; W&B's own default is 19."""
@@ -49,7 +51,7 @@ class Account:
 
 
 def prepare(scratch: Path) -> None:
-    """Have W&B keep its files in `scratch`, say nothing and send no telemetry.
+    """Have W&B keep its files in `scratch` and send no telemetry; name its server.
 
     Raises:
         ConfigError: there is no API key, or W&B is not installed.
@@ -66,9 +68,11 @@ def prepare(scratch: Path) -> None:
             "for a server of your own WANDB_BASE_URL as well)"
         )
     try:
-        import wandb  # noqa: F401  # found missing here, and not in the middle
+        from wandb.sdk.wandb_setup import singleton  # found missing here, and not in the middle
     except ModuleNotFoundError as error:
         raise ConfigError("the package wandb is not installed -> pip install wandb") from error
+    ignore_folder_settings()
+    speak(f"W&B's server: {singleton().settings.base_url}", sys.stderr)
 
 
 def log_in(answer_s: float = ANSWER_S) -> Account:

@@ -1,7 +1,6 @@
 """What is sent of a run: the truth that its folder holds."""
 
 import hashlib
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from eke.paths import RunPaths
 from eke.plan import outline_record, read_plan
 from eke.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
 from eke.track.catch_up import deduplicate
-from eke.track.describe import summary_values, tracker_id
+from eke.track.describe import shown_of, summary_values, tracker_id
 from eke.track.tracker import TrackedRun, Value
 
 
@@ -74,12 +73,8 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
     device = str(record.plan.get("device", {}).get("name", ""))
     run = TrackedRun(
         run_id=tracker_id(paths.folder.name, record.run_id),
-        name=record.name,
         group=settings.get("group"),
         tags=(device,),
-        notes=shlex.join(record.command),
-        factors={**record.choices, **({"device": device} if device else {})},
-        config=record.config,
         directory=paths.folder,
         attempt=0,  # it is sent as one piece, so that sending it again changes nothing
         settings=schema.Tracker(
@@ -87,6 +82,12 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             mode=schema.TrackerMode.online,
             project=project or str(settings.get("project") or "eke"),
             entity=entity or settings.get("entity"),
+        ),
+        **shown_of(
+            record.overrides,
+            record.command,
+            {**record.choices, **({"device": device} if device else {})},
+            record.config,
         ),
     )
     note = f"{unreadable} unreadable lines left out" if unreadable else ""

@@ -114,6 +114,7 @@ def test_what_sbatch_refuses_keeps_no_other_request_out(
     assert jobs[3].reason == cluster.refusal
     assert made.books.board.notes == [cluster.refusal], "once"
     assert len(list(sweep.slurm.glob("*.sbatch"))) == min(3, room)
+    assert {each.stat().st_mode & 0o777 for each in sweep.slurm.glob("*.sbatch")} <= {0o600}
 
 
 def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:

@@ -80,7 +80,7 @@ def test_runs_that_eke_sync_sent_are_those_it_shows(
     assert main(["sync", str(sweep)]) == 0
     capsys.readouterr()
     assert publish(sweep) == 0
-    assert capsys.readouterr().err == ""  # none is missing
+    assert capsys.readouterr().err == f"W&B's server: {online.url}\n"  # none is missing
     assert {run["groupName"] for run in online.runs.values()} == {SWEEP}
     for run_id, run in online.runs.items():
         assert json.loads(run["config"])["precision"]["value"] in ("fp32", "bf16")
@@ -96,7 +96,8 @@ def test_runs_that_were_not_sent_are_counted(
     add_receipt(RunPaths(sweep.parent / f"{0:016x}"), sent)
     assert publish(sweep) == 0
     error = capsys.readouterr().err
-    assert error.startswith("5 runs without a sign of being at W&B: panels lack them -> eke sync ")
+    told = "5 runs without a sign of being at W&B: panels lack them -> eke sync "
+    assert error.splitlines()[1].startswith(told)
     assert error.rstrip().endswith(SWEEP)
 
 

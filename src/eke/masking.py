@@ -1,0 +1,69 @@
+"""Secrets in text: found by the name that they are given to, or in front of an address's host.
+
+Others read plans, records, logs and what trackers show.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+
+_WORD = r"(?:token|secret|password|passwd|passphrase|(?:api|access|secret|private|auth)key)"
+_NAME = rf"(?:[\w.-]*{_WORD}|[\w.-]*(?<=[_.?&-])key)_?\d*"
+"""By its last word: HF_TOKEN, trainer.extra.hub_token, apiKey; `key` alone is none."""
+
+_VOCABULARY = re.compile(r"(?i)(max|min|num|per|pad|eos|bos|unk|sep|cls|mask)_?token_?\d*\W*$")
+"""Tokens that are words, and counts of them."""
+
+_GIVEN = re.compile(
+    rf"""(?i)(?P<name>(?<![\w.-]){_NAME}["']?\s*=\s*"""  # NAME=VALUE
+    rf"""|(?<=[{{,"'])\s*{_NAME}["']?\s*:\s*"""  # {{NAME: VALUE}}
+    rf"""|(?<!\S)(?:--|setenv\s+){_NAME}\s+)"""  # --NAME VALUE
+    r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&,;\]})]+)"""
+)
+_NO_SECRET = re.compile(
+    r"""(?i)["']?(|null|none|true|false|\*\*\*|\.\.\.|\$\w+|\$\{(\w+\}|oc\.).*|(\$\(|`).*)["']?"""
+)
+"""Values that hold none: nothing, and what a shell or OmegaConf replaces."""
+
+_USER = re.compile(
+    r"(?i)\b(?!([\w.-]{0,30}\+)?ssh://[^\s/:@]+@)([a-z][a-z\d+.-]{0,30}://)(?!\*\*\*@)[^\s/@\"']+@"
+)
+"""User and password of an address. A user alone is a token to most servers; not to ssh."""
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or a key of this name holds a secret."""
+    return bool(re.fullmatch(_NAME, name, re.IGNORECASE)) and not _VOCABULARY.search(name)
+
+
+def mask(text: str) -> str:
+    """Text without the secrets in it."""
+
+    def hidden(found: re.Match[str]) -> str:
+        is_none = _VOCABULARY.search(found["name"]) or _NO_SECRET.fullmatch(found["value"])
+        return found[0] if is_none else found["name"] + MASK
+
+    return _USER.sub(rf"\g<2>{MASK}@", _GIVEN.sub(hidden, text))
+
+
+def masked(value: Any, path: str = "", found: dict[str, str] | None = None) -> Any:
+    """Plain data without the secrets in it.
+
+    Args:
+        value: mappings, lists and text.
+        path: its key.
+        found: is told the key and the masked text of each secret.
+    """
+    if isinstance(value, Mapping):
+        keys = {key: f"{path}.{key}".lstrip(".") for key in value}
+        return {key: masked(each, keys[key], found) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(each, path, found) for each in value]
+    if not isinstance(value, str):
+        return value
+    whole = is_secret(path) and not _NO_SECRET.fullmatch(value)
+    if (shown := MASK if whole else mask(value)) != value and found is not None:
+        found[path] = shown
+    return shown
