@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import environment
 
-from eke.files import append_line, has_open, plain, read_json, write_atomic, write_json
+from eke.files import append_line, plain, read_json, write_atomic, write_json
+from eke.locks import has_open
 
 
 def test_text_and_bytes_are_written(tmp_path) -> None:

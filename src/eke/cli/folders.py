@@ -14,7 +14,7 @@ from eke.alignment import align
 from eke.cli.retry import BAD, add_options, retry
 from eke.cli.standings import counted, own_words, run_name, silence
 from eke.errors import EkeError, of_system
-from eke.files import READ_LIMIT, has_open, last_bytes, read_text
+from eke.files import READ_LIMIT, last_bytes, read_text
 from eke.launch.follow import Tail
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.submission import job_log, job_of, read_ticket
@@ -26,6 +26,7 @@ from eke.launch.standing import (
     goes_on,
 )
 from eke.launch.watched import watchers_in
+from eke.locks import has_open
 from eke.paths import RunPaths, user_path
 from eke.record import (
     EXIT_FAILED,

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from eke.errors import BusyError, ConfigError, EkeError, Problem
-from eke.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
+from eke.files import Refused, open_file, own_folder, read_text
 from eke.identity import changed_fingerprint
+from eke.locks import is_locked, try_lock
 from eke.paths import RunPaths
 from eke.plan import Plan
 from eke.record import Outcome, Record, UnreadableRecord, read_record

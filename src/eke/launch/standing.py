@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from eke.errors import ConfigError, EkeError
-from eke.files import is_locked, last_bytes, read_json, read_text
+from eke.files import last_bytes, read_json, read_text
 from eke.launch.follow import newest_step
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.states import Phase, phase_of
 from eke.launch.slurm.submission import newest_of
 from eke.launch.watched import watchers_in, watchers_of
+from eke.locks import is_locked
 from eke.paths import RunPaths, SweepPaths
 from eke.record import (
     RECORD_LIMIT,

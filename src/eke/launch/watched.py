@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.files import is_locked, open_file, own_folder, try_lock
+from eke.files import open_file, own_folder
+from eke.locks import is_locked, try_lock
 from eke.paths import SweepPaths
 
 

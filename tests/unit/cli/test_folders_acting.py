@@ -14,9 +14,9 @@ from unit.launch.scripted import record_for
 from eke import app, cli
 from eke.cli import folders
 from eke.errors import EkeError
-from eke.files import try_lock
 from eke.launch.slurm import scheduler
 from eke.launch.standing import Standing
+from eke.locks import try_lock
 from eke.paths import RunPaths, SweepPaths
 from eke.record import read_record, start_attempt, write_record
 

@@ -10,13 +10,13 @@ from unit.record.samples import step_row
 
 import eke.launch.standing as standing_module
 from eke.errors import ConfigError, EkeError
-from eke.files import is_locked
 from eke.launch.folder import claim
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
 from eke.launch.standing import find_standings, goes_on
 from eke.launch.watched import watching
+from eke.locks import is_locked
 from eke.paths import RunPaths, SweepPaths
 from eke.plan import write_plan
 from eke.record import Failure, Outcome, start_attempt, write_record

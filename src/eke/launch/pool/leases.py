@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.files import hold_folder, open_shared_lock, read_text, try_lock
+from eke.files import hold_folder, read_text
+from eke.locks import open_shared_lock, try_lock
 
 LEASES = "EKE_LEASES"
 """Environment variable with another folder for the locks: pools that use different ones do not see

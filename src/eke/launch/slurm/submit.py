@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eke.errors import BusyError, EkeError
-from eke.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
+from eke.files import own_folder, write_atomic, write_json
 from eke.launch.folder import claim, without_locks
 from eke.launch.job import Job
 from eke.launch.live import write_down
@@ -26,6 +26,7 @@ from eke.launch.slurm.submission import (
     with_job,
     write_submission,
 )
+from eke.locks import open_shared_lock, try_lock
 from eke.paths import RunPaths
 from eke.schema import Slurm
 from eke.units import format_number

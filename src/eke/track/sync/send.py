@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from eke.errors import EkeError
-from eke.files import is_locked
+from eke.locks import is_locked
 from eke.paths import RunPaths
 from eke.track.guard import EVERY_ROW, Guard, Limits
 from eke.track.sync import account
