@@ -20,6 +20,10 @@ def _rows(facts: Facts) -> Rows | None:
     return facts.config.data if isinstance(facts.config.data, Rows) else None
 
 
+READ_BY_DATASETS = ("hub", "parquet")
+"""Options whose files eke does not read itself."""
+
+
 def _synthetic(facts: Facts) -> Synthetic | None:
     return facts.config.data if isinstance(facts.config.data, Synthetic) else None
 
@@ -101,7 +105,7 @@ RULES = (
         verdict=Verdict.impossible,
         path="data",
         # Also for a plan, which counts the samples.
-        when=lambda f: _rows(f) is not None and find_spec("datasets") is None,
+        when=lambda f: f.config.data.option in READ_BY_DATASETS and find_spec("datasets") is None,
         value=lambda f: f.config.data.option,
         why=lambda f: "needs the package datasets, which is not installed",
         fix=lambda f: 'data=python_source   (or: pip install "eke[data]")',

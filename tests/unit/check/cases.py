@@ -73,7 +73,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
         ("model=pretrained", "model.name_or_path={tmp}/model", "data.tokenizer=bytes"),
         CPU,
     ),
-    "datasets_missing": (("data=jsonl", "data.path={tmp}/a.txt"), CPU),
+    "datasets_missing": (("data=parquet", "data.path={tmp}/a.txt"), CPU),
     "packing_needs_causal_decoder": (
         (
             *SYNTHETIC,

@@ -114,7 +114,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "states_do_not_fit": "test_bytes_are_those_of_the_real_tensors",
     },
     (Kind.fails, DATA): {
-        "datasets_missing": "test_rows_are_read_by_datasets",
+        "datasets_missing": "test_tables_are_read_by_datasets",
         "streaming_needs_num_samples": "test_a_stream_without_a_number_ends_before_its_first_row",
         "seq2seq_needs_pairs": "test_a_translation_without_columns_has_no_target",
     },

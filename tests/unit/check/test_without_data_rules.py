@@ -2,6 +2,8 @@
 
 import sys
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from checkpoints import LINES, make_tokenizer
@@ -36,10 +38,13 @@ def test_a_checkpoints_tokenizer_numbers_bytes_otherwise() -> None:
         assert not set(ours[:1]) & set(numbers[:1])
 
 
-def test_rows_are_read_by_datasets(rows, monkeypatch, own_cache) -> None:
+def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
+    assert store_of("data=jsonl", rows)
+    table = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"] * 9}), table)
     with pytest.raises(ConfigError, match="import of datasets"):
-        store_of("data=jsonl", rows)
+        store_of("data=parquet", f"data.path={table}")
 
 
 def test_packed_samples_of_a_bidirectional_model_see_each_other() -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from two_users import ATTACKER, VICTIM, hand, machine, needs_root  # noqa: F401  # a fixture
+from two_users import ATTACKER, VICTIM, hand, machine, needs_root  # noqa: F401  # fixture that a test names
 
 from eke import app, cli
 from eke.cli import folders  # noqa: F401  # imported before the user changes, who may not read it
