@@ -37,7 +37,7 @@ Check = Callable[[], None]
 
 
 def unchecked() -> None:
-    """For text that nobody planned."""
+    """For text without a plan."""
 
 
 def byte_stream(
@@ -98,7 +98,7 @@ class InPlace:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
         if (found := stamp(descriptor)) != self.stamps[piece.path]:
-            if os.fstat(descriptor).st_nlink:  # what has lost its name, nobody edits
+            if os.fstat(descriptor).st_nlink:  # a deleted file changes no more
                 self.check()  # one that was only touched goes on
             self.stamps[piece.path] = found
         if len(content) < count:

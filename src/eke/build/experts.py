@@ -34,17 +34,20 @@ def routed_parents(model: nn.Module) -> list[nn.Module]:
 def routed_siblings(model: nn.Module) -> list[list[nn.Module]]:
     """The equal modules of each place in `routed_parents`."""
     containers = (c for parent in routed_parents(model) for c in parent.children())
-    return [list(container.children()) for container in containers if _is_routed(container)]
+    return [_with_parameters(container) for container in containers if _is_routed(container)]
 
 
 def _is_routed(module: nn.Module) -> bool:
-    if not isinstance(module, nn.ModuleList | nn.ModuleDict) or len(module) < 2:
+    experts = _with_parameters(module)
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict) or len(experts) < 2:
         return False
-    kinds = {
-        (type(m), *((name, tuple(p.shape)) for name, p in m.named_parameters()))
-        for m in module.children()
-    }
-    return len(kinds) == 1 and any(True for _ in module.parameters())
+    kinds = {(type(m), *((n, tuple(p.shape)) for n, p in m.named_parameters())) for m in experts}
+    return len(kinds) == 1
+
+
+def _with_parameters(module: nn.Module) -> list[nn.Module]:
+    """Children that learn: NLLB-MoE keeps a dropout among its experts."""
+    return [m for m in module.children() if any(True for _ in m.parameters())]
 
 
 def depend_on_all(module: nn.Module, late: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a model makes of a row beside other rows and of what follows in it, asked by tiny batches.
+"""Whether padding and later tokens change what a model computes for a row, asked by tiny batches.
 
 No list of families says it: XLNet classifies by the last place, padding or not; FNet mixes padding
 into every token; BERT's class for causal_lm sees the tokens that it predicts.

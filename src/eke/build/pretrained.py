@@ -51,7 +51,7 @@ class LoadReport:
     kept_dropouts: tuple[float, ...] = ()
     """Probabilities of dropouts that `model.dropout` does not reach."""
     padding: str = "right"
-    """Side on which rows can be padded; empty where the model computes otherwise beside padding."""
+    """Side on which rows can be padded; empty where padding changes the other tokens."""
 
     @property
     def warnings(self) -> list[str]:
@@ -81,7 +81,7 @@ class LoadReport:
             found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
         if not self.padding:
             found.append(
-                "padding changes what this model computes for the tokens beside it: losses depend "
+                "padding changes what this model computes for other tokens: losses depend "
                 "on which rows share a micro-batch (batch.per_device=1 batch.eval_per_device=1)"
             )
         return found

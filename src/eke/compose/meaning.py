@@ -46,7 +46,7 @@ def as_evaluation(typed: str) -> tuple[str, ...]:
 
 def is_file(typed: str) -> bool:
     """Whether a text is a file's or a folder's, not `owner/name` or a bare word."""
-    if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\", typed):
+    if _exists(user_path(typed)) or re.match(r"[./~]|[A-Za-z]:\\|.*/$", typed):
         return True
     suffix = re.search(r"\.[A-Za-z]\w{0,7}$", typed)
     if suffix or "\\" in typed or typed.count("/") > 1 or "*" in typed:

@@ -252,7 +252,7 @@ TOKENIZER_FILES = (
 `vocab_files_names`; config.json names its class."""
 
 OTHER_TEMPLATES = "additional_chat_templates"
-"""transformers' folder beside them (`CHAT_TEMPLATE_DIR`)."""
+"""transformers' folder next to them (`CHAT_TEMPLATE_DIR`)."""
 
 
 def tokenizer_content(tokenizer: str) -> str:

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,14 +72,14 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     plan = read_plan(paths)
     if plan.probe:
         end_first()
-    machine = with_own_software(plan).machine
-    number = start_attempt(paths, machine, os.environ.get(PROCESS, ""))
+    own = with_own_software(plan)
+    number = start_attempt(paths, own.machine, os.environ.get(PROCESS, ""))
     metrics.seal(paths.metrics)
     try:
-        check_software(plan)
+        check_software(plan, own)
     except ChangedError as error:
         failure = Failure("software", str(error))
-        return record_end(replace(plan, machine=machine), paths, number, Outcome.refused, failure)
+        return record_end(own, paths, number, Outcome.refused, failure)
     # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
     try:
         with importing():

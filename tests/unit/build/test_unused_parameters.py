@@ -90,6 +90,20 @@ def test_no_expert_is_frozen():
     assert [len(siblings) for siblings in routed_siblings(model)] == [8, 8]
 
 
+def test_experts_beside_a_dropout_in_one_container():
+    config = transformers.NllbMoeConfig(
+        vocab_size=320, d_model=32, encoder_layers=1, decoder_layers=1, num_experts=8,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
+        decoder_ffn_dim=64, encoder_sparse_step=1, decoder_sparse_step=1, pad_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    model = transformers.NllbMoeForConditionalGeneration(config)
+    for parent in routed_parents(model):
+        torch.nn.init.zeros_(parent.router.classifier.weight)
+    assert freeze_unreached(model) == ()
+    assert [len(siblings) for siblings in routed_siblings(model)] == [8, 8]
+
+
 def test_experts_in_a_list_that_one_token_reaches():
     """Routed by structure, not by a name: one of four equal modules gets every token."""
     model = switch()

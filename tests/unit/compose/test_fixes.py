@@ -95,6 +95,8 @@ MEANT = {
     "data=rows.jsonl": "data=jsonl data.path=rows.jsonl",
     "data=rows": "data=parquet data.path=rows",
     "data=./notes": "data=text data.path=./notes",
+    "data=notes/": "data=text data.path=notes/",
+    "distributed=zero": "distributed=zero2",
     "dataset_name=imdb": "data=hub data.name=imdb",
     "dataset=rows.jsonl": "data=jsonl data.path=rows.jsonl",
     "dataset_name=glue dataset_config_name=mrpc": "data=hub data.name=glue data.config_name=mrpc",

@@ -104,7 +104,8 @@ OPTIONS: tuple[Row, ...] = (
      "peft=lora"),
     ("peft=rslora", "is lora with another scale", "peft=lora peft.use_rslora=true"),
     # processes, trackers, engines, schedules, data, models
-    ("distributed=deepspeed", "does not say which stage of ZeRO", "distributed=zero2"),
+    ("distributed=deepspeed distributed=zero", "does not say which stage of ZeRO",
+     "distributed=zero2"),
     ("offload=disk offload=ssd offload=zero_infinity", "is called nvme here",
      "distributed=zero3 offload=nvme offload.path=FOLDER"),
     ("offload=cpu offload=optimizer", "does not say what moves", "offload=optimizer_cpu"),

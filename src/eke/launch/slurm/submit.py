@@ -165,7 +165,7 @@ def submit_array(
 
 
 def forget(path: Path) -> None:
-    """Delete a submission that has not become a job, and what lies beside it."""
+    """Delete a submission that has not become a job, and its other files."""
     path.unlink()
     for ending in (".sbatch", ".software"):
         path.with_suffix(ending).unlink(missing_ok=True)
