@@ -32,10 +32,11 @@ def processes_of(folder: Path, module: str) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().decode().split("\0")
+            # The same run may be running for a test beside this one, in another folder.
+            if module in words and folder in [entry.joinpath("cwd").resolve() / w for w in words]:
+                found.append(int(entry.name))
         except OSError:
             continue
-        if module in words and any(word.endswith(folder.name) for word in words):
-            found.append(int(entry.name))
     return sorted(found)
 
 
