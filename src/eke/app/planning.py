@@ -22,8 +22,8 @@ from eke.hardware import Device, choose
 from eke.pace import slowdown
 from eke.peers import machines_at_hand
 from eke.plan import Decision, Plan, make_plan
-from eke.pretrained import follow_head, resolve_attention, resolve_model, resolve_tokenizer
-from eke.schema import Config
+from eke.pretrained import follow_head, resolve_model, resolve_tokenizer
+from eke.schema import Config, resolve_attention
 from eke.units import format_bytes
 
 PLANNING = Means()

@@ -24,8 +24,7 @@ from eke.compose.trees import Tree, Trees, hydra_state, make_trees
 from eke.compose.values import PLACEHOLDERS, admits, is_interpolation
 from eke.compose.wording import as_typed, first_line, multirun, shown
 from eke.errors import ConfigError, Problem
-from eke.pretrained import resolve_attention
-from eke.schema import VARIANTS, Config, PretrainedModel, Sweep
+from eke.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from eke.corpus import ENDINGS
 from eke.paths import user_path
+from eke.schema import ENDINGS
 from eke.spelling import normal
 
 # Endings of files that are no text, and that no option of `data` reads.

@@ -2,7 +2,7 @@
 
 from eke.corpus.ask import open_store
 from eke.corpus.cache import cache_folder, files_digest, stamp
-from eke.corpus.files import ENDINGS, find_files, other_format
+from eke.corpus.files import find_files, other_format
 from eke.corpus.lengths import mix_seed, synthetic_length, synthetic_lengths
 from eke.corpus.once import looking_once
 from eke.corpus.pack import Packs, first_fit
@@ -45,7 +45,6 @@ __all__ = [
     "BYTES",
     "BYTE_TOKENS",
     "DTYPES",
-    "ENDINGS",
     "EVAL_FRAC",
     "SKIPPED_FOLDERS",
     "Corpus",

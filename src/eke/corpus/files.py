@@ -7,17 +7,8 @@ from pathlib import Path
 
 from eke.errors import ConfigError, Problem
 from eke.paths import user_path
+from eke.schema import ENDINGS
 from eke.spelling import closest_path
-
-COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
-"""Endings of compressed files that the datasets library opens."""
-
-ENDINGS: dict[str, tuple[str, ...]] = {
-    "jsonl": tuple(kind + c for kind in (".jsonl", ".ndjson", ".json") for c in COMPRESSED),
-    "csv": tuple(".csv" + c for c in COMPRESSED),
-    "parquet": (".parquet", ".pq"),
-}
-"""Option of the group `data` -> endings of its files in a folder."""
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:

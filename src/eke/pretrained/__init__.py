@@ -2,7 +2,7 @@
 
 from eke.pretrained.content import content_of
 from eke.pretrained.locate import Located, locate
-from eke.pretrained.resolve import follow_head, resolve_attention, resolve_model
+from eke.pretrained.resolve import follow_head, resolve_model
 from eke.pretrained.tokens import is_of_eke_without_tokenizer, resolve_tokenizer
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "follow_head",
     "is_of_eke_without_tokenizer",
     "locate",
-    "resolve_attention",
     "resolve_model",
     "resolve_tokenizer",
 ]

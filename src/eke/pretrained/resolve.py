@@ -18,7 +18,7 @@ from eke.pretrained.content import content_of
 from eke.pretrained.locate import CONFIG, Located, locate
 from eke.pretrained.problem import KEY, refuse
 from eke.pretrained.tensors import Shapes, read_shapes, same_numbers
-from eke.schema import AUTO_ATTENTION, Config, PretrainedModel, Rows, SequenceClassification
+from eke.schema import Config, PretrainedModel, Rows, SequenceClassification
 from eke.units import format_value
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
@@ -110,15 +110,6 @@ def follow_head(config: Config) -> Config:
     if not isinstance(config.data, Rows):
         return config
     return dataclasses.replace(config, task=dataclasses.replace(config.task, num_labels=len(names)))
-
-
-def resolve_attention(config: Config) -> Config:
-    """The configuration with an implementation in place of `attention=auto`."""
-    if config.attention.option != AUTO_ATTENTION:
-        return config
-    lacks = isinstance(config.model, PretrainedModel) and config.model.supports_sdpa is False
-    attention = dataclasses.replace(config.attention, option="eager" if lacks else "sdpa")
-    return dataclasses.replace(config, attention=attention)
 
 
 def read_config(found: Located) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from eke.schema.attention import AUTO_ATTENTION, Attention, Backend
 from eke.schema.cluster import GpuRequest, Resources, Slurm
 from eke.schema.compiling import Compile, CompileMode
-from eke.schema.config import SCHEMA_VERSION, VARIANTS, Config, register
+from eke.schema.config import SCHEMA_VERSION, VARIANTS, Config, register, resolve_attention
 from eke.schema.dataloader import DataLoader
 from eke.schema.distributed import FSDP, Distributed, Exchange, PeerToPeer
 from eke.schema.engine import Engine, Trainer
@@ -45,6 +45,7 @@ from eke.schema.sweep import Sweep
 from eke.schema.switch import Switch
 from eke.schema.work import (
     DEFAULT_PER_DEVICE,
+    ENDINGS,
     MAX_STEPS,
     Batch,
     Data,
@@ -67,6 +68,7 @@ from eke.schema.work import (
 __all__ = [
     "AUTO_ATTENTION",
     "DEFAULT_PER_DEVICE",
+    "ENDINGS",
     "FSDP",
     "MAX_STEPS",
     "SCHEMA_VERSION",
@@ -152,4 +154,5 @@ __all__ = [
     "Weights",
     "WeightsPlace",
     "register",
+    "resolve_attention",
 ]

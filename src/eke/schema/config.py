@@ -1,11 +1,11 @@
 """The root of the configuration tree, and its registration with Hydra."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eke.masking import is_secret
 from eke.schema import model as models
 from eke.schema import surroundings, work
-from eke.schema.attention import Attention
+from eke.schema.attention import AUTO_ATTENTION, Attention
 from eke.schema.cluster import Resources, Slurm
 from eke.schema.compiling import Compile
 from eke.schema.dataloader import DataLoader
@@ -96,6 +96,15 @@ VARIANTS: dict[str, dict[str, type]] = {
     "peft": PEFTS,
 }
 """Groups whose options have different fields: schema name -> class, named by the option's file."""
+
+
+def resolve_attention(config: Config) -> Config:
+    """The configuration with an implementation in place of `attention=auto`."""
+    if config.attention.option != AUTO_ATTENTION:
+        return config
+    lacks = isinstance(config.model, models.PretrainedModel) and config.model.supports_sdpa is False
+    attention = replace(config.attention, option="eager" if lacks else "sdpa")
+    return replace(config, attention=attention)
 
 
 def _variable(name: str, *default: str | None) -> object:

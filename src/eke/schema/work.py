@@ -12,6 +12,17 @@ DEFAULT_PER_DEVICE = 8
 """Samples of a micro-batch of batch=fixed."""
 
 
+_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+"""Endings of compressed files that the datasets library opens."""
+
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "jsonl": tuple(kind + c for kind in (".jsonl", ".ndjson", ".json") for c in _COMPRESSED),
+    "csv": tuple(".csv" + c for c in _COMPRESSED),
+    "parquet": (".parquet", ".pq"),
+}
+"""Option of the group `data` -> endings of its files in a folder."""
+
+
 class Lengths(Enum):
     """Distribution of sequence lengths in synthetic data."""
 

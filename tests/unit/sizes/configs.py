@@ -6,8 +6,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from eke.paths import conf_folder
-from eke.pretrained import resolve_attention
-from eke.schema import Config, register
+from eke.schema import Config, register, resolve_attention
 from eke.sizes import VALID_TASKS
 
 
