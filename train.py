@@ -11,13 +11,13 @@ if __name__ == "__main__":
     # This checkout's eke, installed or not.
     sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
     try:
-        from eke.collecting import collect_seldom
-        from eke.streams import open_streams, use_utf8
+        from eke.common.gc_tuning import collect_seldom
+        from eke.common.streams import open_streams, use_utf8
 
         use_utf8()
         open_streams()
         collect_seldom()
-        from eke.app import main
+        from eke.workflows import main
 
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:  # while it was still being imported

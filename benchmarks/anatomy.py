@@ -24,11 +24,11 @@ from paired import summarize
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from eke.files import write_json
+from eke.common.files import write_json
 from eke.hardware import detect, environment
 from eke.hardware.cpu import cpu_name
-from eke.run.job import Job
-from eke.run.loop import train_step
+from eke.training.loop.loop import train_step
+from eke.training.loop.state import Job
 
 WARMUP = 2
 """Steps that are not profiled: they make the optimizer's state and load kernels."""

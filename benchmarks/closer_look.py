@@ -1,4 +1,4 @@
-"""What the two closer looks of eke.run.look cost the step they look at.
+"""What the two closer looks of eke.training.observe.first_step_probe cost the step they look at.
 
 python benchmarks/closer_look.py [--rounds N]
 
@@ -19,9 +19,9 @@ from arguments import at_least
 from loops import bert, make_job
 from paired import Start, Turns, difference, ratio, summarize
 
-from eke.run.job import Job
-from eke.run.look import closer_look
-from eke.run.loop import train_step
+from eke.training.loop.loop import train_step
+from eke.training.loop.state import Job
+from eke.training.observe.first_step_probe import closer_look
 
 LOOKS = {"plain step": 2, "kernel probe": 0, "memory profile": 1}
 """Which look a step takes -> the number that makes `closer_look` take it."""

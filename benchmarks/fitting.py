@@ -3,11 +3,11 @@
     python benchmarks/fitting.py simulated            # made-up machines: no run is started
     python benchmarks/fitting.py real                 # every configuration of a small space, here
 
-`simulated` searches random machines of two makes, whose generators (tests/unit/fit/surfaces.py and
-surfaces_of_parts.py) share no code with the time model, with estimates of two qualities and
-without. `real` searches from a good start and from a poor one, then runs the whole space three
-times, and asks how good a search's choice was there: what was typed, where nothing was better by
-more than chance. --output FILE keeps what was found as JSON.
+`simulated` searches random machines of two makes, whose generators
+(tests/unit/tuning/search/surfaces.py and surfaces_of_parts.py) share no code with the time model,
+with estimates of two qualities and without. `real` searches from a good start and from a poor one,
+then runs the whole space three times, and asks how good a search's choice was there: what was
+typed, where nothing was better by more than chance. --output FILE keeps what was found as JSON.
 """
 
 import argparse
@@ -29,12 +29,12 @@ sys.path.insert(0, str(REPO / "tests"))
 
 from arguments import at_least, writable  # noqa: E402  # after the path is there
 from provenance import machine, provenance  # noqa: E402
-from unit.fit.surfaces import OFF, Surface, make, search  # noqa: E402
-from unit.fit.surfaces_of_parts import make_of_parts  # noqa: E402
+from unit.tuning.search.surfaces import OFF, Surface, make, search  # noqa: E402
+from unit.tuning.search.surfaces_of_parts import make_of_parts  # noqa: E402
 
-from eke.files import write_json  # noqa: E402
-from eke.fit.trials import SHORT  # noqa: E402
-from eke.record import EXIT_FAILED, EXIT_OK  # noqa: E402
+from eke.common.files import write_json  # noqa: E402
+from eke.plan.record import EXIT_FAILED, EXIT_OK  # noqa: E402
+from eke.tuning.search.trials import SHORT  # noqa: E402
 
 KINDS = {
     "techniques multiply; estimates off by 12 % a technique": (make, True, 1.0),

@@ -23,14 +23,14 @@ from typing import Any
 
 from arguments import at_least, writable
 
-from eke.app import plan_for
-from eke.compose import compose
-from eke.errors import ConfigError
-from eke.files import write_atomic
-from eke.forecast import forecast
+from eke.common.errors import ConfigError
+from eke.common.files import write_atomic
+from eke.common.paths import RunPaths
+from eke.config.compose import compose
+from eke.estimate.memory import forecast
 from eke.hardware import environment
-from eke.paths import RunPaths
-from eke.plan import Plan
+from eke.plan.planner import Plan
+from eke.workflows import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -145,11 +145,11 @@ def measured(plan: Plan) -> int | None:
     """
     import torch
 
-    from eke.run.engines import train
-    from eke.run.job import build_job
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track.tracker import Untracked
+    from eke.results.trackers.tracker import Untracked
+    from eke.training.loop.engines import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):

@@ -5,8 +5,8 @@ python benchmarks/forecast_calibration.py [--splits N] [--seed N] [--out FILE]
 Takes predicted and measured memory of results/forecast_bounds_cpu.json (formulas) and
 results/memory_truth_cpu.json (traces) as if each row were a finished run: a random half of each
 group calibrates, and the other half is what comes next. Both errors are of the rows that were held
-out, raw and calibrated; nothing is trained. Groups are those of `eke.forecast.pairs`: rows with the
-same doubts.
+out, raw and calibrated; nothing is trained. Groups are those of
+`eke.estimate.memory.memory_history`: rows with the same doubts.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from typing import Any
 
 from arguments import at_least, writable
 
-from eke.app import plan_for
-from eke.compose import compose
-from eke.errors import ConfigError
-from eke.files import write_atomic
-from eke.forecast.calibration import Pair, fit
-from eke.forecast.notes import notes_of
+from eke.common.errors import ConfigError
+from eke.common.files import write_atomic
+from eke.config.compose import compose
+from eke.estimate.memory.calibration import Pair, fit
+from eke.estimate.memory.notes import notes_of
 from eke.hardware import environment
+from eke.workflows import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 

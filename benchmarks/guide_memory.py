@@ -16,9 +16,9 @@ sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 from arguments import writable  # noqa: E402  # after the path is there
 from reference.libraries_2022 import libraries_of_2022  # noqa: E402  # after the path is there
 from reference.published import SETTING, SOURCE  # noqa: E402  # after the path is there
-from unit.memory.test_guide_rows import NINE, predicted_mb  # noqa: E402  # after the path is there
+from unit.training.trace.test_guide_rows import NINE, predicted_mb  # noqa: E402  # after the path is there
 
-from eke.files import write_json  # noqa: E402  # after the path is there
+from eke.common.files import write_json  # noqa: E402  # after the path is there
 from eke.hardware import environment  # noqa: E402  # after the path is there
 
 

@@ -48,10 +48,10 @@ from operations import count_work
 from paired import RESAMPLES
 from provenance import provenance
 
-from eke.files import write_json
+from eke.common.files import write_json
 from eke.hardware import usable_cores
 from eke.hardware.cpu import cpu_name
-from eke.run.job import Job
+from eke.training.loop.state import Job
 
 TIMED = 2
 """Steps of a turn that are timed, after one that is not."""

@@ -34,18 +34,18 @@ from pathlib import Path
 from arguments import at_least, writable
 from provenance import machine, provenance
 
-from eke.app.sweep import make_jobs, plan_cells
-from eke.compose import compose
-from eke.compose.sweep import expand
+from eke.common.paths import RunPaths
+from eke.config.compose import compose
+from eke.config.sweep import expand
 from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths
-from eke.launch import supervise as supervising
-from eke.launch.board import LineBoard
 from eke.launch.fork import ForkServer, modules_of
-from eke.launch.pool.dispatch import POLL_S
+from eke.launch.local.dispatch import POLL_S
+from eke.launch.processes import worker_process as supervising
+from eke.launch.processes.progress_display import LineBoard
 from eke.launch.slurm import Cluster, place_in_cluster
-from eke.paths import RunPaths
-from eke.plan import outline_record
-from eke.record import Outcome, start_attempt, write_record
+from eke.plan.planner import outline_record
+from eke.plan.record import Outcome, start_attempt, write_record
+from eke.workflows.sweep import make_jobs, plan_cells
 
 WORKER = """\
 import json, os, sys, time

@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from loops import IN_MEMORY, LOG_EVERY, from_pipeline
 from torch.utils.data import DataLoader
 
-from eke.build.batches import MicroBatch
-from eke.build.optimizer import build_optimizer
-from eke.run.job import Job
+from eke.training.batches.batches import MicroBatch
+from eke.training.loop.state import Job
+from eke.training.optimizer import build_optimizer
 
 Sample = dict[str, torch.Tensor]
 

@@ -4,9 +4,9 @@ python benchmarks/llm_foundry.py [--out FILE]
 
 Half of the rows of one machine, drawn with seed 26, fit four numbers: the shares of the datasheet's
 peak that matrix multiplications and fused attention reach on A100 and on H100 (CLASSES in
-src/eke/pace/rates.py has them, rounded). The other half, and all rows of several machines, are
-predicted. MPT is composed as a GPT-2 of its sizes whose GELU is one kernel, with FSDP, in bfloat16:
-its layers move no more bytes. Prints, and writes a summary.
+src/eke/estimate/time/rates.py has them, rounded). The other half, and all rows of several machines,
+are predicted. MPT is composed as a GPT-2 of its sizes whose GELU is one kernel, with FSDP, in
+bfloat16: its layers move no more bytes. Prints, and writes a summary.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from typing import Any
 from arguments import writable
 from step_time import line_of, summarised
 
-from eke.app.planning import plan_on
-from eke.compose import compose
-from eke.files import write_atomic
+from eke.common.files import write_atomic
+from eke.config.compose import compose
+from eke.estimate.time import fwd_bwd_cost as passes
+from eke.estimate.time.predict import prior_time
+from eke.estimate.time.values import StepTime
+from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES
-from eke.pace import passes
-from eke.pace.predict import prior_time
-from eke.pace.values import StepTime
-from eke.pace.work import work_of
-from eke.plan import Plan
+from eke.plan.planner import Plan
+from eke.workflows.planning import plan_on
 
 REPO = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("llm_foundry.tsv")

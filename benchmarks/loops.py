@@ -22,18 +22,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eke.app import plan_for
-from eke.build.batches import MicroBatch
-from eke.build.optimizer import build_optimizer
-from eke.compose import compose
-from eke.paths import RunPaths
-from eke.record import metrics
-from eke.run.job import Job, build_job
-from eke.run.look import closer_look
-from eke.run.loop import train_step, write_metrics
-from eke.run.meter import HostClock, Meter
-from eke.run.stop import StopFlag
-from eke.track.tracker import Untracked
+from eke.common.paths import RunPaths
+from eke.config.compose import compose
+from eke.plan.record import metrics
+from eke.results.trackers.tracker import Untracked
+from eke.training.batches.batches import MicroBatch
+from eke.training.loop.loop import train_step, write_metrics
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.state import Job, build_job
+from eke.training.loop.stop import StopFlag
+from eke.training.observe.first_step_probe import closer_look
+from eke.training.optimizer import build_optimizer
+from eke.workflows import plan_for
 
 LOG_EVERY = 10
 """Steps between two writes of metrics, in eke and in Trainer."""
@@ -151,7 +151,7 @@ def from_pipeline(job: Job) -> Iterator[MicroBatch]:
 
 
 class Eke:
-    """The loop of eke from the first step on: `eke.run.loop.train` between two evaluations."""
+    """The loop of eke (`eke.training.loop.loop.train`), from the first step on."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -25,13 +25,13 @@ sys.path[:0] = [str(REPO / "src"), str(REPO / "tests")]
 
 from arguments import writable  # noqa: E402  # after the path is there
 
-from eke.app.planning import plan_for  # noqa: E402  # after the path is there
-from eke.compose import compose  # noqa: E402  # after the path is there
-from eke.errors import ConfigError  # noqa: E402  # after the path is there
-from eke.files import write_json  # noqa: E402  # after the path is there
-from eke.forecast.ask import trace_all  # noqa: E402  # after the path is there
+from eke.common.errors import ConfigError  # noqa: E402  # after the path is there
+from eke.common.files import write_json  # noqa: E402  # after the path is there
+from eke.config.compose import compose  # noqa: E402  # after the path is there
+from eke.estimate.memory.trace_client import trace_all  # noqa: E402  # after the path is there
 from eke.hardware import detect, environment  # noqa: E402  # after the path is there
-from eke.plan import Plan  # noqa: E402  # after the path is there
+from eke.plan.planner import Plan  # noqa: E402  # after the path is there
+from eke.workflows.planning import plan_for  # noqa: E402  # after the path is there
 
 MODELS = {
     "bert_large": ["model=bert_large", "task=sequence_classification", "data.seq_len=512"],
@@ -57,8 +57,8 @@ MEASURE = """
 import json, sys, tempfile
 from pathlib import Path
 import torch
-from eke.app.planning import plan_for
-from eke.compose import compose
+from eke.workflows.planning import plan_for
+from eke.config.compose import compose
 from trained import train_job
 plan = plan_for(compose(sys.argv[1:]), planning=False)
 with tempfile.TemporaryDirectory() as folder:

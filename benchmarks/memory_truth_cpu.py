@@ -26,8 +26,8 @@ from memory_truth import (  # noqa: E402  # after the path is there
     step_peak,
 )
 
-from eke.files import write_json  # noqa: E402  # after the path is there
-from eke.forecast.ask import trace_all  # noqa: E402  # after the path is there
+from eke.common.files import write_json  # noqa: E402  # after the path is there
+from eke.estimate.memory.trace_client import trace_all  # noqa: E402  # after the path is there
 from eke.hardware import environment  # noqa: E402  # after the path is there
 
 GROUPS = ("precision", "optimizer", "attention", "memory", "peft", "kernels", "task")

@@ -6,8 +6,8 @@ Small configurations of ddp, FSDP2 and ZeRO-1 to 3, with and without offloading,
 optimizers and precisions, are planned, forecast (formulas alone, and with a trace) and really
 trained for two steps by two gloo ranks. Compared: the record's peak of the tensor allocator in the
 second step, the first rank's, with the forecast's `allocated`; and the bytes of training state that
-the running objects hold with those of `eke.sizes`. Nothing is fitted. `--again` trains nothing: it
-forecasts the rows of the file anew.
+the running objects hold with those of `eke.models.sizes`. Nothing is fitted. `--again` trains
+nothing: it forecasts the rows of the file anew.
 """
 
 import argparse
@@ -29,16 +29,16 @@ from rank_server import RankServer  # noqa: E402  # after the path is there
 from support import environment as of_ranks  # noqa: E402  # after the path is there
 from trained_ranks import train_in_ranks  # noqa: E402  # after the path is there
 
-from eke.app.planning import plan_for  # noqa: E402  # after the path is there
-from eke.compose import compose  # noqa: E402  # after the path is there
-from eke.errors import ConfigError  # noqa: E402  # after the path is there
-from eke.files import write_json  # noqa: E402  # after the path is there
-from eke.forecast import Traced, forecast  # noqa: E402  # after the path is there
-from eke.forecast.ask import trace_all  # noqa: E402  # after the path is there
+from eke.common.errors import ConfigError  # noqa: E402  # after the path is there
+from eke.common.files import write_json  # noqa: E402  # after the path is there
+from eke.config.compose import compose  # noqa: E402  # after the path is there
+from eke.estimate.memory import Traced, forecast  # noqa: E402  # after the path is there
+from eke.estimate.memory.trace_client import trace_all  # noqa: E402  # after the path is there
 from eke.hardware import environment  # noqa: E402  # after the path is there
-from eke.plan import Plan  # noqa: E402  # after the path is there
-from eke.record import Record  # noqa: E402  # after the path is there
-from eke.sizes import shared_state_bytes  # noqa: E402  # after the path is there
+from eke.models.sizes import shared_state_bytes  # noqa: E402  # after the path is there
+from eke.plan.planner import Plan  # noqa: E402  # after the path is there
+from eke.plan.record import Record  # noqa: E402  # after the path is there
+from eke.workflows.planning import plan_for  # noqa: E402  # after the path is there
 
 STRATEGIES = (
     "distributed=ddp", "distributed=fsdp", "distributed=zero1", "distributed=zero2",

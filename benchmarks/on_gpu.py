@@ -33,9 +33,9 @@ from typing import Any
 from arguments import writable
 from techniques import short_name, with_sources
 
-from eke.files import write_json
+from eke.common.files import write_json
 from eke.hardware import detect, environment
-from eke.record import EXIT_RESUMABLE
+from eke.plan.record import EXIT_RESUMABLE
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.append(str(REPO / "tests"))  # the guides' table stands where docs/techniques.md is made

@@ -32,12 +32,12 @@ from on_gpu import Finished, spawn
 from paired import summarize
 from provenance import provenance
 
-from eke.app import plan_for
-from eke.app.recipes import chosen_overrides
-from eke.compose import compose
-from eke.files import write_json
+from eke.common.files import write_json
+from eke.common.units import format_bytes
+from eke.config.compose import compose
 from eke.hardware import detect
-from eke.units import format_bytes
+from eke.workflows import plan_for
+from eke.workflows.recipes import chosen_overrides
 
 LR = 1e-3
 

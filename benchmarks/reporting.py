@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from arguments import at_least, writable
 from provenance import machine, provenance
-from unit.report.made import Run, make_sweep
+from unit.results.report.made import Run, make_sweep
 
 REPEATS = 4
 """Runs of each configuration, as in a sweep with repeats."""

@@ -28,8 +28,8 @@ from launching import bare, planned, pool, seconds, use_stand_in
 from paired import summarize
 from provenance import provenance
 
-from eke.compose import compose
-from eke.files import write_json
+from eke.common.files import write_json
+from eke.config.compose import compose
 from eke.hardware import detect
 
 RUNS = (10, 30, 100, 300)

@@ -35,8 +35,8 @@ from loops import (
 )
 from paired import Turns, play_round, ratio, summarize
 
-from eke.errors import ConfigError
-from eke.run.failure import is_out_of_memory
+from eke.common.errors import ConfigError
+from eke.training.loop.failure import is_out_of_memory
 
 GPU_WORKLOAD = "bf16 autocast, fused AdamW, clipping at 1.0"
 WARMUP = 2

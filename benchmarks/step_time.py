@@ -3,12 +3,13 @@
 python benchmarks/step_time.py published [--out FILE]
 python benchmarks/step_time.py cpu [--count N] [--seed S] [--out FILE]
 
-`published` composes each row of src/eke/report/published that prints a speed, as its libraries of
-that day would have run it (eager attention, HF Trainer, AdamW tensor by tensor), and compares. No
-constant of the model is fitted to these rows: src/eke/pace/rates.py names where each is from.
-`cpu` trains random small configurations here, twice, the second time in the opposite order, fits
-rates to every other one and predicts those in between, both ways. Others use this machine, so the
-truth is the tenth percentile of steps, the lesser of both rounds. Another seed draws others.
+`published` composes each row of src/eke/results/report/published that prints a speed, as its
+libraries of that day would have run it (eager attention, HF Trainer, AdamW tensor by tensor), and
+compares. No constant of the model is fitted to these rows: src/eke/estimate/time/rates.py names
+where each is from. `cpu` trains random small configurations here, twice, the second time in the
+opposite order, fits rates to every other one and predicts those in between, both ways. Others use
+this machine, so the truth is the tenth percentile of steps, the lesser of both rounds. Another seed
+draws others.
 """
 
 import argparse
@@ -31,20 +32,20 @@ from typing import Any
 import forecast_bounds
 from arguments import at_least, writable
 
-from eke.app.planning import plan_on
-from eke.compose.sweep import expand
-from eke.errors import ConfigError
-from eke.files import write_atomic
+from eke.common.errors import ConfigError
+from eke.common.files import write_atomic
+from eke.common.paths import RunPaths
+from eke.config.sweep import expand
+from eke.estimate.time.fit_rates import fitted_rates
+from eke.estimate.time.predict import prior_time
+from eke.estimate.time.time_history import amounts_of
+from eke.estimate.time.values import StepTime
+from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
-from eke.pace.fitting import fitted_rates
-from eke.pace.observed import amounts_of
-from eke.pace.predict import prior_time
-from eke.pace.values import StepTime
-from eke.pace.work import work_of
-from eke.paths import RunPaths
-from eke.plan import Plan
-from eke.record import derive, metrics
-from eke.report.published import Published, all_published
+from eke.plan.planner import Plan
+from eke.plan.record import derive, metrics
+from eke.results.report.published import Published, all_published
+from eke.workflows.planning import plan_on
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -180,11 +181,11 @@ def trained(plan: Plan) -> float | None:
     """Seconds of a steady step of a real training in this process, the fastest tenth's."""
     import torch
 
-    from eke.run.engines import train
-    from eke.run.job import build_job
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track.tracker import Untracked
+    from eke.results.trackers.tracker import Untracked
+    from eke.training.loop.engines import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):

@@ -2,12 +2,12 @@
 
 python benchmarks/step_work.py [--out FILE]
 
-Writes src/eke/pace/counted.json, which the time model reads: for each family, kind of attention,
-number format and with dropout or without, how many kernels one layer launches forward and backward,
-and how many bytes they move per number of each kind of tensor (residual stream, heads' outputs,
-feed-forward, scores, weights). Nothing is timed and nothing runs on a device: the run's own
-builders work on tensors without data (tests/counted_work.py), on several sizes, and the numbers of
-bytes are solved for. They are exact where the residual printed is 0.
+Writes src/eke/estimate/time/counted.json, which the time model reads: for each family, kind of
+attention, number format and with dropout or without, how many kernels one layer launches forward
+and backward, and how many bytes they move per number of each kind of tensor (residual stream,
+heads' outputs, feed-forward, scores, weights). Nothing is timed and nothing runs on a device: the
+run's own builders work on tensors without data (tests/counted_work.py), on several sizes, and the
+numbers of bytes are solved for. They are exact where the residual printed is 0.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.forecast.shape import shape_of  # noqa: E402
-from eke.pace.units import layer_units, outer_units  # noqa: E402
+from eke.estimate.memory.shape import shape_of  # noqa: E402
+from eke.estimate.time.units import layer_units, outer_units  # noqa: E402
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert": ("tiny_bert", ("masked_lm", "sequence_classification")),
@@ -71,7 +71,7 @@ PHASES = ("forward", "backward")
 def main() -> int:
     """Count, solve and write; returns 1 where a residual is above one part in a hundred."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=REPO / "src/eke/pace/counted.json")
+    parser.add_argument("--out", type=Path, default=REPO / "src/eke/estimate/time/counted.json")
     parser.add_argument("--family", choices=FAMILIES)
     arguments = parser.parse_args()
     writable(parser, arguments.out)

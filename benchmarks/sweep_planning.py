@@ -15,9 +15,9 @@ from pathlib import Path
 from arguments import writable
 from provenance import machine, provenance
 
-from eke.app.sweep import plan_cells
-from eke.compose import compose
-from eke.compose.sweep import expand
+from eke.config.compose import compose
+from eke.config.sweep import expand
+from eke.workflows.sweep import plan_cells
 
 SWEEPS = {
     # One option combination, a thousand values: the cheapest kind.

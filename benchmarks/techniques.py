@@ -25,15 +25,15 @@ from typing import Any
 
 from arguments import writable
 
-from eke.app import plan_for
-from eke.check import RULES, Facts, Verdict, check
-from eke.compose import compose
-from eke.compose.catalogue import make_catalogue
-from eke.errors import ConfigError
-from eke.files import plain, write_atomic
+from eke.common.errors import ConfigError
+from eke.common.files import plain, write_atomic
+from eke.config.compose import compose
+from eke.config.compose.catalogue import make_catalogue
 from eke.hardware import Device, detect, environment
-from eke.plan import Plan
-from eke.record import EXIT_RESUMABLE
+from eke.plan.planner import Plan
+from eke.plan.record import EXIT_RESUMABLE
+from eke.rules import RULES, Facts, Verdict, check
+from eke.workflows import plan_for
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from eke import schema
-from eke.track import TrackedRun
-from eke.track.accelerate_run import AccelerateRun
-from eke.track.mlflow_backend import MLflowBackend
-from eke.track.tensorboard_backend import TensorBoardBackend
-from eke.track.trackio_backend import TrackioBackend
-from eke.track.wandb_run import WandbRun
+from eke.config import schema
+from eke.results.trackers import TrackedRun
+from eke.results.trackers.accelerate import AccelerateRun
+from eke.results.trackers.mlflow import MLflowBackend
+from eke.results.trackers.tensorboard import TensorBoardBackend
+from eke.results.trackers.trackio import TrackioBackend
+from eke.results.trackers.wandb import WandbRun
 
 NUM_ROWS, WRITE = 1000, 10
 

@@ -2,9 +2,10 @@
 
 python benchmarks/update_work.py [--out FILE]
 
-Writes src/eke/pace/counted_updates.json, which the time model reads. As benchmarks/step_work.py:
-the run's own builders on tensors without data, nothing is timed. Two depths of a small BERT give
-launches per tensor and bytes per number; what two depths have in common is launched once a step.
+Writes src/eke/estimate/time/counted_updates.json, which the time model reads. As
+benchmarks/step_work.py: the run's own builders on tensors without data, nothing is timed. Two
+depths of a small BERT give launches per tensor and bytes per number; what two depths have in common
+is launched once a step.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.pace.products import contents_of  # noqa: E402
+from eke.estimate.time.products import contents_of  # noqa: E402
 
 OPTIONS = (
     "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_bf16_sr", "adamw_8bit",
@@ -34,7 +35,7 @@ WIDTHS = {"wide": "fp32", "narrow": "bf16_pure"}
 def main() -> int:
     """Count and write; returns 1 where an optimizer could not be counted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    out = REPO / "src/eke/pace/counted_updates.json"
+    out = REPO / "src/eke/estimate/time/counted_updates.json"
     parser.add_argument("--out", type=Path, default=out)
     arguments = parser.parse_args()
     writable(parser, arguments.out)

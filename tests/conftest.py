@@ -15,8 +15,8 @@ from random_tally import of_reports
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
-from eke.plan import Plan
-from eke.units import GIB
+from eke.common.units import GIB
+from eke.plan.planner import Plan
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
 settings.register_profile("eke", deadline=None, derandomize=True)
@@ -81,8 +81,8 @@ def own_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[in
 @pytest.fixture
 def make_plan() -> Callable[..., Plan]:
     """Overrides -> Plan, checked, for this machine's CPU."""
-    from eke.app import plan_for
-    from eke.compose import compose
+    from eke.config.compose import compose
+    from eke.workflows import plan_for
 
     def make(*overrides: str, planning: bool = False) -> Plan:
         return plan_for(compose([*overrides, "hardware=cpu"]), planning)
@@ -160,13 +160,13 @@ def tiny() -> tuple[str, ...]:
 @pytest.fixture
 def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     """Overrides -> what the run logs at each step."""
-    from eke.paths import RunPaths
-    from eke.record import metrics
-    from eke.run.engines import train
-    from eke.run.job import build_job
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track import TrackedRun, build_tracker
+    from eke.common.paths import RunPaths
+    from eke.plan.record import metrics
+    from eke.results.trackers import TrackedRun, build_tracker
+    from eke.training.loop.engines import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
 
     def run(*overrides: str) -> Curve:
         plan = make_plan(*last_wins(*overrides))

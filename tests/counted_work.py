@@ -1,7 +1,7 @@
 """What one training step does, operator by operator: the run's builders on tensors without data.
 
-The truth for `eke.pace`: launches and bytes are counted where a GPU would have them, since the fake
-device of `eke.memory` chooses the kernels that a GPU has.
+The truth for `eke.estimate.time`: launches and bytes are counted where a GPU would have them, since
+the fake device of `eke.training.trace` chooses the kernels that a GPU has.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from eke.memory import predict
-from eke.memory.ghosts import _kind
-from eke.memory.trace import StorageTrace
-from eke.plan import Plan
+from eke.plan.planner import Plan
+from eke.training.trace import predict
+from eke.training.trace.fake_tensor_cache import _kind
+from eke.training.trace.trace import StorageTrace
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
 FREE = ("detach", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "alias")

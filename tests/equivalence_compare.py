@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eke.record import metrics
+from eke.plan.record import metrics
 
 Curve = list[tuple[float, float]]
 """Loss and gradient norm of each step."""

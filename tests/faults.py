@@ -167,38 +167,38 @@ def _hit(round_: Round, number: int, *texts: str) -> bool:
 
 def kill_worker(round_: Round, _: object) -> bool:
     """kill -9 of a process that trains: one of two ranks, or the only one."""
-    return _hit(round_, signal.SIGKILL, "eke.run.worker")
+    return _hit(round_, signal.SIGKILL, "eke.training.loop.worker")
 
 
 def kill_forked(round_: Round, _: object) -> bool:
     """kill -9 of what a fork server has forked, or of itself: nobody can tell from outside."""
-    return _hit(round_, signal.SIGKILL, "eke.run.fork_server")
+    return _hit(round_, signal.SIGKILL, "eke.training.loop.fork_server")
 
 
 def interrupt_forked(round_: Round, _: object) -> bool:
     """SIGTERM to one of them."""
-    return _hit(round_, signal.SIGTERM, "eke.run.fork_server")
+    return _hit(round_, signal.SIGTERM, "eke.training.loop.fork_server")
 
 
 def kill_rank(round_: Round, _: object) -> bool:
     """kill -9 of one of two ranks."""
-    agents = processes(round_.folder, "eke.run.agent")
+    agents = processes(round_.folder, "eke.training.loop.agent")
     for agent in agents:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{agent}/cmdline").read_bytes().split(b"\0")
-            run = words[words.index(b"eke.run.agent") + 1].decode()
-            return _hit(round_, signal.SIGKILL, "eke.run.worker", run)
+            run = words[words.index(b"eke.training.loop.agent") + 1].decode()
+            return _hit(round_, signal.SIGKILL, "eke.training.loop.worker", run)
     return False
 
 
 def interrupt_worker(round_: Round, _: object) -> bool:
     """SIGTERM, as a batch system sends it, to a process that trains."""
-    return _hit(round_, signal.SIGTERM, "eke.run.worker")
+    return _hit(round_, signal.SIGTERM, "eke.training.loop.worker")
 
 
 def kill_agent(round_: Round, _: object) -> bool:
     """kill -9 of what has started two ranks."""
-    return _hit(round_, signal.SIGKILL, "eke.run.agent")
+    return _hit(round_, signal.SIGKILL, "eke.training.loop.agent")
 
 
 def kill_dispatcher(_: Round, command: "subprocess.Popen[bytes]") -> bool:
@@ -253,7 +253,7 @@ def damage_checkpoint(round_: Round, _: object) -> bool:
     files = [
         file
         for run in round_.runs()
-        if run.name not in round_.final and not processes(round_.folder, "eke.run", run.name)
+        if run.name not in round_.final and not processes(round_.folder, "eke.training", run.name)
         for file in sorted(run.glob("checkpoints/*/*"))[-6:]
         if file.is_file()
     ]
@@ -276,7 +276,7 @@ def tear_line(round_: Round, _: object) -> bool:
         for name in ("metrics.jsonl", "attempts.jsonl")
         if run.name not in round_.final
         and (run / name).exists()
-        and not processes(round_.folder, "eke.run", run.name)
+        and not processes(round_.folder, "eke.training", run.name)
     ]
     if not files:
         return False

@@ -11,10 +11,10 @@ from typing import Any
 
 from support import REPO
 
-from eke.app.planning import plan_for
-from eke.compose import compose
-from eke.errors import ConfigError
-from eke.plan import Plan
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.plan.planner import Plan
+from eke.workflows.planning import plan_for
 
 MODELS = {
     "llama": ("model=tiny", ("causal_lm", "sequence_classification")),
@@ -198,7 +198,8 @@ def measured_apart(case: Case) -> int | None:
 
 
 LOADED = (
-    "torch", "eke.run.engines", "eke.run.job", "transformers.models.llama.modeling_llama",
+    "torch", "eke.training.loop.engines", "eke.training.loop.state",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.mixtral.modeling_mixtral",
     "bitsandbytes", "peft",

@@ -5,11 +5,11 @@ from functools import cache
 
 import yaml
 
-from eke.app.sweep import plan_cells
-from eke.compose.catalogue import headline, make_catalogue
-from eke.compose.sweep import SweepCell, expand
+from eke.config.compose.catalogue import headline, make_catalogue
+from eke.config.sweep import SweepCell, expand
 from eke.launch import Cell
-from eke.plan import Plan
+from eke.plan.planner import Plan
+from eke.workflows.sweep import plan_cells
 
 FILES = {name: file for name, file in make_catalogue().options["sweep"].items() if name != "none"}
 

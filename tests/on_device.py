@@ -16,11 +16,11 @@ from equivalence_compare import Curve
 from support import last_wins
 from trained import record_of, steps_of, train_job
 
-from eke.app import plan_for
-from eke.check import RULES, Facts, Verdict, check
-from eke.compose import compose
-from eke.errors import ConfigError
-from eke.plan import Plan
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.plan.planner import Plan
+from eke.rules import RULES, Facts, Verdict, check
+from eke.workflows import plan_for
 
 ON = os.environ.get("EKE_GPU_TESTS_ON", "cuda")
 

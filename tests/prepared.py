@@ -6,8 +6,8 @@ from typing import Any
 
 from unit.plan.cases import config_of
 
-from eke.corpus import Store, open_store, request_of
-from eke.prepare.prepare import prepare
+from eke.data.preparation.prepare import prepare
+from eke.data.sources import Store, open_store, request_of
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:

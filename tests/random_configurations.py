@@ -12,9 +12,9 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from eke.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.schema import VARIANTS, Launcher, Resources, Slurm
-from eke.sizes import VALID_TASKS
+from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
+from eke.config.schema import VARIANTS, Launcher, Resources, Slurm
+from eke.models.sizes import VALID_TASKS
 
 Draw = Callable[[Random], Any]
 
@@ -171,16 +171,16 @@ LEFT_OUT = {
     "data.path": "typed with data=text and data=jsonl, csv, parquet",
     "data.eval_path": "a path",
     "data.name": "typed with data=hub",
-    "data.config_name": "tests/unit/prepare",
-    "data.split": "tests/unit/prepare",
-    "data.eval_split": "tests/unit/prepare",
-    "data.revision": "tests/unit/prepare",
+    "data.config_name": "tests/unit/data/preparation",
+    "data.split": "tests/unit/data/preparation",
+    "data.eval_split": "tests/unit/data/preparation",
+    "data.revision": "tests/unit/data/preparation",
     "data.text": "the files made for these runs have the default's columns",
     "data.label": "the files made for these runs have the default's columns",
     "data.prompt": "typed with task=seq2seq_lm",
     "data.response": "typed with task=seq2seq_lm",
-    "data.separator": "tests/unit/prepare/test_frames.py",
-    "data.tokenizer": "tests/unit/prepare",
+    "data.separator": "tests/unit/data/preparation/test_frames.py",
+    "data.tokenizer": "tests/unit/data/preparation",
     "tracker.mode": "the tracker has tests of its own",
     "tracker.project": "the tracker has tests of its own",
     "tracker.entity": "the tracker has tests of its own",
@@ -198,7 +198,7 @@ LEFT_OUT = {
         ),
         "offload=nvme is never drawn",
     ),
-    "trainer.extra": "tests/unit/check/test_trainer_arguments.py",
+    "trainer.extra": "tests/unit/rules/test_trainer_arguments.py",
     "rerun": "no part of a training",
     "ignore_forecast": "no part of a training",
     "plan_only": "no part of a training",

@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eke.paths import AGENT, LOCAL_RANK, RANK, WORLD_SIZE, RunPaths
-from eke.plan import Plan
-from eke.run.quiet import QUIET, quiet_imports
-from eke.run.stop import end_with_parent
+from eke.common.paths import AGENT, LOCAL_RANK, RANK, WORLD_SIZE, RunPaths
+from eke.plan.planner import Plan
+from eke.training.loop.silence_libraries import QUIET, quiet_imports
+from eke.training.loop.stop import end_with_parent
 
 MODULES = (
     "accelerate",
-    "eke.run.attempt",
+    "eke.training.loop.attempt",
     "numpy.random",
     *(f"transformers.models.{m}.modeling_{m}" for m in ("bert", "gpt2", "llama", "mixtral", "t5")),
 )
@@ -194,7 +194,7 @@ def fork_store() -> tuple[int, int]:
 
 
 def be_rank(rank: int, port: int, request: Mapping[str, Any]) -> int:
-    """Train as `python -m eke.run.worker FOLDER`: under torchrun, if there are several."""
+    """Train as `python -m eke.training.loop.worker FOLDER`: under torchrun, if several."""
     paths, world = RunPaths(Path(request["folder"])), str(request["num_processes"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -211,9 +211,9 @@ def be_rank(rank: int, port: int, request: Mapping[str, Any]) -> int:
     for standard in (1, 2):
         os.dup2(log, standard)
     os.chdir(paths.folder.parent)
-    sys.argv = ["eke.run.worker", str(paths.folder)]
+    sys.argv = ["eke.training.loop.worker", str(paths.folder)]
     differ_by_chance()
-    from eke.run.worker import main
+    from eke.training.loop.worker import main
 
     return main([str(paths.folder)])
 

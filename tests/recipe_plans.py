@@ -2,10 +2,10 @@
 
 import pytest
 
-from eke.app import plan_for
-from eke.check import rules_packages
-from eke.compose import compose
-from eke.plan import Decision, Plan
+from eke.config.compose import compose
+from eke.plan.planner import Decision, Plan
+from eke.rules import packages as rules_packages
+from eke.workflows import plan_for
 
 BERT = ("model=bert_large", "task=sequence_classification", "data=synthetic", "data.seq_len=512")
 LLAMA = ("model=llama_1b", "data=synthetic", "data.seq_len=2048")
@@ -44,6 +44,6 @@ def units(monkeypatch: pytest.MonkeyPatch):
     """`units("amx_bf16")`: a CPU that has these units alone."""
 
     def has(*names: str) -> None:
-        monkeypatch.setattr("eke.app.recipes.bfloat16_units", lambda: names)
+        monkeypatch.setattr("eke.workflows.recipes.bfloat16_units", lambda: names)
 
     return has

@@ -3,16 +3,16 @@
 import shutil
 from pathlib import Path
 
-from eke.paths import RunPaths
-from eke.plan import Plan
-from eke.record import Outcome, Record, metrics
-from eke.run.checkpoint import checkpoint_name
-from eke.run.engines import train
-from eke.run.job import Job, build_job
-from eke.run.meter import HostClock, Meter
-from eke.run.results import make_record
-from eke.run.stop import StopFlag
-from eke.track.tracker import Untracked
+from eke.common.paths import RunPaths
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome, Record, metrics
+from eke.results.trackers.tracker import Untracked
+from eke.training.checkpoint.checkpoint import checkpoint_name
+from eke.training.loop.engines import train
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.results import make_record
+from eke.training.loop.state import Job, build_job
+from eke.training.loop.stop import StopFlag
 
 
 def train_job(plan: Plan, folder: Path, attempt: int = 0) -> Job:

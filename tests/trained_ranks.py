@@ -6,10 +6,10 @@ from pathlib import Path
 from rank_server import RankServer, modules_of
 from support import PATIENCE_S
 
-from eke.launch.folder import claim, find_place
-from eke.launch.settle import settle
-from eke.plan import Plan, write_plan
-from eke.record import Record, read_attempts
+from eke.launch.processes.collect_outcome import settle
+from eke.launch.processes.run_dir import claim, find_place
+from eke.plan.planner import Plan, write_plan
+from eke.plan.record import Record, read_attempts
 
 
 def train_in_ranks(

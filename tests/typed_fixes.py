@@ -9,7 +9,7 @@ from equivalence_compare import Curve
 from random_configurations import CATALOGUE, has_key
 from support import last_wins
 
-from eke.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Problem
 
 MAX_MENDINGS = 6
 """Rounds of typing all fixes; one mended value may break the next rule."""

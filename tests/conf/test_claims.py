@@ -22,7 +22,7 @@ from reference.claims_tables import answers_table, compare
 from reference.published import ROWS
 from support import REPO
 
-from eke.compose import compose
+from eke.config.compose import compose
 
 GUIDES = {guide.key: guide for guide in read_guides()}
 SECTIONS = read_sections()
@@ -138,7 +138,7 @@ def test_a_number_is_shown_with_what_it_is_compared_with() -> None:
         "tests/conf/test_claims.py::test_that_is_not_there",
         "tests/conf/test_claims.py::compose",
         "tests/conf/missing.py::test_x",
-        "src/eke/units.py::test_x",
+        "src/eke/common/units.py::test_x",
     ],
 )
 def test_what_is_no_test_is_no_evidence(name) -> None:

@@ -6,8 +6,8 @@ from itertools import combinations, product
 import pytest
 from conf.test_conf_options import needed
 
-from eke.compose import compose
-from eke.compose.catalogue import make_catalogue
+from eke.config.compose import compose
+from eke.config.compose.catalogue import make_catalogue
 
 Row = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from eke.compose import compose, split_arguments
-from eke.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Problem
+from eke.config.compose import compose, split_arguments
 
 TABLE = Path(__file__).with_name("wrong_commands.txt")
 LINES = TABLE.read_text(encoding="utf-8").splitlines()[1:]

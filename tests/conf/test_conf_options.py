@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from reference.cards import LINES, TECHNIQUES
 
-from eke.compose import compose
-from eke.compose.catalogue import GROUPS, headline, make_catalogue
-from eke.paths import conf_folder
+from eke.common.paths import conf_folder
+from eke.config.compose import compose
+from eke.config.compose.catalogue import GROUPS, headline, make_catalogue
 
 CATALOGUE = make_catalogue()
 PRESETS = ("recipe", "experiment", "sweep")

@@ -8,11 +8,11 @@ import pytest
 from support import REPO
 
 from eke.cli import main as command
-from eke.compose.catalogue import GROUPS, make_catalogue
-from eke.editor.files import as_text, editor_settings
-from eke.editor.schemas import make_schemas
-from eke.schema import Config, SequenceClassification, WSDSchedule
-from eke.schema.docs import field_docs, summary
+from eke.config.compose.catalogue import GROUPS, make_catalogue
+from eke.config.editor.files import as_text, editor_settings
+from eke.config.editor.schemas import make_schemas
+from eke.config.schema import Config, SequenceClassification, WSDSchedule
+from eke.config.schema.docs import field_docs, summary
 
 FOLDER = REPO / "docs" / "schemas"
 SETTINGS = REPO / ".vscode" / "settings.json"

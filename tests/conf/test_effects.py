@@ -6,7 +6,7 @@ import pytest
 from reference.cards import TECHNIQUES, read_cards
 from support import REPO
 
-from eke.compose.catalogue import make_catalogue
+from eke.config.compose.catalogue import make_catalogue
 
 EFFECT = re.compile(r"\b\d[\d.]*(?: ?%|x\b| ?(?:ms|s|GB|GiB|MB|MiB|times|samples/s)\b)")
 """A share, a factor, a time, an amount of memory or a rate."""

@@ -7,30 +7,30 @@ import pytest
 import torch
 from support import TINY
 
-from eke.app import plan_for
-from eke.build import optimizer as optimizers
-from eke.build.attention import ATTENTION
-from eke.build.checkpointing import CHECKPOINTING
-from eke.build.compile import BACKENDS
-from eke.build.distributed import BUILDERS as SHARING
-from eke.build.heads import HEADS
-from eke.build.kernels import KERNELS
-from eke.build.model import BUILDERS as MODELS
-from eke.build.peft import BUILDERS as PEFTS
-from eke.build.pinned import BACKENDS as PINNED
-from eke.build.pinned import EXPECTED
-from eke.build.precision import BUILDERS as PRECISIONS
-from eke.build.schedule import SHAPES
-from eke.build.tasks import TASKS
-from eke.compose import compose, help_text
-from eke.compose.catalogue import make_catalogue
-from eke.errors import ConfigError
-from eke.hardware.table import DEVICES
-from eke.plan.deepspeed import OFFLOADED
-from eke.run.engines import ENGINES
-from eke.schema import AUTO_ATTENTION, Backend
-from eke.sizes import DESCRIPTIONS, Description
-from eke.track import TRACKERS
+from eke.common.errors import ConfigError
+from eke.config.compose import compose, help_text
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.schema import AUTO_ATTENTION, Backend
+from eke.hardware.datasheets import DEVICES
+from eke.models.sizes import DESCRIPTIONS, Description
+from eke.plan.planner.deepspeed import OFFLOADED
+from eke.results.trackers import TRACKERS
+from eke.training import optimizer as optimizers
+from eke.training.batches.tasks import TASKS
+from eke.training.distributed.distributed import BUILDERS as SHARING
+from eke.training.loop.engines import ENGINES
+from eke.training.model.attention import ATTENTION
+from eke.training.model.checkpointing import CHECKPOINTING
+from eke.training.model.compile import BACKENDS
+from eke.training.model.heads import HEADS
+from eke.training.model.kernels import KERNELS
+from eke.training.model.model import BUILDERS as MODELS
+from eke.training.model.peft import BUILDERS as PEFTS
+from eke.training.model.precision import BUILDERS as PRECISIONS
+from eke.training.model.sdpa_backend import BACKENDS as PINNED
+from eke.training.model.sdpa_backend import EXPECTED
+from eke.training.optimizer.schedule import SHAPES
+from eke.workflows import plan_for
 
 CATALOGUE = make_catalogue()
 
@@ -60,7 +60,7 @@ def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     In a checkout the file lies in `conf`, whose names are known; elsewhere `option:` has to be one
     of eke's, unless it is a mere label.
     """
-    monkeypatch.setattr("eke.compose.folder.LABELS", ("optimizer",))
+    monkeypatch.setattr("eke.config.compose.user_config_dir.LABELS", ("optimizer",))
     folder = tmp_path / "my options"
     (folder / "optimizer").mkdir(parents=True)
     (folder / "optimizer" / "rmsprop.yaml").write_text(RMSPROP)
@@ -89,13 +89,13 @@ def plan_with(own_options: Path):
 
 
 def test_a_new_optimizer_trains(plan_with, with_builder, tmp_path) -> None:
-    from eke.paths import RunPaths
-    from eke.record import metrics
-    from eke.run.job import build_job
-    from eke.run.loop import train
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track import TrackedRun, build_tracker
+    from eke.common.paths import RunPaths
+    from eke.plan.record import metrics
+    from eke.results.trackers import TrackedRun, build_tracker
+    from eke.training.loop.loop import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
 
     plan = plan_with("optimizer=rmsprop", "optimizer.lr=1e-2")
     folder = tmp_path / "run"

@@ -5,8 +5,8 @@ import re
 import pytest
 from named_sweeps import FILES, command_of, expanded, rows_of
 
-from eke.compose import compose
-from eke.compose.catalogue import headline
+from eke.config.compose import compose
+from eke.config.compose.catalogue import headline
 
 
 @pytest.mark.slow

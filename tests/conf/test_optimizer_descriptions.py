@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from support import REPO
 
-from eke.build.optimizer import BUILDERS
-from eke.compose.catalogue import make_catalogue
-from eke.pace.updates import counted_updates
-from eke.schema.optimizer import OPTIMIZERS
-from eke.sizes import DESCRIPTIONS, Description, algorithm
-from eke.sizes.optimizers import AUTO, LOOPS
-from eke.sizes.optimizers.algorithms import ALGORITHMS
-from eke.sizes.optimizers.temporaries import unknown
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.schema.optimizer import OPTIMIZERS
+from eke.estimate.time.optimizer_cost import counted_updates
+from eke.models.sizes import DESCRIPTIONS, Description, algorithm
+from eke.models.sizes.algorithms import ALGORITHMS
+from eke.models.sizes.optimizer_descriptions import AUTO, LOOPS
+from eke.models.sizes.optimizer_temporaries import unknown
+from eke.training.optimizer import BUILDERS
 
 SOURCE = REPO / "src" / "eke"
 
@@ -73,11 +73,11 @@ NAMES_IT = {
     "schema/": "the fields themselves",
     "sizes/optimizers/": "the descriptions",
     "build/optimizer/": "builds it, and reads the fields that its library takes",
-    "check/rules_packages.py": "what to type where a package is missing: a default, not a fact",
-    "check/rules_work.py": "two fields of one schema that contradict each other",
-    "check/fitting.py": "proposes options, cheapest first",
-    "forecast/savers.py": "proposes options, mildest first",
-    "pace/updates.py": "the key of what was counted where nothing else is known",
+    "rules/packages.py": "what to type where a package is missing: a default, not a fact",
+    "rules/training.py": "two fields of one schema that contradict each other",
+    "rules/memory_techniques.py": "proposes options, cheapest first",
+    "estimate/memory/techniques.py": "proposes options, mildest first",
+    "estimate/time/optimizer_cost.py": "the key of what was counted where nothing else is known",
     "plan/ds_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
 }
 """Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,
@@ -95,7 +95,7 @@ def named_in(path: Path) -> set[str]:
         match node:
             case ast.Constant(value=str(text)) if node not in said and text in DESCRIPTIONS:
                 found.add(text)
-            case ast.ImportFrom(module=str(module)) if module.startswith("eke.schema"):
+            case ast.ImportFrom(module=str(module)) if module.startswith("eke.config.schema"):
                 found |= schemas & {alias.name for alias in node.names}
             case ast.Call(func=ast.Attribute(attr="startswith" | "endswith", value=value)):
                 if ast.unparse(value).endswith("optimizer.option"):
@@ -110,7 +110,7 @@ def test_nothing_else_names_an_optimizer() -> None:
         if (found := named_in(path))
     }
     others = {path: found for path, found in names.items() if not path.startswith((*NAMES_IT,))}
-    assert others == {}, "ask eke.sizes.describe or eke.sizes.algorithm for a fact"
+    assert others == {}, "ask eke.models.sizes.describe or eke.models.sizes.algorithm for a fact"
     assert all(any(path.startswith(allowed) for path in names) for allowed in NAMES_IT)
 
 

@@ -5,8 +5,8 @@ import re
 
 from support import REPO
 
-from eke.compose import help_text
-from eke.sizes import VALID_TASKS
+from eke.config.compose import help_text
+from eke.models.sizes import VALID_TASKS
 
 README = REPO / "README.md"
 

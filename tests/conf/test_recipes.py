@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 
-from eke.app import plan_for
-from eke.compose import compose
-from eke.compose.catalogue import headline, make_catalogue
-from eke.errors import ConfigError
-from eke.recipes import RECIPES
-from eke.sizes import VALID_TASKS
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.config.compose.catalogue import headline, make_catalogue
+from eke.models.sizes import VALID_TASKS
+from eke.tuning.recipes import RECIPES
+from eke.workflows import plan_for
 
 CATALOGUE = make_catalogue()
 MODELS = [name for name in CATALOGUE.options["model"] if name != "pretrained"]

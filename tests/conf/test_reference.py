@@ -12,8 +12,8 @@ from reference.seen import Seen, describe, observations, read_seen
 from reference.techniques import techniques_page
 from support import REPO
 
-from eke.compose import compose
-from eke.compose.catalogue import make_catalogue
+from eke.config.compose import compose
+from eke.config.compose.catalogue import make_catalogue
 
 
 def compare(name: str, fresh: str) -> None:

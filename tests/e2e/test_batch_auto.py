@@ -51,7 +51,7 @@ cpu.memory_limit = lambda *_: memory
 if limit:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from eke.app import main
+from eke.workflows import main
 sys.exit(main(sys.argv[3:]))
 """
 

@@ -1,6 +1,6 @@
 """The stated list of broken inputs (docs/data.md): one clear message each, nothing half-written.
 
-Typed through the whole of eke; finer cases of each kind are in tests/unit/prepare and
+Typed through the whole of eke; finer cases of each kind are in tests/unit/data/preparation and
 tests/unit/pretrained.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from checkpoints import make_tokenizer, save_checkpoint
 from support import REPO, environment
 
-from eke import app
+from eke import workflows
 
 ROWS = b"".join(b'{"text": "row %d", "label": %d}\n' % (n, n % 2) for n in range(40))
 CLASSES = ("task=sequence_classification", "model=tiny_bert")
@@ -112,7 +112,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_broken_input_has_one_clear_message(case, tmp_path, cache, capfd) -> None:
     make, typed, phrase, fix = BROKEN[case]
     make(tmp_path)
-    code = app.main([*(word.format(tmp=tmp_path) for word in typed), "tracker=none"])
+    code = workflows.main([*(word.format(tmp=tmp_path) for word in typed), "tracker=none"])
     said = capfd.readouterr()
     assert code == 2, said
     assert said.err.count("1 problem in this configuration") == 1, said.err
@@ -137,7 +137,7 @@ def test_a_read_only_folder_for_runs(tmp_path, cache, capfd, monkeypatch) -> Non
         os, "access",
         lambda p, mode, **k: not (mode & os.W_OK and str(p) == str(tmp_path)) and writable(p, mode),
     )  # fmt: skip
-    code = app.main([*(word.format(tmp=tmp_path) for word in JSONL), "tracker=none"])
+    code = workflows.main([*(word.format(tmp=tmp_path) for word in JSONL), "tracker=none"])
     said = capfd.readouterr().err
     assert code == 2, said
     assert "paths.runs = runs" in said
@@ -148,7 +148,7 @@ def test_a_read_only_cache(tmp_path, cache, capfd) -> None:
     """A file stands where the folder should be: nobody can write below it, root neither."""
     jsonl(ROWS)(tmp_path)
     cache.write_text("")
-    code = app.main([*(word.format(tmp=tmp_path) for word in JSONL), "tracker=none"])
+    code = workflows.main([*(word.format(tmp=tmp_path) for word in JSONL), "tracker=none"])
     said = capfd.readouterr().err
     assert code == 2, said
     assert "XDG_CACHE_HOME" in said

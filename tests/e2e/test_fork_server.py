@@ -80,7 +80,7 @@ def forked_processes(folder: Path) -> list[int]:
             here = os.readlink(f"/proc/{name}/cwd") == str(folder)
         except OSError:
             continue
-        if here and b"eke.run.fork_server" in words:
+        if here and b"eke.training.loop.fork_server" in words:
             found.append(int(name))
     return found
 

@@ -15,7 +15,7 @@ import pytest
 from live import SHORT, record_of, run_folders
 from support import REPO, Finished, environment, last_wins
 
-from eke.record import metrics
+from eke.plan.record import metrics
 
 pytestmark = pytest.mark.slow
 

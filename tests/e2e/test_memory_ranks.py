@@ -6,8 +6,8 @@ import sys
 import pytest
 from support import REPO
 
-from eke.forecast import forecast
-from eke.sizes import shared_state_bytes
+from eke.estimate.memory import forecast
+from eke.models.sizes import shared_state_bytes
 
 BASE = (
     "data=synthetic", "data.num_samples=32", "data.num_eval_samples=2", "train.steps=2",

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from memory_truth import MODELS, Outcome, cases, measured_apart, plan_of, step_peak
 
-from eke.forecast.ask import trace_all
+from eke.estimate.memory.trace_client import trace_all
 
 SEED, COUNT = 11, 20
 

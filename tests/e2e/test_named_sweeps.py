@@ -6,8 +6,8 @@ import pytest
 from live import record_of
 from named_sweeps import FILES, planned
 
-from eke.check import RULES
-from eke.plan import Plan
+from eke.plan.planner import Plan
+from eke.rules import RULES
 
 FASTER = ("experiment=small", "train.steps=4", "data.seq_len=32", "tracker=none", "sweep.repeats=1")
 """The same models; what a step does, four show."""

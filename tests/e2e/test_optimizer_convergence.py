@@ -2,7 +2,7 @@
 
 import pytest
 from support import TINY
-from unit.build.test_optimizer import COMPILED, HERE
+from unit.training.model.test_optimizer import COMPILED, HERE
 
 LEARN = (
     *TINY,

@@ -15,9 +15,9 @@ import pytest
 from option_pairs import FACTORS, Covering, typed
 from typed_fixes import complaint, mended
 
-from eke.build.operators import build_folder
-from eke.paths import RunPaths
-from eke.record import metrics, read_record
+from eke.common.paths import RunPaths
+from eke.plan.record import metrics, read_record
+from eke.training.distributed.operators import build_folder
 
 COUNT = int(os.environ.get("EKE_PAIRS", "2"))
 DONE = int(os.environ.get("EKE_PAIRS_DONE", "0"))

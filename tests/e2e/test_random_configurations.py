@@ -22,9 +22,9 @@ from random_tally import PROPERTY, SHARE_TRAINED, Tally, of_reports, together
 from support import last_wins
 from typed_fixes import MAX_MENDINGS, complaint, typed_fixes
 
-from eke.build.operators import build_folder
-from eke.errors import ConfigError, Problem
-from eke.record import metrics
+from eke.common.errors import ConfigError, Problem
+from eke.plan.record import metrics
+from eke.training.distributed.operators import build_folder
 
 COUNT = int(os.environ.get("EKE_RANDOM", "100"))
 SEED = int(os.environ.get("EKE_RANDOM_SEED", "4"))

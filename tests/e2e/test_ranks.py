@@ -48,13 +48,15 @@ def rank_of(pid: int) -> int:
 
 def worker(folder: Path, rank: int) -> int:
     """Process id of one rank."""
-    return next(p for p in processes_of(folder, "eke.run.worker") if rank_of(p) == rank)
+    return next(p for p in processes_of(folder, "eke.training.loop.worker") if rank_of(p) == rank)
 
 
 def wait_until_gone(folder: Path) -> None:
     """Until no process of the run is left."""
     deadline = time.monotonic() + PATIENCE_S
-    while processes_of(folder, "eke.run.worker") or processes_of(folder, "eke.run.agent"):
+    while processes_of(folder, "eke.training.loop.worker") or processes_of(
+        folder, "eke.training.loop.agent"
+    ):
         assert time.monotonic() < deadline, "processes are left behind"
         time.sleep(0.05)
 
@@ -68,7 +70,7 @@ def running(tmp_path):
     yield live, folder
     if live.process.poll() is None:
         live.process.kill()
-    for pid in processes_of(folder, "eke.run.agent"):
+    for pid in processes_of(folder, "eke.training.loop.agent"):
         os.kill(pid, signal.SIGKILL)
     live.process.wait()
     live.process.stdout.close()
@@ -132,7 +134,7 @@ def test_a_killed_supervisor_leaves_a_checkpoint_and_no_orphan(running) -> None:
 @pytest.mark.slow
 def test_a_killed_agent_takes_its_ranks_along(running) -> None:
     live, folder = running
-    (agent,) = processes_of(folder, "eke.run.agent")
+    (agent,) = processes_of(folder, "eke.training.loop.agent")
     os.kill(agent, signal.SIGKILL)
     live.finish()
     assert live.process.returncode == 1

@@ -5,7 +5,7 @@ import json
 import pytest
 from support import TINY
 
-from eke.recipes import RECIPES
+from eke.tuning.recipes import RECIPES
 
 SHORT = (
     *TINY,

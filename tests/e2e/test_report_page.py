@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from unit.report.made import MIB, Run, make_run, make_sweep
+from unit.results.report.made import MIB, Run, make_run, make_sweep
 
 from eke.cli import main
 

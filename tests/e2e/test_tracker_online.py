@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from live import SHORT, record_of, rows_of, run_folders
 from support import REPO, environment, last_wins
-from unit.track.stub import Server, serving
+from unit.results.trackers.stub import Server, serving
 
 pytestmark = pytest.mark.slow
 

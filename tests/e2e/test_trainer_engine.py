@@ -7,7 +7,7 @@ import pytest
 from live import SHORT, record_of, rows_of, run_folders
 from support import last_wins
 
-from eke.record import metrics
+from eke.plan.record import metrics
 
 TRAINER = last_wins(*SHORT, "engine=trainer", "batch.accumulation=2")
 LONG = last_wins(

@@ -13,7 +13,7 @@ import pytest
 from checkpoints import save_checkpoint
 from live import Live, record_of, rows_of
 from support import REPO, Finished, environment
-from unit.track.stub import serving
+from unit.results.trackers.stub import serving
 
 TUTORIAL = (REPO / "docs" / "tutorial.md").read_text()
 

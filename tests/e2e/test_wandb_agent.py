@@ -8,16 +8,16 @@ import pytest
 import yaml
 from live import SHORT, record_of, rows_of, run_folders
 from support import PATIENCE_S, REPO, environment
-from unit.track.stub import serving
+from unit.results.trackers.stub import serving
 from wandb.sdk.launch.sweeps.utils import (
     create_sweep_command_args,
 )  # what the agent calls, wandb 0.31
 from wandb.wandb_agent import Agent
 
-from eke.compose import compose
-from eke.compose.catalogue import make_catalogue
-from eke.compose.complete import candidates
-from eke.record import metrics
+from eke.config.compose import compose
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.completion import candidates
+from eke.plan.record import metrics
 
 FILES = sorted((REPO / "sweeps" / "wandb").glob("*.yaml"))
 IDS = [file.stem for file in FILES]

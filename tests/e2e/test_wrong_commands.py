@@ -10,7 +10,7 @@ import pytest
 from support import REPO, Finished, environment
 
 import eke
-from eke import app, cli
+from eke import cli, workflows
 
 # id: (command, a phrase of the message, the fix behind the arrow or "" where no override mends it).
 # `world` and `locked` make what {tmp} holds.
@@ -217,7 +217,7 @@ def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return true_open(path, *options, **named)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("eke.corpus.text.open", opened, raising=False)
+    monkeypatch.setattr("eke.data.sources.text.open", opened, raising=False)
 
 
 def words_of(command: str, world: Path) -> list[str]:
@@ -235,7 +235,7 @@ def assert_explained(done: Finished, phrase: str, fix: str) -> None:
 @pytest.mark.parametrize("case", sorted(set(WRONG) - set(BY_PROCESS)))
 def test_wrong_command_is_explained(case, world, locked, capsys) -> None:
     command, phrase, fix = WRONG[case]
-    code = app.main(words_of(command, world))
+    code = workflows.main(words_of(command, world))
     captured = capsys.readouterr()
     assert_explained(Finished(code, captured.out, captured.err), phrase, fix)
     assert not (world / "runs").exists(), "a refused command leaves nothing behind"
@@ -249,8 +249,8 @@ def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
 
 ASK = """
 import sys
-from eke import app
-code = app.main(sys.argv[1:])
+from eke import workflows
+code = workflows.main(sys.argv[1:])
 heavy = sorted({"torch", "transformers", "accelerate", "wandb"} & set(sys.modules))
 sys.stderr.write(f"\\nloaded {heavy}")
 sys.exit(code)

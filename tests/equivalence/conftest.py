@@ -7,17 +7,17 @@ import pytest
 import torch.distributed as dist
 from support import last_wins
 
-from eke.paths import RunPaths
+from eke.common.paths import RunPaths
 
 
 @pytest.fixture
 def job_of(make_plan, tmp_path):
     """Overrides -> the job, trained to its end in a folder of the given name."""
-    from eke.run.job import build_job
-    from eke.run.loop import train
-    from eke.run.meter import HostClock, Meter
-    from eke.run.stop import StopFlag
-    from eke.track.tracker import Untracked
+    from eke.results.trackers.tracker import Untracked
+    from eke.training.loop.loop import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
 
     def run(name: str, *overrides: str):
         plan = make_plan(*last_wins(*overrides))

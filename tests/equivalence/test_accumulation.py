@@ -11,7 +11,7 @@ from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
 
-from eke.build import cross_entropy
+from eke.training.model import cross_entropy
 
 CUTS = {
     "12x1": ("batch.per_device=12", "batch.accumulation=1"),
@@ -67,7 +67,7 @@ def test_cuts_agree_under_other_optimizers(option, curve_of) -> None:
 
 def test_loss_is_the_mean_over_all_targets() -> None:
     """Against torch's own mean over the concatenated batch."""
-    from eke.build.cross_entropy import loss_sum
+    from eke.training.model.cross_entropy import loss_sum
 
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 7, 11), torch.randint(0, 11, (4, 7))

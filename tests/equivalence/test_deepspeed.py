@@ -16,10 +16,10 @@ from equivalence_compare import curve, largest_difference
 from safetensors.torch import load_file
 from support import TINY, last_wins
 from trained import train_job
-from unit.check.without import switch_off
+from unit.rules.without import switch_off
 
-from eke.record import metrics
-from eke.sizes import model_size, shared_state_bytes
+from eke.models.sizes import model_size, shared_state_bytes
+from eke.plan.record import metrics
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -160,7 +160,7 @@ def test_float16_has_the_loss_scale_of_gradscaler(stage, curve_of, job_of) -> No
 @pytest.mark.slow
 def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(curve_of, job_of, monkeypatch) -> None:
     """DeepSpeed's own division by the accumulation steps, on top of eke's."""
-    from eke.run.deepspeed_update import DeepSpeedUpdate
+    from eke.training.distributed.deepspeed_update import DeepSpeedUpdate
 
     plain = curve_of(*LLAMA, *SHORT, "batch.per_device=12")
     monkeypatch.setattr(DeepSpeedUpdate, "backward", lambda self, loss: self.engine.backward(loss))

@@ -4,9 +4,9 @@ import pytest
 from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
-from unit.check.without import switch_off
+from unit.rules.without import switch_off
 
-from eke.sizes import DESCRIPTIONS
+from eke.models.sizes import DESCRIPTIONS
 
 BASE = (
     *CASES["causal_lm-llama"], *TINY, *RAGGED, "batch.per_device=6", "train.max_grad_norm=null",

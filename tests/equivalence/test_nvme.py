@@ -11,11 +11,11 @@ import pytest
 from equivalence_cases import CASES, RAGGED
 from equivalence_compare import curve, largest_difference
 from support import last_wins
-from unit.check.without import switch_off
+from unit.rules.without import switch_off
 
-from eke.check.rules_nvme import has_libaio_header
-from eke.record import metrics
-from eke.sizes import model_size, shared_state_bytes, state_files
+from eke.models.sizes import model_size, shared_state_bytes, state_files
+from eke.plan.record import metrics
+from eke.rules.nvme import has_libaio_header
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),

@@ -7,12 +7,12 @@ import torch
 from equivalence_compare import largest_difference
 from support import TINY
 
-from eke.build.attention import KernelProbe
-from eke.build.data import build_data
-from eke.build.masks import spare_mask_checks
-from eke.build.model import build_model
-from eke.build.pinned import pinned_backend
-from eke.check import RULES, check
+from eke.rules import RULES, check
+from eke.training.batches.data import build_data
+from eke.training.model.attention import KernelProbe
+from eke.training.model.masks import spare_mask_checks
+from eke.training.model.model import build_model
+from eke.training.model.sdpa_backend import pinned_backend
 
 RAGGED = (
     "data=synthetic",
@@ -62,7 +62,7 @@ def test_packing_that_leaks_would_be_found(curve_of, monkeypatch) -> None:
     """Without the sequence numbers every token sees the samples before its own."""
     case = ("model=tiny", *TINY, *RAGGED, "batch.per_device=12")
     padded = curve_of(*case)
-    monkeypatch.setattr("eke.build.masks.sequence_numbers", lambda positions: None)
+    monkeypatch.setattr("eke.training.model.masks.sequence_numbers", lambda positions: None)
     assert largest_difference(padded, curve_of(*case, "data.packing=padding_free")) > 1e-4
 
 
@@ -137,7 +137,7 @@ def test_a_packed_row_has_the_logits_of_its_samples_alone(family, attention, mak
 def test_flex_keeps_packed_samples_apart(family, make_plan, monkeypatch) -> None:
     """Its forward pass is all a CPU has; training with it is in tests/gpu."""
     without = tuple(rule for rule in RULES if rule.id != "flex_needs_volta")
-    monkeypatch.setattr("eke.app.batching.check", lambda facts: check(facts, without))
+    monkeypatch.setattr("eke.workflows.auto_batch.check", lambda facts: check(facts, without))
     case = (family, *TINY, *RAGGED, "data.packing=on", "batch.per_device=3")
     outputs = []
     for attention in ("sdpa", "flex"):

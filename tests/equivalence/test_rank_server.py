@@ -9,7 +9,7 @@ import pytest
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, environment
 
-from eke.paths import RunPaths
+from eke.common.paths import RunPaths
 
 pytestmark = pytest.mark.slow  # importing torch takes seconds
 
@@ -49,7 +49,7 @@ def test_ranks_that_fail_hang_or_are_left_alone(tmp_path) -> None:
 
 ASKER = """
 import sys, pathlib
-from eke.paths import RunPaths
+from eke.common.paths import RunPaths
 from rank_server import RankServer
 from support import environment
 folder = pathlib.Path(sys.argv[1])

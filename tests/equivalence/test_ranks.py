@@ -14,7 +14,7 @@ from equivalence_cases import CASES, RAGGED, SMOOTH
 from equivalence_compare import Curve, largest_difference
 from support import TINY, last_wins
 
-from eke.record import metrics
+from eke.plan.record import metrics
 
 UNEVEN = (*RAGGED, "data.num_samples=29", "data.num_eval_samples=5", "train.log_every=7")
 

@@ -59,7 +59,7 @@ def test_the_last_step_of_an_epoch_may_have_fewer_samples(curve_of) -> None:
 
 
 def test_places_that_are_off_by_one_would_be_found(curve_of, monkeypatch) -> None:
-    from eke.build.batches import MicroBatch
+    from eke.training.batches.batches import MicroBatch
 
     base = (*MASKED, *TINY, *STEP)
     plain = curve_of(*base)

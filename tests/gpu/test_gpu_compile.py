@@ -4,7 +4,7 @@ import pytest
 from equivalence_compare import largest_difference
 from on_device import ON, plan_here
 
-from eke.errors import ConfigError
+from eke.common.errors import ConfigError
 
 pytestmark = pytest.mark.gpu
 

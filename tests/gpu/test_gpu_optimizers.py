@@ -3,8 +3,8 @@
 import pytest
 from equivalence_compare import largest_difference
 
-from eke.compose.catalogue import make_catalogue
-from eke.sizes import state_bytes
+from eke.config.compose.catalogue import make_catalogue
+from eke.models.sizes import state_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ from live import record_of, run_folders
 from on_device import BASE, ON, plan_here
 from support import last_wins
 
-from eke.record import metrics
+from eke.plan.record import metrics
 
 pytestmark = pytest.mark.gpu
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from on_device import ON
 
-from eke.build.batches import MicroBatch
-from eke.build.transfer import Transfer
+from eke.training.batches.batches import MicroBatch
+from eke.training.batches.transfer import Transfer
 
 pytestmark = pytest.mark.gpu
 

@@ -85,7 +85,7 @@ PUBLISHED_TIMES = {
     "t5_rtx3090_combined": "T5-base, techniques combined, RTX 3090",
     "nvlink_titan_rtx": "GPT-2 on two TITAN RTX, with NVLink and without",
 }
-"""Table of src/eke/report/published -> how it is called."""
+"""Table of src/eke/results/report/published -> how it is called."""
 
 
 FOUNDRY = "GPT models on A100 and H100 by MosaicML (`results/step_time_foundry.json`), {}"

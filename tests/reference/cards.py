@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.compose.catalogue import Catalogue, headline
+from eke.config.compose.catalogue import Catalogue, headline
 
 TECHNIQUES = (
     "precision",

@@ -21,13 +21,13 @@ from unittest import mock
 
 import torch
 
-from eke.build.checkpointing import CHECKPOINTING
-from eke.build.optimizer import build_optimizer
-from eke.memory.autocast import autocast_kernel
-from eke.memory.device import NAME, fake_gpu
-from eke.memory.step import Training
-from eke.schema import Checkpointing
-from eke.sizes import Role
+from eke.config.schema import Checkpointing
+from eke.models.sizes import Role
+from eke.training.model.checkpointing import CHECKPOINTING
+from eke.training.optimizer import build_optimizer
+from eke.training.trace.autocast import autocast_kernel
+from eke.training.trace.device import NAME, fake_gpu
+from eke.training.trace.step import Training
 
 aten = torch.ops.aten
 
@@ -110,10 +110,10 @@ def libraries_of_2022() -> Iterator[None]:
     try:
         with (
             mock.patch(bert, attention),
-            mock.patch("eke.build.optimizer.table.parameter_groups", decayed_first),
-            mock.patch("eke.memory.predict.build_optimizer", optimizer_of),
-            mock.patch("eke.memory.workspaces.cublas_bytes", return_value=0),
-            mock.patch("eke.build.checkpointing.CHECKPOINTING", reentrant),
+            mock.patch("eke.training.optimizer.registry.parameter_groups", decayed_first),
+            mock.patch("eke.training.trace.predict.build_optimizer", optimizer_of),
+            mock.patch("eke.training.trace.workspaces.cublas_bytes", return_value=0),
+            mock.patch("eke.training.model.checkpointing.CHECKPOINTING", reentrant),
             mock.patch.object(Training, "_evaluate"),
         ):
             yield

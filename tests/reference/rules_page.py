@@ -4,17 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from unit.check.cases import CASES, facts_of, prepare
-from unit.check.necessity import SHOWN, Kind
+from unit.rules.cases import CASES, facts_of, prepare
+from unit.rules.necessity import SHOWN, Kind
 
-from eke.check import RULES, Rule, Verdict, check
+from eke.rules import RULES, Rule, Verdict, check
 
 HEAD = """\
 # Rules
 
 What eke knows to be impossible, unsafe or useless, before anything is loaded. Each rule is shown
 here by a command that breaks it, with what eke answers, and has a test that types the fix. What
-shows that it is needed is said of each (`tests/unit/check/necessity.py`). Generated:
+shows that it is needed is said of each (`tests/unit/rules/necessity.py`). Generated:
 `EKE_UPDATE=1 pytest tests/conf/test_reference.py`.
 
 One rule more, `does_not_fit`, looks at the finished plan: [forecast](forecast.md).

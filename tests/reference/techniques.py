@@ -8,7 +8,7 @@ from reference.measured import Measured, cell, read_measured
 from reference.published import ROWS, SETTING, SOURCE, published
 from reference.seen import Seen, describe, observations, read_seen
 
-from eke.compose.catalogue import GROUPS, make_catalogue
+from eke.config.compose.catalogue import GROUPS, make_catalogue
 
 HEAD = """\
 # Techniques

@@ -143,7 +143,7 @@ def test_a_killed_watcher_loses_nothing(cluster, start, tmp_path, undisturbed) -
 def test_a_killed_worker_is_tried_again_in_its_job(cluster, start, tmp_path, undisturbed) -> None:
     live = start(*CLUSTER, *LONG)
     live.wait_for_step(100)
-    (worker,) = pids_of("eke.run.worker", str(tmp_path))
+    (worker,) = pids_of("eke.training.loop.worker", str(tmp_path))
     os.kill(worker, signal.SIGKILL)
     out = live.finish()
     assert live.process.returncode == 0, out

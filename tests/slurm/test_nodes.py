@@ -48,7 +48,7 @@ def test_a_process_killed_on_the_second_node_is_named_and_tried_again(
 ) -> None:
     live = start(*CLUSTER, *NODES)
     live.wait_for_step(100)
-    agents = pids_of("eke.run.agent", str(tmp_path), " 1 2 ")
+    agents = pids_of("eke.training.loop.agent", str(tmp_path), " 1 2 ")
     (other,) = agents
     (worker,) = Path(f"/proc/{other}/task/{other}/children").read_text().split()
     os.kill(int(worker), signal.SIGKILL)

@@ -26,7 +26,7 @@ import recipes  # noqa: E402  # after the path is there
 import scaling_loops  # noqa: E402  # after the path is there
 import techniques  # noqa: E402  # after the path is there
 
-from eke.errors import ConfigError, Problem  # noqa: E402  # after the path is there
+from eke.common.errors import ConfigError, Problem  # noqa: E402  # after the path is there
 
 os.environ.clear()  # they set the number of threads for what they start
 os.environ.update(BEFORE)

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eke.collecting import collect_seldom
-from eke.masking import mask
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
-from eke.spelling import closest
-from eke.streams import lost, open_streams, use_utf8
+from eke.common.did_you_mean import closest
+from eke.common.gc_tuning import collect_seldom
+from eke.common.masking import mask
+from eke.common.streams import lost, open_streams, use_utf8
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
 USAGE = """\
 eke: find, run and compare the training recipes that get the most out of your GPUs
@@ -70,20 +70,20 @@ def _do(arguments: list[str]) -> int:
         wanted: Callable[[list[str]], int] = module.main
         return wanted(rest)
     # Here, and not above: Ctrl-C while it is imported is no traceback.
-    from eke import app
+    from eke import workflows
     from eke.cli import completion
-    from eke.compose.shells import COMPLETION_FLAGS
+    from eke.config.compose.shell_completion import COMPLETION_FLAGS
 
     if command == "train":
-        return app.main(rest)
+        return workflows.main(rest)
     if command in _OF_FOLDERS:
-        from eke.cli import folders  # only here: `eke --help` does without it
+        from eke.cli import run_commands as folders  # only here: `eke --help` does without it
 
         return folders.main(command, rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
     if command in ("--version", "--help", "-h"):
-        return app.main(["--version"]) if command == "--version" else _usage(0)
+        return workflows.main(["--version"]) if command == "--version" else _usage(0)
     return _unknown(command, rest)
 
 

@@ -7,9 +7,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from eke.doctor import examine, render
-from eke.errors import EkeError
-from eke.record import EXIT_OK
+from eke.cli.examination import examine
+from eke.cli.render_doctor import render
+from eke.common.errors import EkeError
+from eke.plan.record import EXIT_OK
 
 DESCRIPTION = """\
 Looks at this machine: GPUs and what connects them, cores, memory, packages, and which options of

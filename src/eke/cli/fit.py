@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 
 import eke
-from eke.app.fitting import Wish, fit
-from eke.app.talk import complain, say
-from eke.compose import split_arguments
-from eke.errors import EkeError
-from eke.fit import Numerics, Objective
+from eke.common.errors import EkeError
+from eke.config.compose import split_arguments
+from eke.tuning.search import Numerics, Objective
+from eke.workflows.autotune import Wish, fit
+from eke.workflows.console import complain, say
 
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.

@@ -12,8 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eke.cli.standings import counted, own_words, silence
-from eke.launch.standing import (
+from eke.cli.status_format import counted, own_words, silence
+from eke.common.streams import is_heard, printable, unfiltered
+from eke.common.units import format_seconds
+from eke.launch.processes.status import (
     ACTIVE,
     NOT_STARTED,
     QUEUED,
@@ -23,9 +25,7 @@ from eke.launch.standing import (
     find_standings,
     goes_on,
 )
-from eke.record import EXIT_OK, Outcome
-from eke.streams import is_heard, printable, unfiltered
-from eke.units import format_seconds
+from eke.plan.record import EXIT_OK, Outcome
 
 LOOK_S = 1.0
 """Between two looks at the files."""

@@ -1,7 +1,7 @@
 """`eke plan`: every decision of a configuration, and what it will take; nothing is run."""
 
-from eke import app
-from eke.app.talk import say
+from eke import workflows
+from eke.workflows.console import say
 
 HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]
@@ -37,4 +37,6 @@ def main(arguments: list[str]) -> int:
     overrides = [each for each in arguments if each not in FLAGS]
     as_json, why, quick = (flag in arguments for flag in FLAGS)
     typed = [*overrides, "plan_only=true"]
-    return app.main(typed, as_json=as_json, why=why, trace=not quick, also=dict.fromkeys(FLAGS, 0))
+    return workflows.main(
+        typed, as_json=as_json, why=why, trace=not quick, also=dict.fromkeys(FLAGS, 0)
+    )

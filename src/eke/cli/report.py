@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eke.cli import report_wandb
-from eke.errors import ConfigError, EkeError, Problem, of_system
-from eke.files import hold_folder, plain, write_atomic
-from eke.paths import user_path
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.report.compare import Comparison, compare
+from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.files import hold_folder, plain, write_atomic
+from eke.common.paths import user_path
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.results.report.compare import Comparison, compare
 
 DESCRIPTION = """\
 Compares runs: speed, memory and loss of every configuration beside the baseline's, with intervals
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = compare([user_path(each) for each in options.folders], options.baseline, options.by)
         if not options.quiet:
-            from eke.report.show.terminal import print_report
+            from eke.results.report.show.terminal import print_report
 
             print_report(found, options.repeats)
         return _write(found, options)
@@ -120,25 +120,25 @@ def _unwritable(folder: Path, error: OSError) -> Problem:
 
 
 def _html(found: Comparison, repeats: bool) -> str:
-    from eke.report.show.page import render_page
+    from eke.results.report.show.page import render_page
 
     return render_page(found, repeats)
 
 
 def _markdown(found: Comparison, repeats: bool) -> str:
-    from eke.report.show.markdown import render_markdown
+    from eke.results.report.show.markdown import render_markdown
 
     return render_markdown(found, repeats)
 
 
 def _json(found: Comparison, _: bool) -> str:
-    from eke.report.show.export import as_plain
+    from eke.results.report.show.export import as_plain
 
     return json.dumps(plain(as_plain(found)), indent=1, allow_nan=False) + "\n"
 
 
 def _csv(found: Comparison, _: bool) -> str:
-    from eke.report.show.export import as_csv
+    from eke.results.report.show.export import as_csv
 
     return as_csv(found)
 

@@ -6,9 +6,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from eke.files import write_atomic
-from eke.report.compare import Comparison
-from eke.units import format_number
+from eke.common.files import write_atomic
+from eke.common.units import format_number
+from eke.results.report.compare import Comparison
 
 FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
@@ -42,8 +42,8 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
-    from eke.report.wandb.place import find_place
-    from eke.report.wandb.specification import dump, specification
+    from eke.results.report.wandb.place import find_place
+    from eke.results.report.wandb.specification import dump, specification
 
     place = find_place(found, options.project, options.entity)
     text = dump(specification(found, place, options.repeats))
@@ -52,7 +52,7 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
     sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
     if not options.publish:
         return
-    from eke.report.wandb.publish import publish
+    from eke.results.report.wandb.publish import publish
 
     saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
     if saved.missing:

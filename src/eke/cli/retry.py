@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eke import app
-from eke.cli.standings import run_name
-from eke.errors import ConfigError, EkeError, Problem
-from eke.files import Refused, read_bytes, read_json
-from eke.launch.standing import UNREADABLE, find_standings
-from eke.paths import RunPaths, SweepPaths, program, user_path
-from eke.peers import speak
-from eke.record import EXIT_OK, Outcome, no_runs, read_record
-from eke.units import format_number
+from eke import workflows
+from eke.cli.status_format import run_name
+from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.files import Refused, read_bytes, read_json
+from eke.common.paths import RunPaths, SweepPaths, program, user_path
+from eke.common.stdout import speak
+from eke.common.units import format_number
+from eke.launch.processes.status import UNREADABLE, find_standings
+from eke.plan.record import EXIT_OK, Outcome, no_runs, read_record
 
 BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that are tried again."""
@@ -69,7 +69,7 @@ def retry(options: argparse.Namespace) -> int:
     os.chdir(directory)
     with aside(chosen):
         if not is_search:
-            return app.main(command)
+            return workflows.main(command)
         from eke.cli import fit  # only here: one sweep in many is a search
 
         return fit.main(command[1:])

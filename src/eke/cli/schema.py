@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from eke.editor.files import write_schemas
-from eke.errors import ConfigError, EkeError, Problem, of_system
-from eke.paths import user_path
+from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.paths import user_path
+from eke.config.editor.files import write_schemas
 
 _FLAGS = ("--config-dir", "-cd")
 _FORM = "eke schema FOLDER"

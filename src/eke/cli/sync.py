@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eke.alignment import align
-from eke.errors import EkeError, of_system
-from eke.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.track.sync import Options, Report, Verdict, find_runs, sync
-from eke.units import format_number
+from eke.common.errors import EkeError, of_system
+from eke.common.text_table import align
+from eke.common.units import format_number
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.results.trackers.sync import Options, Report, Verdict, find_runs, sync
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is

@@ -5,8 +5,8 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
+from eke.common.units import MIB
 from eke.hardware.device import Device
-from eke.units import MIB
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")

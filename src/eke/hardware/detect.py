@@ -4,12 +4,12 @@ import difflib
 import os
 from dataclasses import replace
 
-from eke.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Problem
 from eke.hardware import nvml
 from eke.hardware.cpu import cpu_device
+from eke.hardware.datasheets import DEVICES, option_of, with_datasheet
 from eke.hardware.device import Device
 from eke.hardware.nvml import Gpu
-from eke.hardware.table import DEVICES, option_of, with_datasheet
 from eke.hardware.torch_build import TorchBuild, torch_build
 
 

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eke.common.paths import SUPERVISOR
+from eke.common.units import format_bytes
 from eke.hardware import nvml
 from eke.hardware.device import Device
-from eke.paths import SUPERVISOR
-from eke.units import format_bytes
 
 _PROC = Path("/proc")
 

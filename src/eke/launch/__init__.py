@@ -1,18 +1,15 @@
 """From plans to processes; torch is never imported here."""
 
-from eke.launch.board import Board, open_board
-from eke.launch.books import Books, done_again
-from eke.launch.dominance import smallest_first
-from eke.launch.folder import Place, claim, find_place
-from eke.launch.job import Job
-from eke.launch.live import place_of
+from eke.launch.local import Devices, Pool, find_devices, forking, probe_in_pool, start_run
 from eke.launch.nodes import Head, follow
-from eke.launch.pool import Devices, Pool, find_devices, forking, probe_in_pool, start_run
-from eke.launch.probe import Probed, probe
-from eke.launch.rerun import Rerun
-from eke.launch.single import run_single
-from eke.launch.supervise import STOP_SIGNALS, become_worker
-from eke.launch.sweep import (
+from eke.launch.processes.oom_skip import smallest_first
+from eke.launch.processes.probe import Probed, probe
+from eke.launch.processes.progress_display import Board, open_board
+from eke.launch.processes.rerun import Rerun
+from eke.launch.processes.run_dir import Place, claim, find_place
+from eke.launch.processes.running_run import place_of
+from eke.launch.processes.single import run_single
+from eke.launch.processes.sweep import (
     FOR_WRITING,
     Cell,
     SweepFile,
@@ -21,7 +18,10 @@ from eke.launch.sweep import (
     sweep_id,
     sweep_paths,
 )
-from eke.launch.watched import watching
+from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep_state import Books, done_again
+from eke.launch.processes.sweep_watchers import watching
+from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 
 __all__ = [
     "FOR_WRITING",

@@ -5,8 +5,8 @@ import os
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.paths import RunPaths
-from eke.record import write_record
+from eke.common.paths import RunPaths
+from eke.plan.record import write_record
 
 
 @pytest.fixture

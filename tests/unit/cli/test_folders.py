@@ -8,9 +8,9 @@ import pytest
 from support import environment
 
 from eke import cli
-from eke.cli import folders
+from eke.cli import run_commands as folders
+from eke.launch.processes.status import Standing
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.launch.standing import Standing
 
 # --- status ---------------------------------------------------------------------------------------
 

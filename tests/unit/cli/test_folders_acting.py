@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from unit.launch.scripted import record_for
 
-from eke import app, cli
-from eke.cli import folders
-from eke.errors import EkeError
+from eke import cli, workflows
+from eke.cli import run_commands as folders
+from eke.common.errors import EkeError
+from eke.common.locks import try_lock
+from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.processes.status import Standing
 from eke.launch.slurm import scheduler
-from eke.launch.standing import Standing
-from eke.locks import try_lock
-from eke.paths import RunPaths, SweepPaths
-from eke.record import read_record, start_attempt, write_record
+from eke.plan.record import read_record, start_attempt, write_record
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def typed(monkeypatch):
             start_attempt(RunPaths(attempts.parent), {})
         return 0
 
-    monkeypatch.setattr(app, "main", main)
+    monkeypatch.setattr(workflows, "main", main)
     return found
 
 
@@ -344,7 +344,7 @@ def test_where_the_command_starts_nothing_the_records_are_put_back(
             return ended
         raise ended
 
-    monkeypatch.setattr(app, "main", refused)
+    monkeypatch.setattr(workflows, "main", refused)
     code = cli.main(["retry", str(make_sweep("1", "2", "3"))])
     assert code == (ended if isinstance(ended, int) else 75)
     assert capsys.readouterr().err == "nothing was started; 2 records restored\n"
@@ -356,7 +356,7 @@ def test_where_one_run_is_started_the_others_are_tried_again_with_it(
     make_run, make_sweep, monkeypatch, capsys
 ) -> None:
     made = [make_run("1", "oom"), make_run("2", "crashed")]
-    monkeypatch.setattr(app, "main", lambda _: start_attempt(made[0], {}) or 75)
+    monkeypatch.setattr(workflows, "main", lambda _: start_attempt(made[0], {}) or 75)
     assert cli.main(["retry", str(make_sweep("1", "2"))]) == 75
     assert not [paths for paths in made if paths.record.exists()]
     assert not capsys.readouterr().err

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from eke.cli import main
 from eke.cli.live import render, summary, watch
-from eke.launch.standing import Standing
-from eke.paths import RunPaths
+from eke.common.paths import RunPaths
+from eke.launch.processes.status import Standing
 
 
 def standing(name, state, step=0, **more):

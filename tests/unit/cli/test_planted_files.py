@@ -62,7 +62,7 @@ ALL = """
 import contextlib, io, json, re, sys, time, traceback
 from pathlib import Path
 from eke import cli
-import eke.cli.folders, eke.cli.report, eke.cli.sync
+import eke.cli.run_commands, eke.cli.report, eke.cli.sync
 for command in json.loads(sys.argv[1]):
     out, start, wrong = io.StringIO(), time.monotonic(), ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

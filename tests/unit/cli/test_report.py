@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from unit.report.made import Run, make_run
+from unit.results.report.made import Run, make_run
 
 from eke import cli
 from eke.cli import report

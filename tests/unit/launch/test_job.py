@@ -3,8 +3,8 @@
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.launch.job import MAX_INTERRUPTIONS, Job
-from eke.record import Outcome
+from eke.launch.processes.sweep_job import MAX_INTERRUPTIONS, Job
+from eke.plan.record import Outcome
 
 WORTHS = [
     pytest.param(0.5, 9.0, MAX_INTERRUPTIONS, id="steps shorter than starts"),

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from eke.errors import RunError
-from eke.launch.folder import Place, claim
-from eke.launch.live import LiveRun
+from eke.common.errors import RunError
+from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.running_run import LiveRun
 
 
 @pytest.mark.parametrize(

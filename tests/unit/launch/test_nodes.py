@@ -14,15 +14,19 @@ import pytest
 from unit.launch.scripted import record_for
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.errors import ConfigError, EkeError
-from eke.launch.folder import Place
-from eke.launch.nodes import Head, follow, follower, head, meeting, run
-from eke.launch.nodes.meeting import Invitation, Line, read_invitation, write_invitation
-from eke.launch.supervise import Spot, worker_command
-from eke.paths import RunPaths
-from eke.peers import Task, check_started_tasks, is_first, machines_at_hand, this_task
-from eke.plan import Plan
-from eke.record import Failure, Record
+from eke.common.cluster_task import Task, check_started_tasks, this_task
+from eke.common.errors import ConfigError, EkeError
+from eke.common.paths import RunPaths
+from eke.common.started_ranks import is_first, machines_at_hand
+from eke.launch.nodes import Head, follow, run
+from eke.launch.nodes import leader as head
+from eke.launch.nodes import rendezvous as meeting
+from eke.launch.nodes import worker_node as follower
+from eke.launch.nodes.rendezvous import Invitation, Line, read_invitation, write_invitation
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.worker_process import Spot, worker_command
+from eke.plan.planner import Plan
+from eke.plan.record import Failure, Record
 
 PATIENCE_S = 60.0
 
@@ -44,7 +48,7 @@ def shell_worker(monkeypatch, tmp_path):
         return ["bash", "-c", f"echo {num_processes} {spot.node} {spot.endpoint} >$0; {text}",
                 str(paths.folder / f"said_{spot.node}")]  # fmt: skip
 
-    monkeypatch.setattr("eke.launch.supervise.worker_command", command)
+    monkeypatch.setattr("eke.launch.processes.worker_process.worker_command", command)
     return tmp_path
 
 
@@ -75,8 +79,8 @@ def test_a_task_knows_its_step_and_its_restart() -> None:
 
 def test_the_agent_is_told_its_machine(tmp_path) -> None:
     paths = RunPaths(tmp_path)
-    assert worker_command(paths, 1)[-2:] == ["eke.run.worker", str(tmp_path)]
-    assert worker_command(paths, 2)[-3:] == ["eke.run.agent", str(tmp_path), "2"]
+    assert worker_command(paths, 1)[-2:] == ["eke.training.loop.worker", str(tmp_path)]
+    assert worker_command(paths, 2)[-3:] == ["eke.training.loop.agent", str(tmp_path), "2"]
     one_each = worker_command(paths, 1, Spot(1, 2, "n1:29500"))
     assert one_each[-5:] == [str(tmp_path), "1", "1", "2", "n1:29500"], "an agent all the same"
 
@@ -181,8 +185,8 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     tmp_path, monkeypatch
 ) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
-    monkeypatch.setattr("eke.launch.nodes.follower.GONE_S", 0.2)
-    monkeypatch.setattr("eke.launch.nodes.follower.LOOK_S", 0.05)
+    monkeypatch.setattr("eke.launch.nodes.worker_node.GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.nodes.worker_node.LOOK_S", 0.05)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.probe import _judged, trial_of
-from eke.paths import RunPaths
-from eke.record import DeadRank, Failure, write_dead_rank
+from eke.common.paths import RunPaths
+from eke.launch.processes.probe import _judged, trial_of
+from eke.plan.record import DeadRank, Failure, write_dead_rank
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.launch.job import CHANGED, Job
-from eke.launch.live import place_of
-from eke.launch.rerun import Rerun
+from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.processes.rerun import Rerun
+from eke.launch.processes.running_run import place_of
+from eke.launch.processes.sweep_job import CHANGED, Job
 from eke.launch.slurm.run import place_in_cluster
-from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, start_attempt, write_record
+from eke.plan.record import Outcome, start_attempt, write_record
 
 
 @pytest.fixture

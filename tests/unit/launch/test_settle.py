@@ -4,10 +4,11 @@ import dataclasses
 import signal
 
 import pytest
-from unit.record.samples import bare_record, step_row
+from unit.plan.record.samples import bare_record, step_row
 
-from eke.launch.settle import LOG_LINES, describe_exit, log_tail, settle
-from eke.record import (
+from eke.common.units import GIB
+from eke.launch.processes.collect_outcome import LOG_LINES, describe_exit, log_tail, settle
+from eke.plan.record import (
     DeadRank,
     Failure,
     Outcome,
@@ -18,8 +19,7 @@ from eke.record import (
     write_rank_failure,
     write_record,
 )
-from eke.report import render_summary
-from eke.units import GIB
+from eke.results.report import render_summary
 
 
 def test_a_written_outcome_stands_whatever_the_exit_code(paths, plan) -> None:

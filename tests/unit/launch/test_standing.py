@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 from unit.launch.scripted import record_for
-from unit.record.samples import step_row
+from unit.plan.record.samples import step_row
 
-import eke.launch.standing as standing_module
-from eke.errors import ConfigError, EkeError
-from eke.launch.folder import claim
+import eke.launch.processes.status as standing_module
+from eke.common.errors import ConfigError, EkeError
+from eke.common.locks import is_locked
+from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.processes.run_dir import claim
+from eke.launch.processes.status import find_standings, goes_on
+from eke.launch.processes.sweep_watchers import watching
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
-from eke.launch.standing import find_standings, goes_on
-from eke.launch.watched import watching
-from eke.locks import is_locked
-from eke.paths import RunPaths, SweepPaths
-from eke.plan import write_plan
-from eke.record import Failure, Outcome, start_attempt, write_record
+from eke.plan.planner import write_plan
+from eke.plan.record import Failure, Outcome, start_attempt, write_record
 
 
 class Queue(dict):

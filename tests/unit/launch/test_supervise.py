@@ -10,10 +10,10 @@ import time
 import pytest
 from support import PATIENCE_S
 
-from eke.launch import single
-from eke.launch import supervise as module
-from eke.launch.follow import PlainView
-from eke.launch.supervise import Worker, worker_command, worker_environment
+from eke.launch.processes import single
+from eke.launch.processes import worker_process as module
+from eke.launch.processes.follow import PlainView
+from eke.launch.processes.worker_process import Worker, worker_command, worker_environment
 
 READY = "open(sys.argv[1] + '/ready', 'w').close()"
 
@@ -188,8 +188,14 @@ def test_the_worker_finds_eke_and_its_supervisor(paths, monkeypatch) -> None:
     variables = worker_environment()
     assert variables["EKE_SUPERVISOR"] == str(os.getpid())
     assert variables["PYTHONPATH"].endswith(f"{os.pathsep}/somewhere")
-    assert worker_command(paths)[1:] == ["-P", "-m", "eke.run.worker", str(paths.folder)]
-    assert worker_command(paths, 3)[1:] == ["-P", "-m", "eke.run.agent", str(paths.folder), "3"]
+    assert worker_command(paths)[1:] == ["-P", "-m", "eke.training.loop.worker", str(paths.folder)]
+    assert worker_command(paths, 3)[1:] == [
+        "-P",
+        "-m",
+        "eke.training.loop.agent",
+        str(paths.folder),
+        "3",
+    ]
     found = subprocess.run(
         [sys.executable, "-c", "import eke; print(eke.__file__)"],
         env=variables,

@@ -8,11 +8,10 @@ import time
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 
-import eke.launch.sweep
-from eke.compose import compose
-from eke.errors import ConfigError, EkeError, Problem
-from eke.launch.books import Books
-from eke.launch.sweep import (
+import eke.launch.processes.sweep
+from eke.common.errors import ConfigError, EkeError, Problem
+from eke.config.compose import compose
+from eke.launch.processes.sweep import (
     WRITE_S,
     Cell,
     SweepFile,
@@ -22,7 +21,8 @@ from eke.launch.sweep import (
     sweep_paths,
     write_sweep,
 )
-from eke.record import Outcome
+from eke.launch.processes.sweep_state import Books
+from eke.plan.record import Outcome
 
 CELLS = [("precision=bf16",), ("precision=fp16", "seed=1")]
 
@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_sweep(tmp_path, monkeypatch) ->
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with monkeypatch.context() as full:
-        full.setattr(eke.launch.sweep, "write_json", no_space)
+        full.setattr(eke.launch.processes.sweep, "write_json", no_space)
         for at_once in (True, False):
             file.flush(at_once)
             now[0] += WRITE_S

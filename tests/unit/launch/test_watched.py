@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from eke.launch.watched import Watcher, watchers_in, watchers_of, watching
-from eke.paths import SweepPaths
+from eke.common.paths import SweepPaths
+from eke.launch.processes.sweep_watchers import Watcher, watchers_in, watchers_of, watching
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from unit.sizes.configs import make_config
+from unit.models.sizes.configs import make_config
 
+from eke.common.units import GIB
+from eke.config.schema import Config
 from eke.hardware import Device
-from eke.plan import Plan, make_plan
-from eke.schema import Config
-from eke.units import GIB
+from eke.plan.planner import Plan, make_plan
 
 CPU = Device(kind="cpu", name="test cpu", memory_bytes=8 * GIB)
 GPU = Device(

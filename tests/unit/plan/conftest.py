@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-import eke.plan.make as making
+import eke.plan.planner.planner as making
 from eke.hardware import machine_fingerprint
 
 fingerprint_once = functools.cache(machine_fingerprint)

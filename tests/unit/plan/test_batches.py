@@ -3,7 +3,7 @@
 import pytest
 from unit.plan.cases import SYNTHETIC, config_of, plan_config, plan_of
 
-from eke.plan import Decision, possible_batches, samples_to_keep, with_batch
+from eke.plan.planner import Decision, possible_batches, samples_to_keep, with_batch
 
 TWO = ("distributed=ddp", "distributed.num_processes=2")
 

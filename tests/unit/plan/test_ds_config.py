@@ -5,7 +5,7 @@ import json
 import pytest
 from unit.plan.cases import SYNTHETIC, config_of, plan_config
 
-from eke.errors import ConfigError
+from eke.common.errors import ConfigError
 
 BASE = (
     *SYNTHETIC, "model=tiny", "distributed=zero2", "batch.per_device=2", "batch.accumulation=3",

@@ -7,12 +7,12 @@ import shutil
 import pytest
 from unit.plan.cases import config_of, plan_config, plan_of
 
-from eke import corpus
-from eke.corpus import Corpus, Piece
-from eke.errors import ChangedError
-from eke.paths import RunPaths
-from eke.plan import check_inputs, read_plan, write_plan
-from eke.plan.inputs import inputs_of
+from eke.common.errors import ChangedError
+from eke.common.paths import RunPaths
+from eke.data import sources as corpus
+from eke.data.sources import Corpus, Piece
+from eke.plan.planner import check_inputs, read_plan, write_plan
+from eke.plan.planner.inputs import inputs_of
 
 SHORT = ("data.seq_len=16", "batch.per_device=2", "train.steps=2")
 
@@ -184,7 +184,7 @@ def test_every_file_of_transformers_tokenizers_is_looked_at() -> None:
     import re
     from pathlib import Path
 
-    from eke.corpus.request import TOKENIZER_FILES
+    from eke.data.sources.request import TOKENIZER_FILES
 
     root = Path(importlib.util.find_spec("transformers").submodule_search_locations[0])
     tables = re.compile(r"VOCAB_FILES_NAMES\s*=\s*\{(.*?)\}", re.DOTALL)

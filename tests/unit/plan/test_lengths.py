@@ -8,11 +8,11 @@ import pytest
 from prepared import store_of, write_jsonl
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.build.data import build_data
-from eke.forecast import forecast
-from eke.pace.work import work_of
-from eke.plan import drawn, evaluated
-from eke.sizes import structure
+from eke.estimate.memory import forecast
+from eke.estimate.time.work import work_of
+from eke.models.sizes import structure
+from eke.plan.planner import drawn, evaluated
+from eke.training.batches.data import build_data
 
 LONGEST = 40
 COUNT = 120

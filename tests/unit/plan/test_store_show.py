@@ -6,12 +6,12 @@ import json
 import pytest
 from unit.plan.cases import GPU, SYNTHETIC, config_of, plan_config, plan_of
 
-from eke.errors import RunError
-from eke.paths import RunPaths, conf_folder
-from eke.plan import outline_record, plan_to_plain, read_plan, render_plan, write_plan
-from eke.record import Failure, Loss, Outcome, Timing, read_record, write_record
-from eke.schema import VARIANTS
-from eke.sizes import VALID_TASKS
+from eke.common.errors import RunError
+from eke.common.paths import RunPaths, conf_folder
+from eke.config.schema import VARIANTS
+from eke.models.sizes import VALID_TASKS
+from eke.plan.planner import outline_record, plan_to_plain, read_plan, render_plan, write_plan
+from eke.plan.record import Failure, Loss, Outcome, Timing, read_record, write_record
 
 MODELS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 
@@ -124,7 +124,7 @@ def test_warnings_come_last() -> None:
 
 
 def test_the_outline_of_a_record_holds_the_plan_and_the_rows(paths) -> None:
-    from unit.record.samples import eval_row, step_row
+    from unit.plan.record.samples import eval_row, step_row
 
     plan = plan_of(*SYNTHETIC, "precision=bf16", device=GPU, warnings=("careful",))
     rows = [eval_row(0, 5.5), step_row(1, seconds=0.5), step_row(2, seconds=0.5)]

@@ -3,8 +3,8 @@
 import pytest
 from unit.plan.cases import SYNTHETIC, config_of, plan_config
 
-from eke.paths import RunPaths
-from eke.plan import remove_swap, swap_files, swap_folder
+from eke.common.paths import RunPaths
+from eke.plan.planner import remove_swap, swap_files, swap_folder
 
 NVME = (*SYNTHETIC, "model=tiny", "distributed=zero3", "offload=nvme", "offload.path=/disk")
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.plan import outline_record
-from eke.plan.waiting import MIN_STEPS, WORTH_SAYING_FRAC, waiting_hints
-from eke.record import Outcome, derive, metrics
+from eke.plan.planner import outline_record
+from eke.plan.planner.dataloader_hints import MIN_STEPS, WORTH_SAYING_FRAC, waiting_hints
+from eke.plan.record import Outcome, derive, metrics
 
 
 def rows(data_s: float, other_s: float = 1.0, num: int = MIN_STEPS):
@@ -32,7 +32,7 @@ def hints(plan, **made) -> list[str]:
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr("eke.plan.waiting.usable_cores", lambda: 8)
+    monkeypatch.setattr("eke.plan.planner.dataloader_hints.usable_cores", lambda: 8)
 
 
 def test_the_share_is_of_steady_steps() -> None:

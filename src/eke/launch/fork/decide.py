@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from eke.plan import Plan
+from eke.plan.planner import Plan
 
 READ_LATER = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Read by CUDA when it is first used, and the server never uses it (CUDA C++ Programming Guide,

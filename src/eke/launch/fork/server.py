@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from eke.files import open_file, own_folder
+from eke.common.files import open_file, own_folder
+from eke.common.paths import PROCESS
+from eke.common.process_env import module_command
 from eke.launch.fork.decide import Surroundings, why_fresh
 from eke.launch.fork.process import Adopted, adopting
-from eke.launch.supervise import Order, Process, spawn, worker_environment
-from eke.paths import PROCESS
-from eke.peers import module_command
-from eke.plan import Plan
-from eke.run.fork_request import GO, LET_GO, LONGEST_WORD, READY, Request, send_request
+from eke.launch.processes.worker_process import Order, Process, spawn, worker_environment
+from eke.plan.planner import Plan
+from eke.training.loop.fork_request import GO, LET_GO, LONGEST_WORD, READY, Request, send_request
 
-MODULE = "eke.run.fork_server"
+MODULE = "eke.training.loop.fork_server"
 """What the server runs; never imported here, where torch is not."""
 
 IMPORT_LIMIT_S = 300.0

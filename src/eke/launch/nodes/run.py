@@ -2,13 +2,13 @@
 
 import time
 
-from eke.files import own_folder
-from eke.launch.folder import Place
-from eke.launch.live import LiveRun
-from eke.launch.nodes.head import Head
-from eke.launch.supervise import Spot
-from eke.plan import Plan
-from eke.record import Outcome, Record, write_record
+from eke.common.files import own_folder
+from eke.launch.nodes.leader import Head
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.worker_process import Spot
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome, Record, write_record
 
 LEFT_BEHIND_S = 30.0
 """How long processes here may go on when those of another machine are gone: gloo says so at once,

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eke.errors import BusyError, EkeError
-from eke.launch.books import Books
-from eke.launch.folder import Place
-from eke.launch.job import Job
+from eke.common.errors import BusyError, EkeError
+from eke.common.paths import RunPaths, SweepPaths
+from eke.common.units import format_number
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.request import Request
 from eke.launch.slurm.run import ClusterRun, stamp_of
@@ -27,9 +29,7 @@ from eke.launch.slurm.submit import (
     submit_array,
     submitting,
 )
-from eke.paths import RunPaths, SweepPaths
-from eke.record import Outcome, read_record
-from eke.units import format_number
+from eke.plan.record import Outcome, read_record
 
 TICK_S = 0.2
 """Between two looks at the screen."""

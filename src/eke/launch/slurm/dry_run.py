@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from eke.launch.job import Job
+from eke.common.paths import SweepPaths
+from eke.common.units import format_number
+from eke.launch.processes.sweep_job import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.script import script_text
 from eke.launch.slurm.submission import new_submission, submission_file
 from eke.launch.slurm.submit import arrays, describe_request
-from eke.paths import SweepPaths
-from eke.units import format_number
 
 
 def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from eke.errors import ConfigError, Problem
-from eke.paths import user_path
-from eke.plan import Plan
-from eke.schema import Config, Slurm
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import user_path
+from eke.config.schema import Config, Slurm
+from eke.plan.planner import Plan
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)

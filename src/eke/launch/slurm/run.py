@@ -4,18 +4,26 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.errors import BusyError, EkeError, RunError
-from eke.files import read_json
-from eke.identity import changed_fingerprint
-from eke.launch.folder import Place, claim, find_place
-from eke.launch.settle import machine_of
+from eke.common.errors import BusyError, EkeError, RunError
+from eke.common.files import read_json
+from eke.common.paths import RunPaths, user_path
+from eke.estimate.time import note_predictions
+from eke.launch.processes.collect_outcome import machine_of
+from eke.launch.processes.run_dir import Place, claim, find_place
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.states import OUT_OF_MEMORY, outcome_of
 from eke.launch.slurm.submission import job_log, read_ticket
-from eke.pace import note_predictions
-from eke.paths import RunPaths, user_path
-from eke.plan import Plan, outline_record
-from eke.record import Failure, Outcome, Record, metrics, read_attempts, read_record, write_record
+from eke.plan.identity import changed_fingerprint
+from eke.plan.planner import Plan, outline_record
+from eke.plan.record import (
+    Failure,
+    Outcome,
+    Record,
+    metrics,
+    read_attempts,
+    read_record,
+    write_record,
+)
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
 """How a run ends that is continued by itself."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.errors import EkeError
+from eke.common.errors import EkeError
+from eke.common.process_env import RANK_VARIABLES
 from eke.launch.slurm.states import Phase, phase_of
-from eke.peers.environment import RANK_VARIABLES
 
 PATIENCE_S = 60.0
 """For an answer: a busy controller takes its time, and retries by itself for as long."""

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eke.launch.nodes.follower import ALONE_S
+from eke.common.paths import source_folder
+from eke.common.process_env import SAFE_PATH
+from eke.config.schema import GpuRequest, Slurm
+from eke.launch.nodes.worker_node import ALONE_S
 from eke.launch.slurm.request import Request
 from eke.launch.slurm.submission import job_log
-from eke.paths import source_folder
-from eke.peers import SAFE_PATH
-from eke.record import EXIT_RESUMABLE
-from eke.schema import GpuRequest, Slurm
+from eke.plan.record import EXIT_RESUMABLE
 
 REQUEUE_CODE = 99
 """What the watcher of a run exits with to have its job put back into the queue."""

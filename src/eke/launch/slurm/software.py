@@ -7,9 +7,9 @@ in the same place, as the planner or an earlier job saw it: each appends a line 
 import json
 from pathlib import Path
 
-from eke.files import append_line, read_text
+from eke.common.files import append_line, read_text
 from eke.hardware import software_now, software_places
-from eke.identity import changed_fingerprint
+from eke.plan.identity import changed_fingerprint
 
 
 def note_software(submission: Path, command_prefix: str = "") -> str:

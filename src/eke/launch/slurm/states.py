@@ -5,7 +5,7 @@ All states of slurm.h (22.05 to 25.05), https://slurm.schedmd.com/job_state_code
 
 from enum import Enum
 
-from eke.record import Outcome
+from eke.plan.record import Outcome
 
 
 class Phase(Enum):

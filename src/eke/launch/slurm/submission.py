@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eke.errors import EkeError
-from eke.files import read_json, write_json
-from eke.launch.job import are_in_vain
-from eke.paths import RunPaths
-from eke.record import RECORD_LIMIT
+from eke.common.errors import EkeError
+from eke.common.files import read_json, write_json
+from eke.common.paths import RunPaths
+from eke.launch.processes.sweep_job import are_in_vain
+from eke.plan.record import RECORD_LIMIT
 
 SUBMISSION_VERSION = 1
 
@@ -52,7 +52,7 @@ class Ticket:
     stalled: int = 0
     """Restarts since a step was made that had not been made before."""
     worths: list[Sequence[float]] = field(default_factory=list)
-    """Of its attempts that were interrupted: see `eke.launch.job.worth_of`."""
+    """Of its attempts that were interrupted: see `eke.launch.processes.sweep_job.worth_of`."""
 
     def spent(self, max_restarts: int) -> str:
         """Why it is not put back into the queue once more; empty where it is."""

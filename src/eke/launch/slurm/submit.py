@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from eke.errors import BusyError, EkeError
-from eke.files import own_folder, write_atomic, write_json
-from eke.launch.folder import claim, without_locks
-from eke.launch.job import Job
-from eke.launch.live import write_down
+from eke.common.errors import BusyError, EkeError
+from eke.common.files import own_folder, write_atomic, write_json
+from eke.common.locks import open_shared_lock, try_lock
+from eke.common.paths import RunPaths
+from eke.common.units import format_number
+from eke.config.schema import Slurm
+from eke.launch.processes.run_dir import claim, without_locks
+from eke.launch.processes.running_run import write_down
+from eke.launch.processes.sweep_job import Job
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.request import Request, make_request
 from eke.launch.slurm.script import script_text
@@ -26,10 +30,6 @@ from eke.launch.slurm.submission import (
     with_job,
     write_submission,
 )
-from eke.locks import open_shared_lock, try_lock
-from eke.paths import RunPaths
-from eke.schema import Slurm
-from eke.units import format_number
 
 GIVEN_UP_S = 30.0
 """After this time an intent that SLURM knows nothing of will not turn up any more: whoever called

@@ -14,12 +14,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from eke.errors import BusyError, EkeError
+from eke.common.cluster_task import Task, this_task
+from eke.common.errors import BusyError, EkeError
+from eke.common.paths import RunPaths
+from eke.common.streams import open_streams
+from eke.common.units import format_number
 from eke.hardware import choose, machine_fingerprint, option_of
-from eke.launch.folder import Place, claim
-from eke.launch.job import worth_of
 from eke.launch.nodes import Head, follow, start_run
-from eke.launch.settle import describe_exit
+from eke.launch.processes.collect_outcome import describe_exit
+from eke.launch.processes.run_dir import Place, claim
+from eke.launch.processes.sweep_job import worth_of
 from eke.launch.slurm.scheduler import show_job
 from eke.launch.slurm.script import REQUEUE_CODE
 from eke.launch.slurm.software import note_software
@@ -30,10 +34,8 @@ from eke.launch.slurm.submission import (
     read_ticket,
     write_ticket,
 )
-from eke.paths import RunPaths
-from eke.peers import Task, this_task
-from eke.plan import Plan, outline_record, read_plan
-from eke.record import (
+from eke.plan.planner import Plan, outline_record, read_plan
+from eke.plan.record import (
     EXIT_OK,
     EXIT_RESUMABLE,
     EXIT_USER,
@@ -45,8 +47,6 @@ from eke.record import (
     read_record,
     write_record,
 )
-from eke.streams import open_streams
-from eke.units import format_number
 
 POLL_S = 0.1
 """Between two looks at the worker."""

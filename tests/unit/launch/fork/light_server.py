@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from eke.run import fork_server
+from eke.training.loop import fork_server
 
 
 def import_little(modules) -> None:

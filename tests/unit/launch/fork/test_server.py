@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support import PATIENCE_S, REPO
 
-from eke.launch import supervise
+from eke.common.process_env import module_command
 from eke.launch.fork import ForkServer, server
-from eke.launch.supervise import Worker, spawn
-from eke.peers import module_command
+from eke.launch.processes import worker_process as supervise
+from eke.launch.processes.worker_process import Worker, spawn
 
 HERE = Path(__file__).parent
 

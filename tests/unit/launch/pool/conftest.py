@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, record_for
 
-from eke.errors import BusyError
+from eke.common.errors import BusyError
+from eke.common.paths import RunPaths
 from eke.hardware import DeviceSlot
-from eke.launch.books import Books
-from eke.launch.folder import Place
-from eke.launch.job import Job
-from eke.launch.pool.devices import Devices, Grant
-from eke.launch.pool.dispatch import Pool
-from eke.paths import RunPaths
-from eke.record import Outcome, Record
+from eke.launch.local.devices import Devices, Grant
+from eke.launch.local.dispatch import Pool
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep_state import Books
+from eke.plan.record import Outcome, Record
 
 
 @pytest.fixture(autouse=True)
@@ -112,9 +112,9 @@ def machine(tmp_path) -> FakeMachine:
 @pytest.fixture
 def make_pool(machine, monkeypatch) -> Callable[..., Pool]:
     """A pool of these jobs and devices that does not sleep."""
-    monkeypatch.setattr("eke.launch.pool.dispatch.POLL_S", 0)
-    monkeypatch.setattr("eke.launch.pool.dispatch.RETRY_S", 0)
-    monkeypatch.setattr("eke.launch.pool.dispatch.BUSY_S", 0)
+    monkeypatch.setattr("eke.launch.local.dispatch.POLL_S", 0)
+    monkeypatch.setattr("eke.launch.local.dispatch.RETRY_S", 0)
+    monkeypatch.setattr("eke.launch.local.dispatch.BUSY_S", 0)
 
     def make(jobs: list[Job], devices: Devices) -> Pool:
         books = Books(jobs, QuietBoard(), QuietLedger(), machine.place_of)

@@ -8,9 +8,9 @@ from collections import deque
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import ConfigError, EkeError, Problem, RunError
-from eke.launch.pool.order import MAX_OVERTAKEN
-from eke.record import Outcome
+from eke.common.errors import ConfigError, EkeError, Problem, RunError
+from eke.launch.local.order import MAX_OVERTAKEN
+from eke.plan.record import Outcome
 
 
 def test_every_run_runs_once_in_order(make_jobs, make_pool, machine, gpus) -> None:

@@ -6,8 +6,8 @@ from collections import deque
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.dominance import needs_at_least, smallest_first
-from eke.record import Outcome
+from eke.launch.processes.oom_skip import needs_at_least, smallest_first
+from eke.plan.record import Outcome
 
 BASE = (*SYNTHETIC, "batch.per_device=4")
 

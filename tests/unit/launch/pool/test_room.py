@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.forecast import known_forecast, least_bytes, least_host_bytes
+from eke.common.units import GIB
+from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.job import Job
-from eke.launch.pool.devices import Devices, Grant
-from eke.launch.pool.room import Room
-from eke.record import Outcome
-from eke.units import GIB
+from eke.launch.local.devices import Devices, Grant
+from eke.launch.local.memory_check import Room
+from eke.launch.processes.sweep_job import Job
+from eke.plan.record import Outcome
 
 WHOLE = 64 * GIB
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger
 
-from eke.errors import EkeError
-from eke.launch.books import Books
-from eke.launch.folder import Place
-from eke.launch.job import Job
+from eke.common.errors import EkeError
+from eke.common.paths import RunPaths, SweepPaths
+from eke.config.schema import Slurm
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster
 from eke.launch.slurm.scheduler import Element
-from eke.paths import RunPaths, SweepPaths
-from eke.plan import Plan
-from eke.record import Outcome, read_record
-from eke.schema import Slurm
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome, read_record
 
 STUB = """\
 #!/bin/sh

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from unit.launch.scripted import QuietBoard, QuietLedger, leave, look
 
-from eke.launch.books import Books
+from eke.common.paths import SweepPaths
+from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.submission import read_ticket, write_ticket
-from eke.paths import SweepPaths
-from eke.record import Outcome, read_record
+from eke.plan.record import Outcome, read_record
 
 
 def test_waits_runs_and_is_done(submitted, cluster) -> None:

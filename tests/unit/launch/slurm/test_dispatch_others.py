@@ -5,16 +5,16 @@ import json
 import pytest
 from unit.launch.scripted import QuietBoard, leave, look, record_for
 
-from eke.errors import EkeError
-from eke.launch.books import Books
-from eke.launch.folder import claim
+from eke.common.errors import EkeError
+from eke.common.paths import SweepPaths
+from eke.launch.processes.run_dir import claim
+from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import MISSED, Cluster, paths_of
 from eke.launch.slurm.run import ClusterRun
 from eke.launch.slurm.submission import Ticket, write_ticket
 from eke.launch.slurm.submit import submitting
-from eke.paths import SweepPaths
-from eke.record import Outcome
+from eke.plan.record import Outcome
 
 # --- others ---------------------------------------------------------------------------------------
 
@@ -91,7 +91,9 @@ def test_whoever_submits_now_is_not_in_the_way(submitted, cluster) -> None:
 
 @pytest.fixture
 def one_needs_more(monkeypatch):
-    monkeypatch.setattr("eke.launch.books.needs_at_least", lambda *_: "it needs no less")
+    monkeypatch.setattr(
+        "eke.launch.processes.sweep_state.needs_at_least", lambda *_: "it needs no less"
+    )
 
 
 def run_out_of_memory(made, cluster) -> None:
@@ -166,7 +168,7 @@ def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> Non
 
 
 def test_the_sweeps_file_says_where_queued_runs_are(jobs_here, machine, cluster, tmp_path) -> None:
-    from eke.launch.sweep import Cell, SweepFile
+    from eke.launch.processes.sweep import Cell, SweepFile
 
     jobs = jobs_here(2)
     paths = SweepPaths(tmp_path / "runs" / "sweep-1")

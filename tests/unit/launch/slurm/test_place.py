@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.files import write_json
+from eke.common.files import write_json
+from eke.common.paths import RunPaths
 from eke.launch.slurm.run import place_in_cluster
-from eke.paths import RunPaths
-from eke.record import write_record
+from eke.plan.record import write_record
 
 LOGIN = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0"}
 NODE = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.12.0+image"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eke.errors import ConfigError
+from eke.common.errors import ConfigError
 from eke.launch.slurm.request import Request, make_request, read_minutes
 
 TIMES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.errors import EkeError
+from eke.common.errors import EkeError
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from eke.errors import EkeError
+from eke.common.errors import EkeError
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 

@@ -8,9 +8,9 @@ import pytest
 from support import REPO
 
 import eke.launch.slurm.script as script_module
+from eke.config.schema import GpuRequest
 from eke.launch.slurm.request import make_request
 from eke.launch.slurm.script import script_text
-from eke.schema import GpuRequest
 
 GOLDEN = REPO / "tests" / "unit" / "launch" / "slurm" / "golden"
 

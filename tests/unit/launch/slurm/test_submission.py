@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from eke.errors import BusyError, EkeError
+from eke.common.errors import BusyError, EkeError
+from eke.common.paths import RunPaths
 from eke.launch.slurm import submission as ledger
 from eke.launch.slurm import submit
 from eke.launch.slurm.submission import (
@@ -31,7 +32,6 @@ from eke.launch.slurm.submit import (
     submit_array,
     submitting,
 )
-from eke.paths import RunPaths
 
 
 @pytest.fixture

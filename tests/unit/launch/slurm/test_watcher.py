@@ -5,8 +5,8 @@ import signal
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import EkeError
-from eke.launch.folder import claim
+from eke.common.errors import EkeError
+from eke.launch.processes.run_dir import claim
 from eke.launch.slurm import watcher
 from eke.launch.slurm.script import REQUEUE_CODE
 from eke.launch.slurm.submission import (
@@ -17,8 +17,8 @@ from eke.launch.slurm.submission import (
     write_ticket,
 )
 from eke.launch.slurm.watcher import main, watch_run
-from eke.plan import write_plan
-from eke.record import Outcome, read_record, start_attempt, write_record
+from eke.plan.planner import write_plan
+from eke.plan.record import Outcome, read_record, start_attempt, write_record
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 

@@ -6,10 +6,10 @@ import signal
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.errors import EkeError
+from eke.common.errors import EkeError
 from eke.launch.slurm import watcher
 from eke.launch.slurm.watcher import for_this_node, reason_of, with_reason
-from eke.record import Failure, Outcome, read_record
+from eke.plan.record import Failure, Outcome, read_record
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
 

@@ -1,0 +1,264 @@
+"""`eke status|logs|cancel DIR`: what becomes of runs that somebody has started."""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eke.cli.retry import BAD, add_options, retry
+from eke.cli.status_format import counted, own_words, run_name, silence
+from eke.common.errors import EkeError, of_system
+from eke.common.files import READ_LIMIT, last_bytes, read_text
+from eke.common.locks import has_open
+from eke.common.paths import RunPaths, user_path
+from eke.common.streams import is_heard
+from eke.common.text_table import align
+from eke.common.units import format_number
+from eke.launch.processes.follow import Tail
+from eke.launch.processes.status import RUNNING, WAITING, Standing, find_standings, goes_on
+from eke.launch.processes.sweep_watchers import watchers_in
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.submission import job_log, job_of, read_ticket
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, read_attempts
+
+HEADER = ("state", "step", "loss", "where", "run", "what was typed")
+
+FOLLOW_S = 0.5
+"""Between two looks at growing logs."""
+
+ASK_S = 10.0
+"""Between two questions whether the runs have ended; one goes to the scheduler."""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Parse and do; returns the exit code."""
+    parser = argparse.ArgumentParser(f"eke {command}", description=DESCRIPTIONS[command])
+    parser.add_argument("folder", metavar="DIR", help="a run, a sweep, or the folder of all runs")
+    COMMANDS[command][0](parser)
+    options = parser.parse_args(arguments)
+    try:
+        return COMMANDS[command][1](options)
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except OSError as error:  # the disk is full, or a folder is gone
+        sys.stderr.write(f"{of_system(error)}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_RESUMABLE
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="for machines")
+    how.add_argument("--live", action="store_true", help="as they go on, until all have ended")
+
+
+_JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print how far every run is; returns EXIT_FAILED where SLURM could not be asked."""
+    if options.live:
+        from eke.cli.live import watch  # 30 ms of rich, which a table does without
+
+        return watch(user_path(options.folder))
+    standings = find_standings(user_path(options.folder))
+    if options.json:
+        plain = [
+            {"folder": str(s.paths.folder), **{f: getattr(s, f) for f in _JSON}} for s in standings
+        ]
+        sys.stdout.write(json.dumps(plain, indent=2) + "\n")
+    else:
+        sys.stdout.write(render(standings) + "\n")
+    return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
+
+
+def render(standings: Sequence[Standing]) -> str:
+    """One line a run, why some failed or wait, and how many are where."""
+    lines = align([HEADER, *map(_row, standings, own_words(standings))])
+    for each in standings:
+        if each.note:
+            lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
+            lines += align([[f"  {each.note}"]])
+    return "\n".join([*lines, "", counted(standings) + silence(standings)])
+
+
+def _row(each: Standing, words: str) -> tuple[str, ...]:
+    step = f"{each.step}/{each.total}" if each.total else ""
+    loss = "" if each.loss is None else f"{each.loss:.4f}"
+    return (each.state, step, loss, each.where, run_name(each), words)
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def _logs_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="as they grow, until all end")
+    parser.add_argument("-n", "--lines", type=int, default=20, help="of each log; 0 for all (20)")
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print the ends of the logs: of one run, or of those that run or failed."""
+    folder = user_path(options.folder)
+    standings = find_standings(folder)
+    told = [s for s in standings if s.state in (*BAD, RUNNING)] if len(standings) > 1 else standings
+    if not told:
+        sys.stdout.write("no run is running, and none has failed\n")
+    # What is printed from now on is news, also of a run that is to start yet.
+    tails = {each.paths.folder: Tail(each.paths.log) for each in standings}
+    for each in told:
+        _heading(each, len(told))
+        _print(_last_lines(log_of(each.paths), options.lines))
+    if options.follow:
+        follow_logs(folder, standings, told, tails)
+    return EXIT_OK
+
+
+def follow_logs(
+    folder: Path, standings: list[Standing], told: Sequence[Standing], tails: dict[Path, Tail]
+) -> None:
+    """Print what logs grow by, until nothing runs or waits any more.
+
+    Args:
+        folder: a run, a sweep, or the folder of all runs.
+        standings: of all.
+        told: those whose logs have been shown.
+        tails: what is new of each log, by the folder of its run.
+    """
+    followed = {each.paths.folder: each for each in told}
+    known = {each.paths.folder: each.state for each in standings}
+    going_on, asked = goes_on(folder, standings), time.monotonic()
+    while going_on and is_heard():
+        time.sleep(FOLLOW_S)
+        if time.monotonic() - asked >= ASK_S:
+            standings = find_standings(folder)
+            going_on, asked = goes_on(folder, standings), time.monotonic()
+            begun = [s for s in standings if s.state != known.get(s.paths.folder)]
+            followed |= {each.paths.folder: each for each in begun}
+        for run, each in followed.items():
+            if run not in tails:
+                tails[run] = Tail(each.paths.log)
+                tails[run].position = 0
+            if lines := tails[run].lines(last=not going_on):
+                _heading(each, len(followed))
+                _print(lines)
+
+
+def log_of(paths: RunPaths) -> Path:
+    """What a run printed; what its job printed, where that has not come to the run."""
+    ticket = None if paths.log.exists() else read_ticket(paths)
+    own = job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
+    return own if own.exists() else paths.log
+
+
+def _heading(each: Standing, count: int) -> None:
+    if count > 1:
+        _print([f"==> {log_of(each.paths)} ({each.state})"])
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    try:
+        found = last_bytes(log, READ_LIMIT if count else 1 << 30)
+    except OSError:
+        return ["(no log yet)"]
+    lines = found.decode(errors="replace").splitlines()
+    return lines[-count:] if count else lines
+
+
+def _print(lines: Sequence[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+# --- cancel ---------------------------------------------------------------------------------------
+
+
+def _cancel_options(_: argparse.ArgumentParser) -> None:
+    return
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """Ask every run that is queued or running to save and end, and none that waits to start."""
+    folder = user_path(options.folder)
+    # Cells that are the same run are one.
+    found = {s.paths.folder: s for s in find_standings(folder)}
+    active = [s for s in found.values() if s.is_active]
+    begun = [s for s in active if s.state != WAITING]
+    waiting = len(active) - len(begun)
+    # One process watches over all runs of a local sweep; asked twice, it would kill them.
+    watchers = {s.paths.folder: _watcher(s.paths) for s in begun if not s.job}
+    locks = {watchers[s.paths.folder]: s.paths.lock for s in begun if not s.job}
+    if waiting or locks or not active:  # others may wait for these runs, to go on with them
+        locks |= {(w.host, w.process): w.lock for w in watchers_in(folder)}
+    answers = {watcher: _interrupt(watcher, lock) for watcher, lock in locks.items()}
+    refused = [text for text in answers.values() if text]
+    asked = {run for run, watcher in watchers.items() if not answers[watcher]}
+    # Only now: whoever watches over jobs would submit others in the place of these.
+    jobs = {s.paths.folder: s.job for s in begun if s.job}
+    try:
+        scheduler.cancel(list(jobs.values()))
+        asked |= jobs.keys()
+    except EkeError as error:
+        refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
+    unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
+    if unseen:
+        runs = format_number(len(unseen), "run")
+        refused.append(f"not asked: {runs} with a job that may wait or run: {unseen[0]}")
+    said = [f"asked {format_number(len(asked), 'run')} to save and end"] if begun else []
+    said += [f"{format_number(waiting, 'run')} will not start"] if waiting and not refused else []
+    said += ["asked the sweep to end"] if locks and not active and not refused else []
+    if not active and not locks and not unseen:
+        said = ["nothing is queued or running"]
+    _print([line for line in ("; ".join(said), *refused) if line])
+    return EXIT_FAILED if refused else EXIT_OK
+
+
+def _watcher(paths: RunPaths) -> tuple[str, str]:
+    """Host and process id of whoever started a run."""
+    attempts = read_attempts(paths)
+    host = attempts[-1].get("host") if attempts else None
+    try:
+        return host or socket.gethostname(), read_text(paths.lock).split()[-1]
+    except (OSError, IndexError):
+        return host or socket.gethostname(), ""
+
+
+def _interrupt(watcher: tuple[str, str], lock: Path) -> str:
+    """Ctrl-C for a process of this machine; returns why not, if so."""
+    host, process = watcher
+    if host != socket.gethostname():
+        return f"process {process} runs on {host}: cancel it there"
+    try:
+        # The one that wrote its number may be gone, and the number another's.
+        if not has_open(int(process), lock):
+            return f"process {process} does not hold {lock}; its worker ends by itself"
+        os.kill(int(process), signal.SIGINT)
+    except (OSError, ValueError) as error:
+        return f"process {process} cannot be asked: {error}"
+    return ""
+
+
+DESCRIPTIONS = {
+    "status": "How far runs are, on this machine and in the cluster.",
+    "logs": "The ends of the logs of what runs or has failed; of one run in any case.",
+    "cancel": "Asks runs to save a checkpoint and end. The same command continues them.",
+    "retry": "Runs again what ran out of memory, diverged or crashed; old records stay as files.",
+}
+
+Parse = Callable[[argparse.ArgumentParser], None]
+
+COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
+    "status": (_status_options, status),
+    "logs": (_logs_options, logs),
+    "cancel": (_cancel_options, cancel),
+    "retry": (add_options, retry),
+}

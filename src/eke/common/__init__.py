@@ -1,0 +1,1 @@
+"""Common helpers: errors, files, paths, text, environment of processes."""

@@ -1,0 +1,1 @@
+"""Configuration: schema, composition by Hydra, sweeps, names of other tools, editor support."""

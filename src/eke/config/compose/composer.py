@@ -1,0 +1,366 @@
+"""From a command line to a typed configuration, or to the list of everything wrong with it."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from eke.common.errors import ConfigError, Problem
+from eke.config.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
+from eke.config.compose.compose_cache import Tree, Trees, hydra_state, make_trees
+from eke.config.compose.formatting import as_typed, first_line, multirun, shown
+from eke.config.compose.hydra_settings import explain_in_files, is_launching
+from eke.config.compose.independent_options import PRESETS
+from eke.config.compose.overrides import find_problems, mend, parse
+from eke.config.compose.paths_and_names import as_evaluation, option_for
+from eke.config.compose.secrets import secrets_in
+from eke.config.compose.suggest import completed, likeliest
+from eke.config.compose.user_config_dir import (
+    check_folder,
+    check_options,
+    explain_file,
+    explain_untyped,
+)
+from eke.config.compose.values import PLACEHOLDERS, admits, is_interpolation
+from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration, and how it was asked for."""
+
+    config: Config
+    """The typed tree; every key has its final value."""
+    choices: dict[str, str]
+    """Group -> option, recipe, experiment and sweep included; Hydra's own groups left out."""
+    overrides: tuple[str, ...]
+    """The overrides as typed."""
+    config_dir: Path | None = None
+    """The folder with the user's own options, beside eke's."""
+
+
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, *, in_sweep: bool = False
+) -> Composed:
+    """Compose one configuration.
+
+    Args:
+        overrides: `key=value` as typed, without flags.
+        config_dir: a folder with the user's own options, beside eke's.
+        in_sweep: the overrides are one cell of a sweep: they may name the sweep, its launcher and
+            its sweeper, which are refused for a single run, where they would have no effect.
+
+    Raises:
+        ConfigError: everything that is wrong with the overrides and with the user's files.
+    """
+    config_dir = config_dir.resolve() if config_dir else None
+    try:
+        catalogue = open_catalogue(config_dir)
+        good = checked(overrides, catalogue, config_dir, in_sweep)
+        return _composed(good, tuple(overrides), catalogue, config_dir)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever Hydra, OmegaConf or YAML throw at a user's mistake
+        raise cannot_compose(overrides, error) from error
+
+
+def cannot_compose(overrides: Sequence[str], error: Exception) -> ConfigError:
+    """An exception that nothing explains, as one line."""
+    message = f"the configuration cannot be composed: {first_line(error)}"
+    return ConfigError(Problem("command line", shown(" ".join(overrides)), message))
+
+
+def open_catalogue(config_dir: Path | None) -> Catalogue:
+    """What can be typed, the user's own options included.
+
+    Raises:
+        ConfigError: there is something wrong with the user's folder.
+    """
+    problems = check_folder(config_dir) if config_dir else []
+    if problems:
+        raise ConfigError(problems)
+    return make_catalogue(config_dir)
+
+
+def checked(
+    typed: Sequence[str], catalogue: Catalogue, config_dir: Path | None, in_sweep: bool
+) -> list[str]:
+    """The overrides to compose, each right in itself.
+
+    Raises:
+        ConfigError: all that is wrong, also in what could only be seen by composing the rest.
+    """
+    problems, joined = _spaced(list(typed), catalogue)
+    texts = [t for t in dict.fromkeys(joined) if not (in_sweep and is_launching(t))]
+    found = {text: problems_of(text, catalogue, in_sweep) for text in texts}
+    good = [text for text in texts if not found[text]]
+    problems += [problem for text in texts for problem in found[text]]
+    problems += contradictions(good)
+    if problems:
+        deeper = _deeper(good, problems, catalogue, config_dir)
+        problems = _with_full_commands(problems, found) + deeper
+        raise ConfigError(_without_placeholders(problems, good))
+    return good
+
+
+def problems_of(text: str, catalogue: Catalogue, in_sweep: bool) -> list[Problem]:
+    """What is wrong with one override, for one run or for a cell of a sweep."""
+    about_sweep = [] if in_sweep else _about_sweep(text, catalogue)
+    return about_sweep or find_problems(text, catalogue)
+
+
+def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list[str]]:
+    """`seed = 3`, `seed= 3` and `seed =3`, split by a shell; returns the other words, too."""
+    problems: list[Problem] = []
+    rest: list[str] = []
+    while typed:
+        word = typed.pop(0)
+        key, equals, value = word.partition("=")
+        pieces = typed[:2] if typed[:1] == ["="] else typed[:1]
+        behind = "".join(pieces)
+        torn = (equals and not value) or (not equals and behind.startswith("="))
+        if not torn or not behind.strip("=") or "=" in behind.lstrip("="):
+            rest.append(word)
+            continue
+        text = word + behind
+        del typed[: len(pieces)]
+        why = "a shell splits at spaces: there is none around the equals sign"
+        key, _, value = text.partition("=")
+        problems.append(Problem(key, shown(f"= {value}"), why, mend(text, catalogue)))
+    return problems, rest
+
+
+def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
+    """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelt name is told as such."""
+    key, _, value = text.lstrip("+").partition("=")
+    if key == "sweep" and value != "none" and not find_problems(text, catalogue):
+        why = "names a set of runs; without -m one run would start here"
+    elif key.startswith("sweep.") and key in catalogue.keys:
+        why = "is about a set of runs; without -m one run would start here"
+    else:
+        return []
+    return [Problem(key, shown(value), why, f"{multirun()} {as_typed(text)}")]
+
+
+def contradictions(texts: Sequence[str]) -> list[Problem]:
+    """The same key with two values; Hydra would take the last one without a word."""
+    first: dict[str, str] = {}
+    problems = []
+    for text in texts:
+        key, _, value = text.lstrip("+").partition("=")
+        if first.setdefault(key, value) != value:
+            why = f"contradicts {key}={first[key]}, typed before it; keep one"
+            problems.append(Problem(key, shown(value), why, as_typed(f"{key}={value}")))
+    return problems
+
+
+def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
+    """Complete `-m` fixes to the whole command when everything else in it is right."""
+    forms = [p.fix for p in problems if p.fix.startswith(multirun())]
+    if len(forms) != len(problems) or not forms:
+        return problems
+    parts = [
+        found[text][-1].fix.removeprefix(multirun()).strip() if found[text] else as_typed(text)
+        for text in found
+    ]
+    command = " ".join([multirun(), *(part for part in parts if part)])
+    return [Problem(p.path, p.value, p.why, command, p.rule) for p in problems]
+
+
+def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
+    """Fixes without `data.path=FILE_OR_FOLDER` where it is typed, or another fix has it."""
+    words = [*good, *(word for p in problems for word in p.fix.split(" "))]
+    given = {w.strip("'").partition("=")[0] for w in words if not w.endswith(PLACEHOLDERS)}
+    known = [f" {w}" for w in words if w.endswith(PLACEHOLDERS) and w.partition("=")[0] in given]
+    pattern = "|".join(map(re.escape, known)) or "$^"
+    return [dataclasses.replace(p, fix=re.sub(pattern, "", p.fix)) for p in problems]
+
+
+# --- with Hydra ---------------------------------------------------------------------------------
+
+
+def _composed(
+    good: list[str], typed: tuple[str, ...], catalogue: Catalogue, config_dir: Path | None
+) -> Composed:
+    trees = make_trees(catalogue, config_dir)
+    with hydra_state():
+        try:
+            tree = trees.tree_as_hydra(good)
+        except Exception as error:
+            problems = _explain(good, error, catalogue, trees)
+            if all(problem.path in catalogue.keys for problem in problems):
+                problems += _deeper(good, problems, catalogue, config_dir)
+            raise ConfigError(problems) from error
+        return typed_tree(tree, good, typed, catalogue)
+
+
+def typed_tree(
+    tree: Tree, good: Sequence[str], typed: tuple[str, ...], catalogue: Catalogue
+) -> Composed:
+    """The tree as schema classes. What it says about the sweep is about no single run of it.
+
+    Raises:
+        ConfigError: values that lead nowhere, are missing or are of another type.
+    """
+    problems = _unresolved(tree.config, good, catalogue)
+    if tree.of_hydra and not HydraConfig.initialized():  # in a job of Hydra's it has read them
+        chosen = [catalogue.options[group][tree.choices[group]] for group in PRESETS]
+        others = [file for folder in catalogue.folders[1:] for file in folder.glob("*/*.yaml")]
+        problems += explain_in_files(tree.of_hydra, [*chosen, *others])
+    if problems:
+        raise ConfigError(problems)
+    try:
+        config: Any = OmegaConf.to_object(tree.config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_what_fails(tree.config, error, catalogue)) from error
+    untyped = [g for g, kinds in VARIANTS.items() if type(getattr(config, g)) not in kinds.values()]
+    if untyped:
+        folders = catalogue.folders
+        raise ConfigError([explain_untyped(g, tree.choices[g], folders) for g in untyped])
+    problems = check_options(config, tree.choices, catalogue)
+    if problems := problems + secrets_in(dataclasses.asdict(config)):
+        raise ConfigError(problems)
+    config.sweep = Sweep()
+    choices = dict(tree.choices)
+    if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later
+        config = resolve_attention(config)
+        choices["attention"] = config.attention.option
+    own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
+    return Composed(config=config, choices=choices, overrides=typed, config_dir=own)
+
+
+def _what_fails(
+    tree: DictConfig, error: OmegaConfBaseException, catalogue: Catalogue
+) -> list[Problem]:
+    """All that is missing; where nothing is, or that cannot be told, what the error says."""
+    with contextlib.suppress(OmegaConfBaseException):
+        if problems := _unfilled(tree, catalogue):
+            return problems
+    return [explain_file(error, catalogue.folders, catalogue)]
+
+
+def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
+    """Mandatory values that nothing has set."""
+    problems = []
+    for key in sorted(OmegaConf.missing_keys(tree)):
+        section = key.partition(".")[0]
+        option = OmegaConf.select(tree, f"{section}.option")
+        why = f"{section}={option} needs a value for it"
+        problems.append(Problem(key, "", why, completed(key, catalogue) or ""))
+    return problems
+
+
+def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) -> list[Problem]:
+    """Typed interpolations, `seed=${train.steps}`, that lead nowhere or to a wrong type."""
+    problems = []
+    for text in texts:
+        parsed = parse(text)
+        key = parsed.key_or_group
+        if key not in catalogue.keys or not is_interpolation(parsed.value()):
+            continue
+        why = ""
+        try:
+            found = OmegaConf.select(tree, key, throw_on_missing=True)
+            if found is not None and not _would_do(catalogue.keys[key], found):
+                why = f"leads to {shown(str(found))}; {catalogue.keys[key].words()} is wanted"
+        except OmegaConfBaseException as error:
+            why = first_line(error)
+            if "${hydra" in text:
+                why = "reads a setting of Hydra's own, and eke's runs have none"
+        if why:
+            fix = as_typed(completed(key, catalogue) or key)
+            problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
+    return problems
+
+
+def _would_do(field: Field, found: Any) -> bool:
+    """Whether a value that an interpolation leads to is one of the field's."""
+    if not OmegaConf.is_config(found):
+        return admits(field, found)
+    # A whole section, ${model}, would come as an object of its schema class.
+    plain = OmegaConf.get_type(found) in (dict, list)
+    return plain and admits(field, OmegaConf.to_container(found))
+
+
+# --- after a mistake ----------------------------------------------------------------------------
+
+
+def _explain(
+    good: list[str], error: Exception, catalogue: Catalogue, trees: Trees
+) -> list[Problem]:
+    """Why Hydra refused overrides that are all right by themselves."""
+    groups = [text for text in good if text.lstrip("+").partition("=")[0] in catalogue.options]
+    try:
+        tree = trees.tree_as_hydra(groups)
+    except Exception as deeper:  # the fault is in a file
+        return [explain_file(deeper, catalogue.folders, catalogue)]
+    problems = []
+    for text in good:
+        if text not in groups:
+            problems += _explain_one(text, good, tree.config, catalogue, trees)
+    whole = Problem("command line", shown(" ".join(good)), first_line(error))
+    return problems or [whole]
+
+
+def _explain_one(
+    text: str, good: list[str], tree: DictConfig, catalogue: Catalogue, trees: Trees
+) -> list[Problem]:
+    key, _, value = text.lstrip("+").partition("=")
+    section, _, name = key.rpartition(".")
+    if section in catalogue.options:
+        fields = dict(class_fields(OmegaConf.get_type(tree, section) or Config))
+        if name not in fields:
+            option = str(OmegaConf.select(tree, f"{section}.option"))
+            return [_elsewhere(text, option, good, catalogue)]
+        return []
+    try:
+        trees.tree_as_hydra([*(each for each in good if trees.chooses(each)), text])
+    except Exception as error:
+        return [Problem(key, shown(value), first_line(error))]
+    return []
+
+
+def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue) -> Problem:
+    """The key exists, but in other options of the group."""
+    key, _, value = text.lstrip("+").partition("=")
+    section, _, name = key.rpartition(".")
+    others = catalogue.options_with(section, name)
+    why = f"{section}={option} has no {name}; {section} options that have it: {', '.join(others)}"
+    if any(other.startswith(f"{section}=") for other in good):
+        return Problem(key, shown(value), f"{why}; choose one of them, or leave it out")
+    wanted = likeliest(section, option, others, catalogue)
+    if name == "eval_path":
+        return Problem(key, shown(value), why, as_typed(*as_evaluation(value)))
+    if "jsonl" in others:
+        typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
+        wanted = option_for(next(typed, ".jsonl")) or wanted
+    return Problem(key, shown(value), why, as_typed(f"{section}={wanted}", text))
+
+
+def _deeper(
+    good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
+) -> list[Problem]:
+    """What is wrong with the overrides that are right in themselves, beside what is known already.
+
+    A section that has a problem is left alone: what it lacks may be what was misspelt.
+    """
+    touched = " ".join(f"{problem.path} {problem.fix}" for problem in problems)
+    words = set(re.findall(r"\w+", touched))
+    blocked = words.intersection(catalogue.options)
+    if blocked.intersection(PRESETS):
+        return []
+    rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
+    wrong = {problem.path for problem in problems}
+    rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
+    try:
+        _composed(rest, (), catalogue, config_dir)
+    except ConfigError as error:
+        return error.problems
+    return []

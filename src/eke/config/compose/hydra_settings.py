@@ -1,0 +1,95 @@
+"""Settings of Hydra's own. Hydra only composes for eke's runs: what says how it runs has no effect.
+
+Where Hydra itself runs the sweep (`by_hydra`), it reads them.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+
+from eke.common.errors import Problem
+from eke.config.compose.formatting import as_typed, closest, multirun, shown
+
+LAUNCHING = ("hydra/launcher", "hydra/sweeper")
+"""Hydra's groups that say how the runs of a sweep are started."""
+
+_INSTEAD = {
+    "hydra.run.dir": "paths.runs={}",
+    "hydra.sweep.dir": "paths.runs={}",
+    "hydra.sweeper.params": "sweep.product={KEY:[VALUE,VALUE]}",
+    "hydra.job.env_set": "export NAME=VALUE   (before the command; runs inherit it)",
+}
+"""Setting, or the section it is in -> what does the same in eke."""
+
+
+def is_launching(text: str) -> bool:
+    """Whether an override says how runs are started, which no run has to know."""
+    by_group = text.startswith(tuple(f"{group}=" for group in LAUNCHING))
+    return by_group or text.startswith(("hydra.launcher.", "hydra.sweeper.", "hydra.mode=MULTIRUN"))
+
+
+def is_hydras(key: str) -> bool:
+    """Whether a key or group is Hydra's, not eke's."""
+    return bool(re.match(r"hydra[./]|hydra$", key))
+
+
+def check_setting(parsed: Override, raw: str) -> list[Problem]:
+    """What is wrong with a setting of Hydra's for a run that eke starts."""
+    key, text = parsed.key_or_group, parsed.input_line or ""
+    if re.match(r"hydra[./](launcher|sweeper)\b", key) or text == "hydra.mode=MULTIRUN":
+        why = "takes effect in a sweep only; without -m one run would start here"
+        command = multirun() if key == "hydra.mode" else f"{multirun()} {as_typed(text)}"
+        return [Problem(key, shown(raw), why, command)]
+    if key == "hydra.searchpath":
+        why = "your own options are found in a folder named by a flag"
+        return [Problem(key, shown(raw), why, "--config-dir FOLDER")]
+    if key == "hydra.mode":
+        return [Problem(key, shown(raw), "-m alone says that it is a sweep; leave this out")]
+    return [_unused(key, raw)]
+
+
+def _unused(path: str, raw: str) -> Problem:
+    why = "is Hydra's own and has no effect: Hydra composes, and eke starts the runs"
+    if near := closest(path, LAUNCHING) if "/" in path else None:
+        return Problem(path, shown(raw), f"{why}; did you mean {near}?", as_typed(f"{near}={raw}"))
+    fix = next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), "")
+    if "{}" in fix:
+        fix = as_typed(fix.format("FOLDER" if "$" in raw else raw))
+    return Problem(path, shown(raw), why if fix else f"{why}; leave it out", fix)
+
+
+def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
+    """What is wrong with settings of Hydra's in files, each with its line.
+
+    Args:
+        paths: of the settings.
+        files: where they are looked for.
+        raw: the value, where it is known.
+    """
+    return [_in_file(path, files, raw) for path in dict.fromkeys(paths)]
+
+
+def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
+    name = re.escape(re.split(r"[./]", path)[-1])
+    value = re.escape(raw) or ".*?"
+    wanted = re.compile(rf"(?:^|[\s/{{,]){name}\s*:\s*[\"']?({value})[\"']?\s*(?:,\s|\}}|#|$)")
+    lines = [(f, n, line) for f in files for n, line in enumerate(_lines(f), start=1)]
+    where, value = next(
+        ((f"{f}:{n}", found[1].strip()) for f, n, line in lines if (found := wanted.search(line))),
+        (path, raw),
+    )
+    if path in LAUNCHING:
+        why = "a file says what runs compute; how they are started is typed"
+        fix = f"{multirun()} {as_typed(f'{path}={value}')}   (and delete this line)"
+        return Problem(where, f"{path}: {value}", why, fix)
+    told = _unused(path, value)
+    fix = f"delete it, and type {told.fix}" if "=" in told.fix else "delete it"
+    why = told.why.removesuffix("; leave it out")
+    return Problem(where, f"{path}: {shown(value)}", why, fix)
+
+
+def _lines(file: Path) -> list[str]:
+    text = file.read_text(errors="replace")
+    return text.splitlines() if "hydra" in text else []

@@ -1,0 +1,399 @@
+"""What is wrong with one override, found before Hydra composes: so all mistakes are told at once.
+
+Hydra's own parser decides what the text means; the catalogue decides whether that exists.
+"""
+
+import re
+import shlex
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+
+from eke.common.errors import Problem
+from eke.common.units import format_value
+from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
+from eke.config.compose.formatting import as_typed, closest, multirun, quoted, shown, swept
+from eke.config.compose.hydra_settings import check_setting, is_hydras
+from eke.config.compose.lists import sweep_values
+from eke.config.compose.paths_and_names import is_checkpoint, of_elsewhere, same_numbers
+from eke.config.compose.suggest import completed, nearest_key, nothing_near, number_key, text_key
+from eke.config.compose.values import admits, default_text, is_interpolation, probably_meant
+from eke.config.foreign_names import Retired, find_retired
+
+# A sweep over more values than this is checked at its first ones only.
+_MAX_SWEEP_VALUES = 100
+_FAILED_CALL = re.compile(
+    r"\w+ while evaluating '(?P<name>\w+)\((?P<inside>.*)\)': (?P<why>[^\n]*)", re.DOTALL
+)
+"""What Hydra says of a function that exists, of arguments that it does not take."""
+
+
+# Groups whose options have sizes in their names.
+_SIZED = ("model", "hardware")
+_KEY = re.compile(r"[+~]*[A-Za-z_$][\w.$/-]*(?:@[\w.$-]*)?")
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Override:
+    """What Hydra understands; remembered, since parsing costs it a millisecond. Not to be changed.
+
+    Raises:
+        HydraException: the text is not in Hydra's grammar.
+    """
+    return OverridesParser.create().parse_override(text)
+
+
+def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
+    """Everything wrong with one override that can be known without composing.
+
+    A sweep is a problem here: one composition has one value per key. Its fix is the `-m` form.
+    """
+    malformed = _check_shape(text, catalogue)
+    if malformed:
+        return [malformed]
+    try:
+        parsed = parse(text)
+    except Exception as error:  # its own exceptions, ANTLR's, RecursionError on deep nesting
+        return [_unparsable(text, error, catalogue)]
+    return _check_parsed(parsed, catalogue)
+
+
+def mend(text: str, catalogue: Catalogue) -> str:
+    """What to type instead of `text`, which is right or has its own fix."""
+    problems = _next_problems(text, catalogue)
+    return problems[0].fix if problems else as_typed(text)
+
+
+def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
+    """What would be said of an override that is proposed, its number's limits included."""
+    problems = find_problems(text, catalogue)
+    key, _, value = text.partition("=")
+    field = catalogue.keys.get(key)
+    if problems or not field or not field.limit:
+        return problems
+    number = parse(text).value()
+    if not isinstance(number, int | float) or field.limit.admits(number):
+        return []
+    instead = format_value(field.limit.in_place_of(number, field.default))
+    fix = as_typed(f"{key}={instead}")
+    return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
+
+
+# --- the shape of the text ----------------------------------------------------------------------
+
+
+def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
+    key, equals, value = text.partition("=")
+    if not text.strip():
+        return Problem(repr(text), "", "an override is key=value; this one is empty")
+    if not text.strip("+~ \t\n"):
+        return Problem(shown(text), "", "there is no key behind it")
+    if text.startswith("-"):
+        plain = text.lstrip("-")
+        fix = mend(plain if equals else f"{plain}=true", catalogue)
+        return Problem(shown(text), "", "settings are typed as key=value, without dashes", fix)
+    if not equals and not text.startswith("~"):
+        return _no_equals(text, catalogue)
+    if equals and not key.strip("+~ \t\n"):
+        found = completed(value.strip(), catalogue)
+        fix = as_typed(found) if found else ""
+        return Problem(shown(text), "", "there is no key before the equals sign", fix)
+    if value.startswith("="):
+        fix = mend(f"{key}={value.lstrip('=')}", catalogue)
+        return Problem(key, shown(value), "one equals sign sets a value", fix)
+    if key != key.strip() or (equals and value != value.strip()):
+        fix = mend(f"{key.strip()}={value.strip()}", catalogue)
+        return Problem(shown(text), "", "there is a space around the key or the value", fix)
+    return None
+
+
+def _no_equals(text: str, catalogue: Catalogue) -> Problem:
+    name = text.strip().lstrip("+")
+    why = "an override is key=value; there is no equals sign"
+    group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
+    if separator and (group in catalogue.options or group in catalogue.keys):
+        return Problem(shown(text), "", why, mend(f"{group}={option}", catalogue))
+    row = find_retired(name)
+    if row:
+        return Problem(shown(text), "", row.why("true"), _instead(row, "true", catalogue))
+    found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
+    return Problem(shown(text), "", why, as_typed(found) if found else "")
+
+
+def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
+    if several := _settings_in(text, catalogue):
+        why = "several settings in one word, as a shell makes one of what stands in quotes"
+        return Problem(shown(text), "", why, " ".join(map(as_typed, several)))
+    key, _, value = text.partition("=")
+    if not _KEY.fullmatch(key):
+        return _unknown(key.strip("+~"), value, catalogue)
+    plain = key.strip("+~").partition("@")[0]
+    field = catalogue.keys.get(plain)
+    if not field and plain not in catalogue.options:
+        return _unknown(plain, value, catalogue)
+    if field and field.kind is str:
+        why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
+        begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
+        whole = quoted(value[1:] if begun else value)
+        return Problem(key, shown(value), why, as_typed(f"{plain}={whole}"))
+    if called := _FAILED_CALL.match(str(error)):
+        return _failed_call(plain, value, called, catalogue)
+    if "/" in value and (found := of_elsewhere(plain, value)):
+        why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
+        return Problem(key, shown(value), why, " ".join(mend(f, catalogue) for f in found))
+    bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
+    wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
+    why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
+    if field and field.words().startswith("a list"):
+        bare = f"[{bare}]"
+    fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
+    if field and not fix:
+        fix = as_typed(f"{plain}={probably_meant(field, value)}")
+    return Problem(key, shown(value), why, fix)
+
+
+def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalogue) -> Problem:
+    """A function of Hydra's grammar that there is not, or that does not take these arguments."""
+    name, inside = called["name"], called["inside"]
+    why = f"Hydra's {name}() does not take these values"
+    if called["why"].startswith("Unknown function"):
+        why = f"Hydra has no function {name}()"
+    plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
+    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(multirun())]
+    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else as_typed(plain))
+
+
+def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
+    """Overrides that were quoted together, each of a known key; empty for anything else."""
+    words = text.split()
+    keys = [word.partition("=")[0].lstrip("+") for word in words if "=" in word]
+    known = [key for key in keys if key in catalogue.keys or key in catalogue.options]
+    return words if len(words) > 1 and len(known) == len(words) else []
+
+
+def _default(key: str, catalogue: Catalogue) -> str:
+    return as_typed(completed(key, catalogue) or key)
+
+
+# --- what the text says -------------------------------------------------------------------------
+
+
+def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+    key, raw = parsed.key_or_group, _raw(parsed)
+    known = key in catalogue.options or key in catalogue.keys or key in catalogue.sections
+    plain = f"{key}={raw}"
+    if is_hydras(key):
+        return check_setting(parsed, raw)
+    if catalogue.is_entry(key):
+        return _check_entry(parsed, catalogue)
+    if not known:
+        return [_unknown(key, raw, catalogue)]
+    if parsed.is_delete():
+        return [_deleted(key, catalogue)]
+    if parsed.package is not None:
+        why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
+        return [Problem(f"{key}@{parsed.package}", shown(raw), why, mend(plain, catalogue))]
+    if parsed.type is OverrideType.ADD:
+        why = f"+ adds a new key, and {key} is there already"
+        return [Problem(f"+{key}", shown(raw), why, mend(plain, catalogue))]
+    if parsed.is_sweep_override():
+        return _check_sweep(parsed, catalogue)
+    value = parsed.value()
+    if key in catalogue.options:
+        problem = _check_option(key, value, raw, catalogue)
+    elif key in catalogue.sections:
+        problem = _section(key, value, raw, catalogue)
+    else:
+        problem = _check_value(key, value, raw, catalogue)
+    return [problem] if problem else []
+
+
+def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+    """`trainer.extra.debug=...`: what it may be, `eke.rules` knows."""
+    key, raw = parsed.key_or_group, _raw(parsed)
+    if parsed.is_delete():
+        return [_deleted(key, catalogue)]
+    if parsed.is_sweep_override():
+        return _check_sweep(parsed, catalogue)
+    if not raw:
+        return [Problem(key, "(nothing)", "no value; leave it out")]
+    return []
+
+
+def _raw(parsed: Override) -> str:
+    return (parsed.input_line or "").partition("=")[2]
+
+
+def _deleted(key: str, catalogue: Catalogue) -> Problem:
+    why = "nothing can be removed from the configuration"
+    if key in catalogue.options:
+        fix = f"{key}={catalogue.without_effect(key)}"
+        return Problem(f"~{key}", "", f"{why}; choose the option without effect", fix)
+    field = catalogue.keys.get(key)
+    if not field:
+        return Problem(f"~{key}", "", f"{why}; leave it out")
+    fix = f"{key}=null" if field.optional else as_typed(f"{key}={default_text(field, key)}")
+    return Problem(f"~{key}", "", why, fix)
+
+
+def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
+    # Whatever section it was looked for in: train.gradient_checkpointing, training_args.fp16.
+    row = find_retired(key) or find_retired(key.rpartition(".")[2])
+    if row:
+        return Problem(key, shown(raw), _why(row, raw, catalogue), _instead(row, raw, catalogue))
+    inner = key.rpartition("/")[2]
+    if inner != key and inner in catalogue.options:
+        why = f"is no group; {inner} is"
+        return Problem(key, shown(raw), why, mend(f"{inner}={raw}", catalogue))
+    group, _, option = key.partition("/")
+    if group in catalogue.options and option:
+        fix = mend(f"{group}={option}", catalogue)
+        return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
+    if raw.lower() == "true" and (chosen := completed(key, catalogue)):
+        return Problem(key, shown(raw), "is an option here", as_typed(chosen))
+    found = nearest_key(key, catalogue)
+    if not found:
+        return Problem(shown(key), shown(raw), nothing_near(key, catalogue))
+    why = f"there is no such key; did you mean {found}?"
+    wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
+    why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
+    fix = mend(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
+    return Problem(shown(key), shown(raw), why, fix)
+
+
+def _instead(row: Retired, raw: str, catalogue: Catalogue) -> str:
+    fixes = [mend(override, catalogue) for override in row.overrides(raw)]
+    return " ".join(fixes) if all(fixes) else ""
+
+
+def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
+    """The row's reason, and what is wrong with its override for this value, if anything."""
+    why = row.why(raw)
+    for override in row.overrides(raw):
+        for problem in _next_problems(override, catalogue):
+            return f"{why}; {problem.value}: {problem.why}"
+    return why
+
+
+def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
+    """The `-m` form, after the mistakes in single values; these are mended in the form."""
+    key, raw = parsed.key_or_group, _raw(parsed)
+    values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
+    found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
+    wrong = [problem for _, problems in found for problem in problems]
+    mended = [shlex.split(ps[0].fix) if ps else [f"{key}={value}"] for value, ps in found]
+    typed = swept(mended) if wrong else as_typed(f"{key}={raw}")
+    why = "several values make a sweep, and a sweep needs -m"
+    if key in catalogue.keys and catalogue.keys[key].kind is str:
+        why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
+    return [*wrong, Problem(key, shown(raw), why, f"{multirun()} {typed}" if typed else "")]
+
+
+# --- a value for a group, a section, a key ------------------------------------------------------
+
+
+def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
+    options = catalogue.options[group]
+    if value is None or value == "":
+        fix = f"{group}={catalogue.without_effect(group)}"
+        why = f"{group} always has an option: {', '.join(options)}"
+        return Problem(group, shown(raw) or "(nothing)", why, fix)
+    if isinstance(value, list):
+        return _option_list(group, value, raw, catalogue)
+    if isinstance(value, dict):
+        return _section(group, value, raw, catalogue)
+    if isinstance(value, str) and value in options:
+        return None
+    return _wrong_option(group, value, raw, catalogue)
+
+
+def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+    options = catalogue.options[group]
+    why = f"not an option of {group}: {', '.join(options)}"
+    text = str(value)
+    row = find_retired(f"{group}={text}")
+    if row:
+        return Problem(group, shown(raw), row.why(text), _instead(row, text, catalogue))
+    if isinstance(value, bool):
+        on = next((option for option in options if option != "none"), "none")
+        return Problem(
+            group, shown(raw), why, f"{group}={on if value else catalogue.without_effect(group)}"
+        )
+    key = number_key(group) if isinstance(value, int | float) else None
+    if key:
+        return Problem(
+            group, shown(raw), f"{why}; did you mean {key}?", mend(f"{key}={raw}", catalogue)
+        )
+    near = closest(text, options)
+    if near and group in _SIZED and not same_numbers(text, near):
+        near = None
+    if near is None or (group == "model" and is_checkpoint(text, near)):
+        found = of_elsewhere(group, text)
+        if found:
+            why += f"; it goes to {found[-1].partition('=')[0]}"
+            why += f" ({near} has random weights)" if near else ""
+            return Problem(group, shown(raw), why, " ".join(mend(f, catalogue) for f in found))
+    if near is None and group == "model":
+        why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
+    if near is None and len(catalogue.folders) == 1:
+        why += "; an option of your own is found by --config-dir FOLDER"
+    return Problem(group, shown(raw), why, f"{group}={near}" if near else "")
+
+
+def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -> Problem:
+    why = f"{group} takes one option; several are compared in a sweep"
+    if len(value) <= 1:
+        only = value[0] if value else ""
+        return Problem(group, shown(raw), why, mend(f"{group}={only}", catalogue))
+    if group == "tracker":
+        return Problem(group, shown(raw), "a run has one tracker")
+    fix = mend(f"{group}={','.join(str(v) for v in value)}", catalogue)
+    return Problem(group, shown(raw), why, fix)
+
+
+def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+    """A value for a whole section, which has keys instead."""
+    names = ", ".join(catalogue.names(section))
+    why = f"{section} has keys of its own, set one by one: {names}"
+    if isinstance(value, dict) and value:
+        items = [f"{section}.{name}={item}" for name, item in value.items()]
+        return Problem(section, shown(raw), why, " ".join(mend(i, catalogue) for i in items))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    key = number_key(section) if is_number else text_key(section)
+    fix = mend(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
+    return Problem(section, shown(raw) or "(nothing)", why, fix)
+
+
+def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
+    field = catalogue.keys[key]
+    section, _, name = key.rpartition(".")
+    if name in FIXED_FIELDS:
+        return _fixed(section, name, value, raw, catalogue)
+    if raw == "":
+        why = f"no value; {field.words()} is wanted"
+        return Problem(key, "(nothing)", why, as_typed(f"{key}={default_text(field, key)}"))
+    if is_interpolation(value) or admits(field, value):
+        return None
+    why = f"{field.words()} is wanted"
+    if isinstance(value, list) and value and all(admits(field, item) for item in value):
+        several = ",".join(format_value(item) for item in value)
+        return Problem(key, shown(raw), why, mend(f"{key}={several}", catalogue))
+    if isinstance(value, dict | list):
+        return Problem(key, shown(raw), why, as_typed(f"{key}={default_text(field, key)}"))
+    return Problem(key, shown(raw), why, as_typed(f"{key}={probably_meant(field, value)}"))
+
+
+def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
+    """`optimizer.option=sgd`, `model.family=bert`: what an option's file says about itself."""
+    why = f"is set by the option of {section}, not by hand"
+    if name == "family":
+        option = next(
+            (o for o in catalogue.options[section] if re.search(rf"tiny_{re.escape(raw)}$", o)),
+            catalogue.defaults[section],
+        )
+        return Problem(f"{section}.{name}", shown(raw), why, f"{section}={option}")
+    fix = mend(f"{section}={raw}", catalogue) or f"{section}={catalogue.defaults[section]}"
+    return Problem(f"{section}.{name}", shown(raw), why, fix)

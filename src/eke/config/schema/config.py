@@ -1,0 +1,133 @@
+"""The root of the configuration tree, and its registration with Hydra."""
+
+from dataclasses import dataclass, field, replace
+
+from eke.common.masking import is_secret
+from eke.config.schema import data as work
+from eke.config.schema import model as models
+from eke.config.schema import services as surroundings
+from eke.config.schema.attention import AUTO_ATTENTION, Attention
+from eke.config.schema.compile import Compile
+from eke.config.schema.dataloader import DataLoader
+from eke.config.schema.distributed import DISTRIBUTEDS, Distributed
+from eke.config.schema.engine import Engine, Trainer
+from eke.config.schema.kernels import Kernels
+from eke.config.schema.limits import at_least, between
+from eke.config.schema.memory import Memory
+from eke.config.schema.offload import OFFLOADS, Offload
+from eke.config.schema.optimizer import OPTIMIZERS, Optimizer
+from eke.config.schema.peft import PEFTS, Peft
+from eke.config.schema.precision import Precision
+from eke.config.schema.resources import Resources, Slurm
+from eke.config.schema.schedule import SCHEDULES, Schedule
+from eke.config.schema.sweep import Sweep
+
+SCHEMA_VERSION = 1
+"""Part of every run's identity: raise it when the meaning of an existing key changes."""
+
+
+@dataclass
+class Config:
+    """What the user wants; every key that can be typed."""
+
+    model: models.Model = field(default_factory=models.Model)
+    task: work.Task = field(default_factory=work.Task)
+    data: work.Data = field(default_factory=work.Data)
+    batch: work.Batch = field(default_factory=work.Batch)
+    precision: Precision = field(default_factory=Precision)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    memory: Memory = field(default_factory=Memory)
+    attention: Attention = field(default_factory=Attention)
+    compile: Compile = field(default_factory=Compile)
+    kernels: Kernels = field(default_factory=Kernels)
+    distributed: Distributed = field(default_factory=Distributed)
+    offload: Offload = field(default_factory=Offload)
+    dataloader: DataLoader = field(default_factory=DataLoader)
+    peft: Peft = field(default_factory=Peft)
+    engine: Engine = field(default_factory=Engine)
+    trainer: Trainer = field(default_factory=Trainer)
+    tracker: surroundings.Tracker = field(default_factory=surroundings.Tracker)
+    hardware: surroundings.Hardware = field(default_factory=surroundings.Hardware)
+    train: work.Train = field(default_factory=work.Train)
+    paths: surroundings.Paths = field(default_factory=surroundings.Paths)
+    launcher: surroundings.Launcher = field(default_factory=surroundings.Launcher)
+    resources: Resources = field(default_factory=Resources)
+    slurm: Slurm = field(default_factory=Slurm)
+    sweep: Sweep = field(default_factory=Sweep)
+    seed: int = field(default=0, metadata=between(0, 2**32 - 1))  # what NumPy takes
+    """Seed of initial weights, sample order, masking and dropout."""
+    repeat: int = field(default=0, metadata=at_least(0))
+    """Number of a repetition: another run of the same configuration, never a factor in reports."""
+    rerun: bool = False
+    """Run again beside a finished run instead of answering from its record."""
+    plan_only: bool = False
+    """Print the plan and stop."""
+    ignore_forecast: bool = False
+    """Start even what cannot fit into memory by the lowest forecast."""
+
+
+VARIANTS: dict[str, dict[str, type]] = {
+    "model": {
+        "llama": models.LlamaModel,
+        "mixtral": models.MixtralModel,
+        "bert": models.BertModel,
+        "gpt2": models.GPT2Model,
+        "t5": models.T5Model,
+        "pretrained": models.PretrainedModel,
+    },
+    "task": {
+        "causal_lm": work.Task,
+        "masked_lm": work.MaskedLM,
+        "sequence_classification": work.SequenceClassification,
+        "seq2seq_lm": work.Seq2SeqLM,
+    },
+    "data": {
+        "python_source": work.PythonSource,
+        "synthetic": work.Synthetic,
+        "text": work.Text,
+        "files": work.Files,
+        "lines": work.Lines,
+        "hub": work.Hub,
+    },
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "distributed": DISTRIBUTEDS,
+    "offload": OFFLOADS,
+    "peft": PEFTS,
+}
+"""Groups whose options have different fields: schema name -> class, named by the option's file."""
+
+
+def resolve_attention(config: Config) -> Config:
+    """The configuration with an implementation in place of `attention=auto`."""
+    if config.attention.option != AUTO_ATTENTION:
+        return config
+    lacks = isinstance(config.model, models.PretrainedModel) and config.model.supports_sdpa is False
+    attention = replace(config.attention, option="eager" if lacks else "sdpa")
+    return replace(config, attention=attention)
+
+
+def _variable(name: str, *default: str | None) -> object:
+    """`${oc.env:NAME}`, unless that is a secret, which files would then hold."""
+    from omegaconf.errors import InterpolationResolutionError
+    from omegaconf.resolvers.oc import env
+
+    if is_secret(name):
+        raise InterpolationResolutionError(f"{name} is a secret by its name: no file may hold it")
+    return env(name, *default)
+
+
+def register() -> None:
+    """Put the root schema and the variants where Hydra's defaults lists find them."""
+    # Here, and not above: workers, reports and preparations have a plan and need no Hydra, whose
+    # import is the longest part of eke's own.
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config, provider="eke")
+    for group, variants in VARIANTS.items():
+        for name, variant in variants.items():
+            store.store(group=f"schema/{group}", name=name, node=variant, provider="eke")

@@ -1,0 +1,256 @@
+"""Schemas of what is trained: task, data, batch, length of training."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from eke.config.schema.limits import above, at_least, between
+
+MAX_STEPS = 10**9
+"""Optimizer steps of a run: at 1 ms each, more than eleven days."""
+
+DEFAULT_PER_DEVICE = 8
+"""Samples of a micro-batch of batch=fixed."""
+
+
+_COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
+"""Endings of compressed files that the datasets library opens."""
+
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "jsonl": tuple(kind + c for kind in (".jsonl", ".ndjson", ".json") for c in _COMPRESSED),
+    "csv": tuple(".csv" + c for c in _COMPRESSED),
+    "parquet": (".parquet", ".pq"),
+}
+"""Option of the group `data` -> endings of its files in a folder."""
+
+
+class Lengths(Enum):
+    """Distribution of sequence lengths in synthetic data."""
+
+    fixed = "fixed"
+    uniform = "uniform"
+    lognormal = "lognormal"
+
+
+class Packing(Enum):
+    """How samples of unequal length share a forward pass."""
+
+    off = "off"
+    """Each sample is a row of its own, padded to the longest."""
+    on = "on"
+    """Rows of `seq_len` tokens hold several whole samples; none sees another."""
+    padding_free = "padding_free"
+    """The samples of a micro-batch lie end to end in one row; none sees another."""
+
+
+@dataclass
+class Task:
+    """What the model learns to predict."""
+
+    option: str = "causal_lm"
+    """The option chosen; set by the option's file."""
+
+
+@dataclass
+class MaskedLM(Task):
+    """Predict masked tokens (Devlin et al. 2018, arXiv:1810.04805)."""
+
+    mask_frac: float = field(default=0.15, metadata=between(0.01, 0.99))
+    """Share of tokens to predict; 80 % masked, 10 % random, 10 % kept."""
+
+
+@dataclass
+class SequenceClassification(Task):
+    """Predict one label per sequence."""
+
+    num_labels: int = field(default=2, metadata=at_least(2))
+    """Number of classes."""
+
+
+@dataclass
+class Seq2SeqLM(Task):
+    """Predict a target sequence from a source sequence."""
+
+    target_len: int | None = field(default=None, metadata=at_least(2))
+    """Tokens of the target; null is as many as `data.seq_len`."""
+
+
+@dataclass
+class Data:
+    """What every data source has."""
+
+    option: str = "python_source"
+    """The option chosen; set by the option's file."""
+    seq_len: int = field(default=256, metadata=at_least(4))
+    """Tokens per training sample (of the source, in seq2seq)."""
+    num_samples: int | None = field(default=None, metadata=between(1, 10**9))
+    """Training samples; null takes all there are."""
+    num_eval_samples: int = field(default=64, metadata=between(1, 10**7))
+    """Evaluation samples, never seen in training."""
+    packing: Packing = Packing.off
+    """off pads; on packs whole samples into rows of `seq_len`; padding_free lays a micro-batch end
+    to end (both for causal_lm on decoders)."""
+    length_grouping: bool = False
+    """Samples of similar length share an optimizer step, so that less is padded."""
+    pad_to_multiple_of: int | None = field(default=None, metadata=between(2, 4096))
+    """Pad each micro-batch to a multiple of this many tokens (8 suits tensor cores); null: not."""
+
+
+@dataclass
+class PythonSource(Data):
+    """The Python standard library's own source: real text on every machine, packed."""
+
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+
+
+@dataclass
+class Synthetic(Data):
+    """Random token ids and labels, as in the guides: any shape, nothing to learn."""
+
+    lengths: Lengths = Lengths.fixed
+    """fixed: every sample has `seq_len` tokens; uniform: between `min_len` and `seq_len`;
+    lognormal: around `median_len`, clipped to that interval."""
+    min_len: int | None = field(default=None, metadata=at_least(2))
+    """Shortest sample; null is half of `seq_len` when lengths are uniform, 2 when lognormal."""
+    median_len: int | None = field(default=None, metadata=at_least(2))
+    """Median of lognormal lengths; null is a quarter of `seq_len`."""
+    sigma: float = field(default=0.6, metadata=between(0.01, 5))
+    """Standard deviation of the logarithm of lognormal lengths."""
+    min_token: int = field(default=100, metadata=at_least(0))
+    """Smallest token id (the guides' 100 leaves out special tokens)."""
+    max_token: int = field(default=30000, metadata=at_least(1))
+    """Token ids end below this (the guides' 30000) or the vocabulary, whichever is smaller."""
+    data_seed: int = field(default=0, metadata=at_least(0))
+    """Seed of the data alone, so that `seed` changes the training and not the samples."""
+
+
+@dataclass
+class Text(Data):
+    """A text file, or all files of a folder, packed."""
+
+    path: str = "???"
+    """File or folder."""
+    pattern: str = "*.txt"
+    """Which files of a folder (searched recursively)."""
+    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
+    """Share kept for evaluation: whole files of a folder, the end of a single file."""
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+
+
+@dataclass
+class Rows(Data):
+    """Rows with named columns; each is one sample."""
+
+    text: str = "text"
+    """Column with the text (causal_lm without `prompt`, masked_lm, sequence_classification)."""
+    prompt: str | None = None
+    """Column that is read and not predicted: the prompt in causal_lm, the source in seq2seq_lm."""
+    response: str | None = None
+    """Column that is predicted after the prompt: the answer in causal_lm, the target in
+    seq2seq_lm."""
+    separator: str | None = None
+    """Between prompt and response (causal_lm). null is a newline, and nothing where either has
+    white space there already, or where the prompt was rendered by a template."""
+    label: str = "label"
+    """Column with the class: a whole number from 0 on, or a text (numbered in sorted order)."""
+    tokenizer: str = "auto"
+    """auto is the checkpoint's own with model=pretrained, else bytes; or bytes, or what
+    transformers' AutoTokenizer loads: a folder, or a name on the hub."""
+    eval_frac: float = field(default=0.1, metadata=between(0.001, 0.9))
+    """Share of the rows kept for evaluation, chosen by a hash of their content."""
+    max_bad_frac: float = field(default=0.01, metadata=between(0, 1))
+    """Share of rows that may be unusable (not JSON, a wrong type, ...); they are left out."""
+
+
+@dataclass
+class Files(Rows):
+    """Local files of rows."""
+
+    path: str = "???"
+    """File, folder or glob."""
+    pattern: str | None = None
+    """Which files of a folder (searched recursively); null is all of the format's names."""
+    eval_path: str | None = None
+    """File, folder or glob for evaluation; null keeps `eval_frac` of the rows."""
+
+
+@dataclass
+class Lines(Files):
+    """Local files that are read line by line."""
+
+    max_row_bytes: int = field(default=16 << 20, metadata=between(1, 2**30))
+    """Longest row, after decompression; a file with a longer one is refused."""
+
+
+@dataclass
+class Hub(Rows):
+    """A data set of the Hugging Face hub, or a local folder in the hub's layout."""
+
+    name: str = "???"
+    """Name on the hub (`owner/name`), or a folder."""
+    config_name: str | None = None
+    """Configuration of the data set; null where it has only one."""
+    split: str = "train"
+    """Split to train on."""
+    eval_split: str | None = None
+    """Split to evaluate on; null keeps `eval_frac` of the rows."""
+    revision: str | None = None
+    """Branch, tag or commit; null is the newest at the time of the first download."""
+    streaming: bool = False
+    """Read the first `num_samples` rows without downloading all."""
+
+
+@dataclass
+class Batch:
+    """How many samples make one optimizer step."""
+
+    option: str = "fixed"
+    """The option chosen; set by the option's file."""
+    per_device: int | None = field(default=DEFAULT_PER_DEVICE, metadata=at_least(1))
+    """Samples per device and forward pass (micro-batch); null is the largest that fits, which
+    batch=auto chooses."""
+    accumulation: int | None = field(default=None, metadata=at_least(1))
+    """Forward passes per optimizer step; null is derived from `target`, else 1."""
+    target: int | None = field(default=None, metadata=at_least(1))
+    """Samples per optimizer step on all devices; null: per_device x accumulation x processes, for
+    batch=auto 8 x processes."""
+    eval_per_device: int | None = field(default=None, metadata=at_least(1))
+    """Samples per device in evaluation; null is per_device."""
+
+    @property
+    def micro_batch(self) -> int:
+        """`per_device`, and 1 where it is still to be chosen."""
+        return self.per_device or 1
+
+
+@dataclass
+class Train:
+    """Length of training and what happens along the way."""
+
+    steps: int | None = field(default=None, metadata=between(1, MAX_STEPS))
+    """Optimizer steps; null derives them from `epochs`, else 300."""
+    epochs: float | None = field(default=None, metadata=above(0))
+    """Passes over the training samples."""
+    max_grad_norm: float | None = field(default=1.0, metadata=above(0, null_is_off=True))
+    """Clip the global gradient norm; null does not clip."""
+    record_grad_norm: bool = True
+    """Write the norm of all gradients of each step; false, where nothing needs it, reads them once
+    less."""
+    log_every: int = field(default=10, metadata=at_least(1))
+    """Steps between writes of metrics.jsonl; the device is never waited for in between."""
+    eval_every: int | None = field(default=None, metadata=at_least(1))
+    """Steps between evaluations; null evaluates before the first and after the last step."""
+    checkpoint_every: int | None = field(default=200, metadata=at_least(1, null_is_off=True))
+    """Steps between checkpoints; null saves only when asked to stop, and at the end."""
+    keep_checkpoints: int = field(default=2, metadata=at_least(1))
+    """Newest complete checkpoints that are kept."""
+    save_final: bool = True
+    """Keep a checkpoint of the finished run."""
+    timing_warmup_steps: int = field(default=5, metadata=at_least(2))
+    """First steps of each attempt, shown on their own and left out of every timing; what is looked
+    at closely (kernels in the first step, memory in the second) is looked at here."""
+    stop_on_nonfinite: bool = True
+    """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""

@@ -1,0 +1,1 @@
+"""Data: sources and prepared tokens; no torch."""

@@ -1,0 +1,65 @@
+"""`python -m eke.data.preparation REQUEST`: prepare the tokens of a request (`-`: of stdin).
+
+The last line of standard output is JSON: `{"folder": ...}`, or `{"problems": [...]}` with code 2.
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from eke.common.errors import ConfigError
+from eke.data.sources import request_from_json
+
+USAGE = """\
+usage: python -m eke.data.preparation REQUEST
+what eke asks when rows have to become tokens: a file in JSON, or - for the standard input"""
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare; returns the exit code: 0, or 2 when something is wrong with the input."""
+    if len(arguments) != 1 or (arguments[0].startswith("-") and arguments[0] != "-"):
+        sys.stderr.write(f"{USAGE}\n")
+        return 2
+    signal.signal(signal.SIGTERM, _leave)
+    _end_with_parent()
+    text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text()
+    from eke.data.preparation.prepare import prepare  # heavy: only once signals are heard
+
+    answer: dict[str, object]
+    try:
+        answer = {"folder": str(prepare(request_from_json(text)))}
+    except ConfigError as error:
+        answer = {"problems": [dataclasses.asdict(p) for p in error.problems]}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    return 2 if "problems" in answer else 0
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """On SIGTERM: leave through every `finally`, so that nothing half-written stays."""
+    raise SystemExit(128 + number)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the process that asked dies (Linux)."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    try:
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    except (OSError, AttributeError):  # not Linux: nothing to ask for
+        return
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 75
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries' threads (Arrow's, the tokenizer's) have been seen to abort at interpreter exit.
+    os._exit(code)

@@ -1,0 +1,249 @@
+"""From text to token ids: eke's bytes, or what AutoTokenizer loads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.tokens import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
+from eke.data.sources import BYTE_TOKENS, BYTES, Frame, Request, Vocabulary
+
+CHARACTERS_PER_TOKEN = 16
+"""First guess of how much text fills a row; where it is too little, more of the text is taken."""
+
+MARGIN_TOKENS = 32
+"""A part of a text is tokenized as the whole is, but for its last tokens: at most so many."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text as tokens, without special tokens around it."""
+
+    ids: np.ndarray
+    """int64, shape (tokens,)."""
+    ends: np.ndarray | None
+    """The character behind each token, shape (tokens,); None for tokenizers that do not know."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text in its frame."""
+
+    ids: np.ndarray
+    is_cut: bool
+    is_useful: bool
+    """It holds more than special tokens."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What a tokenizer makes of texts."""
+
+    vocabulary: Vocabulary
+    encode: Callable[[Sequence[str]], list[Encoded]]
+    """Texts without special tokens around them."""
+    frame: Callable[[Sequence[str], bool], list[np.ndarray]]
+    """Texts as the tokenizer itself writes them; True for targets of seq2seq."""
+    truncate: Callable[[str, bool, int], np.ndarray]
+    """The same, with at most so many tokens."""
+    decode: Callable[[Sequence[int]], list[str]]
+    """Each token by itself, for people."""
+    special_texts: tuple[str, ...] = ()
+    """Special tokens, as a text spells them."""
+    eos_text: str = ""
+    """The end of text among them."""
+    knows_ends: bool = True
+    """`encode` says where tokens end."""
+    keeps_end: bool = False
+    """Truncation takes the beginning away."""
+
+    @property
+    def beginning(self) -> np.ndarray:
+        """Ids that the tokenizer puts in front of a text."""
+        return np.array(self.vocabulary.frame.prefix, np.int64)
+
+    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[Row]:
+        """`tokenizer(text, truncation=True, max_length=limit)` of each text.
+
+        A text that is far too long is not tokenized as a whole: a line of a gigabyte costs no more.
+        """
+        frame = self.vocabulary.target_frame if target else self.vocabulary.frame
+        if limit <= frame.size:
+            return [Row(np.zeros(0, np.int64), True, False) for _ in texts]
+        parts = [part_of(text, limit, self.keeps_end) for text in texts]
+        found = []
+        for text, part, ids in zip(texts, parts, self.frame(parts, target), strict=True):
+            while len(part) < len(text) and len(ids) <= limit + MARGIN_TOKENS:
+                part = part_of(text, len(part), self.keeps_end)
+                ids = self.frame([part], target)[0]
+            is_cut = len(ids) > limit
+            useful = len(ids) > frame.size
+            found.append(Row(self.truncate(part, target, limit) if is_cut else ids, is_cut, useful))
+        return found
+
+
+Ends = tuple[tuple[str, ...], tuple[str, ...]]
+"""The first and the last tokens of a row, decoded."""
+
+NUM_SHOWN = 5
+"""So many of each."""
+
+
+def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
+    """What a row begins and ends with; of a short one the rest is not repeated."""
+    first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
+    return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
+
+
+def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
+    """The same special token stands twice at the beginning or at the end."""
+    pairs = (ids[:2], ids[-2:])
+    return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in pairs)
+
+
+def part_of(text: str, limit: int, keep_end: bool = False) -> str:
+    """As much of a text as surely fills so many tokens, in nearly all texts."""
+    most = CHARACTERS_PER_TOKEN * (limit + MARGIN_TOKENS)
+    return text[-most:] if keep_end else text[:most]
+
+
+def load_tokenizer(request: Request) -> Tokenizer:
+    """The tokenizer of a request.
+
+    Raises:
+        ConfigError: it cannot be loaded, or lacks a token that the task needs.
+    """
+    if request.tokenizer == BYTES:
+        return _byte_tokenizer(request)
+    loaded = _auto_tokenizer(request.tokenizer)
+
+    def encode(texts: Sequence[str]) -> list[Encoded]:
+        fast = bool(loaded.is_fast)
+        made = loaded(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=fast,
+        )
+        ids = [np.asarray(row, np.int64) for row in made["input_ids"]]
+        if not fast:
+            return [Encoded(row, None) for row in ids]
+        places = [np.asarray(row, np.int64).reshape(-1, 2) for row in made["offset_mapping"]]
+        return [Encoded(row, place[:, 1]) for row, place in zip(ids, places, strict=True)]
+
+    def frame(texts: Sequence[str], target: bool) -> list[np.ndarray]:
+        named = {"text_target" if target else "text": list(texts)}
+        made = loaded(**named, return_attention_mask=False, return_token_type_ids=False)
+        return [np.asarray(row, np.int64) for row in made["input_ids"]]
+
+    def truncate(text: str, target: bool, limit: int) -> np.ndarray:
+        named = {"text_target" if target else "text": text}
+        made = loaded(**named, truncation=True, max_length=limit)
+        return np.asarray(made["input_ids"], np.int64)
+
+    added = loaded.added_tokens_decoder.values()
+    special = {*loaded.all_special_tokens, *(str(t) for t in added if t.special)}
+    vocabulary = _vocabulary(request, loaded)
+    eos = vocabulary.eos
+    return Tokenizer(
+        vocabulary,
+        encode,
+        frame,
+        truncate,
+        eos_text="" if eos is None else str(loaded.convert_ids_to_tokens(eos)),
+        decode=lambda ids: [loaded.decode([token]) for token in ids],
+        special_texts=tuple(sorted(text for text in special if text)),
+        knows_ends=bool(loaded.is_fast),
+        keeps_end=loaded.truncation_side == "left",
+    )
+
+
+def _byte_tokenizer(request: Request) -> Tokenizer:
+    """Between a beginning and an end, as the models of a task are pre-trained."""
+    prefix = () if request.task == "seq2seq_lm" else (BOS,)
+    end = SEP if request.task == "masked_lm" else EOS
+    own = Frame(prefix, (end,))
+
+    def encode(texts: Sequence[str]) -> list[Encoded]:
+        rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
+        return [
+            Encoded(row + NUM_SPECIAL_TOKENS, _character_ends(text, row))
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+    def frame(texts: Sequence[str], target: bool) -> list[np.ndarray]:
+        return [np.array([*prefix, *each.ids, end], np.int64) for each in encode(texts)]
+
+    def truncate(text: str, target: bool, limit: int) -> np.ndarray:
+        whole = frame([text], target)[0]
+        return np.concatenate([whole[: limit - 1], whole[-1:]])
+
+    def decode(ids: Sequence[int]) -> list[str]:
+        names = {BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
+        return [names.get(i) or bytes([i - NUM_SPECIAL_TOKENS]).decode("latin-1") for i in ids]
+
+    vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
+    return Tokenizer(vocabulary, encode, frame, truncate, decode)
+
+
+def _character_ends(text: str, data: np.ndarray) -> np.ndarray:
+    """The character behind each byte of UTF-8: bytes of one character share it."""
+    return np.cumsum((data & 0xC0) != 0x80)
+
+
+def _auto_tokenizer(name: str) -> Any:
+    if Path(name).name == "tokenizer.json" and Path(name).is_file():
+        why = "is a file, and tokenizers are named by their folder"
+        fix = f"data.tokenizer={Path(name).parent}"
+        raise ConfigError(Problem("data.tokenizer", name, why, fix))
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
+        line = next((text for text in str(error).splitlines() if text.strip()), repr(error))
+        why = f"AutoTokenizer cannot load it: {line.strip()[:200]}"
+        fix = "data.tokenizer=FOLDER   (a name needs a connection, once; or data.tokenizer=bytes)"
+        raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
+
+
+def _vocabulary(request: Request, loaded: Any) -> Vocabulary:
+    pad, eos = loaded.pad_token_id, loaded.eos_token_id
+    fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
+    if request.task == "masked_lm" and loaded.mask_token_id is None:
+        why = "has no mask token, and task=masked_lm hides tokens behind it"
+        raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, "data.tokenizer=bytes"))
+    # A padding token that was added by hand may lie behind the vocabulary proper.
+    size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))
+    return Vocabulary(
+        tokenizer=request.tokenizer,
+        size=size,
+        pad=fallback if pad is None else pad,
+        pad_is_eos=pad is None or pad == eos,
+        bos=loaded.bos_token_id,
+        eos=eos if eos is not None else loaded.sep_token_id,
+        mask=loaded.mask_token_id,
+        special=tuple(sorted(set(loaded.all_special_ids))),
+        first_random=0,
+        frame=_frame_of(loaded, target=False),
+        target_frame=_frame_of(loaded, target=True),
+    )
+
+
+def _frame_of(loaded: Any, target: bool) -> Frame:
+    """What a tokenizer writes around a text."""
+    key = "text_target" if target else "text"
+    whole = list(loaded(**{key: "a"})["input_ids"])
+    plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])
+    starts = range(len(whole) - len(plain) + 1)
+    start = next((n for n in starts if whole[n : n + len(plain)] == plain), None)
+    if start is None or not plain:
+        return Frame()
+    return Frame(tuple(whole[:start]), tuple(whole[start + len(plain) :]))

@@ -1,0 +1,140 @@
+"""Writing a store: into a temporary folder that is renamed when it is complete."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
+from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_dtype, write_manifest
+
+
+def disk_error(error: OSError) -> ConfigError:
+    """One clear message for a cache folder that takes no (more) files."""
+    folder = cache_folder()
+    why = f"the cache folder cannot be written: {error.strerror or error}"
+    too_large = error.errno == errno.EFBIG  # as any other folder would say
+    fix = "ulimit -f unlimited" if too_large else "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
+    return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of one store; it is freed when this process ends, however that comes about."""
+    try:
+        own_folder(folder.parent)
+        lock = os.fdopen(
+            open_file(folder.parent / f".{folder.name}.lock", os.O_WRONLY | os.O_CREAT), "ab"
+        )
+    except OSError as error:
+        raise disk_error(error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def temporary(folder: Path) -> Iterator[Path]:
+    """A folder beside the store that becomes it at the end, and is gone after any error.
+
+    The caller holds the store's lock, so that what killed preparations left may be removed.
+    """
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        remove_tree(left)
+    unfinished = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        fsync_directory(unfinished)
+        remove_tree(folder)
+        os.replace(unfinished, folder)
+        fsync_directory(folder.parent)
+    except OSError as error:
+        raise disk_error(error) from error
+    finally:
+        remove_tree(unfinished)
+
+
+class Writer:
+    """The arrays of one store, each appended to its own file, and the hash over all of them."""
+
+    def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.token_bytes = 2 if vocabulary.size <= 1 << 16 else 4
+        self.counts: dict[str, int] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._digest = hashlib.sha256()
+        # Where the tokenizer lies does not count, what its ids mean does.
+        self.note(repr(replace(vocabulary, tokenizer="")))
+
+    def dtype(self, name: str) -> "np.dtype[Any]":
+        """Format of one array."""
+        return np.dtype(token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name])
+
+    def note(self, text: str) -> None:
+        """Make something else part of the hash."""
+        self._digest.update(text.encode(errors="surrogateescape"))
+
+    def append(self, name: str, values: "np.ndarray | list[int]") -> None:
+        """Add elements to an array."""
+        if name not in self._files:
+            self._files[name] = open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115  # close()
+            self.counts[name] = 0
+        data = np.asarray(values, self.dtype(name)).tobytes()
+        self._files[name].write(data)
+        self.counts[name] += len(values)
+        self._digest.update(name.encode() + data)
+
+    def replace(self, name: str, parts: Iterator[np.ndarray]) -> None:
+        """Write an array anew; it may read from the old one."""
+        self._files.pop(name).close()
+        count = 0
+        with open(self.folder / f"{name}.new", "wb") as file:
+            for part in parts:
+                data = part.astype(self.dtype(name)).tobytes()
+                file.write(data)
+                self._digest.update(data)
+                count += len(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.folder / f"{name}.new", self.folder / f"{name}.bin")
+        self.counts[name] = count
+
+    def read(self, name: str) -> np.ndarray:
+        """What was written to an array so far, memory-mapped."""
+        if name in self._files:
+            self._files[name].flush()
+        if not self.counts.get(name):
+            return np.zeros(0, self.dtype(name))
+        return np.memmap(self.folder / f"{name}.bin", self.dtype(name), mode="r")
+
+    def close(self) -> None:
+        """All files are on disk after this."""
+        while self._files:
+            _, file = self._files.popitem()
+            with file:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def finish(self, key: str, **counted: Any) -> Manifest:
+        """Close everything and write the manifest."""
+        self.close()
+        manifest = Manifest(
+            key=key,
+            digest=self._digest.hexdigest()[:32],
+            vocabulary=self.vocabulary,
+            token_bytes=self.token_bytes,
+            counts=dict(self.counts),
+            **counted,
+        )
+        write_manifest(self.folder, manifest)
+        return manifest

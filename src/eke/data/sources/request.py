@@ -1,0 +1,281 @@
+"""What is to be prepared: everything that the tokens depend on, as plain values."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import user_path
+from eke.config.schema import (
+    Config,
+    Files,
+    Hub,
+    Lines,
+    Packing,
+    PythonSource,
+    Rows,
+    Seq2SeqLM,
+    SequenceClassification,
+    Text,
+)
+from eke.data.sources.cache import files_digest
+from eke.data.sources.files import find_files
+from eke.data.sources.text import Piece, fingerprint, largest_labels, open_corpus
+from eke.data.sources.vocabulary import BYTES, tokenizer_of
+
+STORE_VERSION = 2
+"""Raise it when the same request would be prepared in another way."""
+
+Named = tuple[tuple[str, str], ...]
+"""Files: name below what was typed, absolute path."""
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set of the hub."""
+
+    name: str
+    config_name: str | None
+    split: str
+    eval_split: str | None
+    revision: str | None
+    streaming: bool
+    num_samples: int | None
+    """Rows to read when streaming."""
+    num_eval_samples: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One preparation."""
+
+    option: str
+    """jsonl, csv, parquet, hub; text for documents cut into windows."""
+    path: str
+    """As typed, for messages."""
+    content: str
+    """Hash of the source's content."""
+    train: Named = ()
+    evaluation: Named = ()
+    """Empty: `eval_frac` of the rows."""
+    pieces: tuple[tuple[str, int, int, str, bool], ...] = ()
+    """Documents: file, start, bytes, class, for evaluation."""
+    labels: tuple[str, ...] = ()
+    """Classes of documents in the order of their numbers."""
+    hub: HubSource | None = None
+    text: str | None = None
+    prompt: str | None = None
+    response: str | None = None
+    label: str | None = None
+    """Columns; None where the task does not read one."""
+    task: str = "causal_lm"
+    num_labels: int = 0
+    head_labels: tuple[str, ...] = ()
+    """Names of the classes that the checkpoint's head knows, by number; empty where it has none."""
+    separator: str | None = None
+    """Between a prompt and its response; None: a newline where neither has white space there."""
+    tokenizer: str = BYTES
+    tokenizer_content: str = ""
+    seq_len: int = 0
+    target_len: int = 0
+    eval_frac: float = 0.1
+    packing: bool = False
+    max_row_bytes: int = 0
+    """Of files that are read by lines."""
+
+    @property
+    def key(self) -> str:
+        """32 hex digits: the same for the same tokens, wherever the files lie."""
+        content = dataclasses.asdict(self)
+        for place in ("path", "train", "evaluation", "pieces", "max_row_bytes"):
+            del content[place]
+        if self.tokenizer_content:
+            del content["tokenizer"]
+        if self.hub and self.content:
+            del content["hub"]["name"]
+        text = json.dumps([STORE_VERSION, content], sort_keys=True)
+        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
+
+    def to_json(self) -> str:
+        """As one line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def request_from_json(text: str) -> Request:
+    """The request that `to_json` wrote."""
+    content = json.loads(text)
+    hub = content.pop("hub")
+    lists = {k: _tuples(v) for k, v in content.items() if isinstance(v, list)}
+    return Request(**{**content, **lists}, hub=HubSource(**hub) if hub else None)
+
+
+def _tuples(value: list[object]) -> tuple[object, ...]:
+    return tuple(tuple(v) if isinstance(v, list) else v for v in value)
+
+
+def request_of(config: Config) -> Request | None:
+    """What the configuration needs prepared; None when it needs nothing (bytes of text, synthetic).
+
+    Raises:
+        ConfigError: the files are not there, are empty, or cannot be read.
+    """
+    data = config.data
+    if isinstance(data, PythonSource | Text):
+        return None if tokenizer_of(data) == BYTES else _documents(config, data)
+    if not isinstance(data, Rows):
+        return None
+    request = _rows(config, data)
+    if isinstance(data, Hub):
+        return _hub(request, data)
+    assert isinstance(data, Files), "rows come from files or from the hub"
+    return _files(request, data)
+
+
+def _common(config: Config, option: str, path: str, tokenizer: str) -> Request:
+    target_len = 0
+    if isinstance(config.task, Seq2SeqLM):
+        target_len = config.task.target_len or config.data.seq_len
+    labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
+    return Request(
+        option=option,
+        path=path,
+        content="",
+        task=config.task.option,
+        num_labels=labels,
+        tokenizer=_absolute(tokenizer),
+        tokenizer_content=tokenizer_content(tokenizer),
+        seq_len=config.data.seq_len,
+        target_len=target_len,
+        packing=config.data.packing is Packing.on,
+    )
+
+
+def _rows(config: Config, data: Rows) -> Request:
+    path = data.path if isinstance(data, Files) else getattr(data, "name", "")
+    task = config.task.option
+    pairs = task == "seq2seq_lm" or (task == "causal_lm" and data.prompt is not None)
+    return dataclasses.replace(
+        _common(config, data.option, path, tokenizer_of(data)),
+        text=None if pairs else data.text,
+        prompt=data.prompt if pairs else None,
+        response=data.response if pairs else None,
+        separator=data.separator if pairs and task == "causal_lm" else None,
+        label=data.label if task == "sequence_classification" else None,
+        head_labels=_head_labels(config),
+        eval_frac=data.eval_frac,
+    )
+
+
+def _head_labels(config: Config) -> tuple[str, ...]:
+    """`LABEL_0` and the like are names that transformers gives where there are none."""
+    names = getattr(config.model, "label_names", [])
+    task = config.task
+    is_kept = isinstance(task, SequenceClassification) and task.num_labels == len(names)
+    is_named = any(name != f"LABEL_{number}" for number, name in enumerate(names))
+    return tuple(names) if is_kept and is_named else ()
+
+
+def _files(request: Request, data: Files) -> Request:
+    train = find_files(data.option, "data.path", data.path, data.pattern)
+    evaluation = []
+    if data.eval_path is not None:
+        evaluation = find_files(data.option, "data.eval_path", data.eval_path, data.pattern)
+    return dataclasses.replace(
+        request,
+        content=_content(train) + (_content(evaluation) if evaluation else ""),
+        train=tuple((name, str(path)) for name, path in train),
+        evaluation=tuple((name, str(path)) for name, path in evaluation),
+        max_row_bytes=data.max_row_bytes if isinstance(data, Lines) else 0,
+    )
+
+
+def _content(files: list[tuple[str, Path]]) -> str:
+    try:
+        return files_digest(files)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        fix = "data.path=FILE_OR_FOLDER"
+        raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
+
+
+def _hub(request: Request, data: Hub) -> Request:
+    folder = user_path(data.name)
+    content = ""
+    if folder.is_dir():
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and ".git" not in p.parts)
+        content = _content([(p.relative_to(folder).as_posix(), p) for p in files])
+    source = HubSource(
+        name=str(folder.absolute()) if content else data.name,
+        config_name=data.config_name,
+        split=data.split,
+        eval_split=data.eval_split,
+        revision=data.revision,
+        streaming=data.streaming,
+        num_samples=data.num_samples if data.streaming else None,
+        num_eval_samples=data.num_eval_samples if data.streaming else 0,
+    )
+    return dataclasses.replace(request, content=content, hub=source)
+
+
+def _documents(config: Config, data: PythonSource | Text) -> Request:
+    corpus = open_corpus(config)
+    assert corpus is not None
+    if isinstance(config.task, SequenceClassification):
+        labels = largest_labels(corpus, config.task.num_labels)
+    else:
+        labels = sorted({piece.label for piece in corpus.pieces()})
+    path = data.path if isinstance(data, Text) else data.option
+
+    def listed(pieces: tuple[Piece, ...], kept: bool) -> list[tuple[str, int, int, str, bool]]:
+        return [(str(p.path.absolute()), p.start, p.size, p.label, kept) for p in pieces]
+
+    return dataclasses.replace(
+        _common(config, "text", path, tokenizer_of(data)),
+        content=fingerprint(corpus),
+        pieces=tuple(listed(corpus.train, False) + listed(corpus.evaluation, True)),
+        labels=tuple(labels),
+        # Windows are cut when the store is opened.
+        seq_len=0,
+        target_len=0,
+        packing=False,
+    )
+
+
+TOKENIZER_FILES = (
+    "tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "sentencepiece",
+    "chat_template", "config.json", "bpe.codes", "byte_maps", "dict.txt", "emoji", "entity_vocab",
+    "normalizer", "prophetnet", "source.spm", "target.spm", "target_vocab", "tekken", "word_",
+)  # fmt: skip
+"""Beginnings of the names that make a tokenizer, as transformers' classes have them in
+`vocab_files_names`; config.json names its class."""
+
+OTHER_TEMPLATES = "additional_chat_templates"
+"""transformers' folder next to them (`CHAT_TEMPLATE_DIR`)."""
+
+
+def tokenizer_content(tokenizer: str) -> str:
+    """Hash of a tokenizer's folder; empty for a name on the hub, and for bytes."""
+    folder = user_path(tokenizer)
+    if tokenizer in ("", BYTES) or not folder.is_dir():
+        return ""
+    files = sorted(
+        p
+        for p in folder.iterdir()
+        if p.is_file()
+        and (p.name.startswith(TOKENIZER_FILES) or p.suffix in (".model", ".tiktoken"))
+    )
+    files += sorted(folder.glob(f"{OTHER_TEMPLATES}/*"))
+    try:
+        return files_digest([(p.name, p) for p in files])
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(
+            Problem("data.tokenizer", tokenizer, why, "data.tokenizer=bytes")
+        ) from error
+
+
+def _absolute(tokenizer: str) -> str:
+    folder = user_path(tokenizer)
+    return str(folder.absolute()) if tokenizer != BYTES and folder.is_dir() else tokenizer

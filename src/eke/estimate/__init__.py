@@ -1,0 +1,1 @@
+"""Estimates: memory and time of a plan."""

@@ -1,0 +1,207 @@
+"""Activations of one micro-batch: what waits for the backward pass, and what only passes."""
+
+from dataclasses import dataclass
+from math import prod
+
+from eke.config.schema import Backend, Checkpointing, Config, Lora
+from eke.estimate.memory.layers import Kernel, Layer, Stack, stacks
+from eke.estimate.memory.shape import Shape, trains_adapters
+from eke.models.families import is_classification
+from eke.models.sizes import FLOAT32_BYTES, Tokens, Weight, most_predicted
+from eke.plan.planner import Plan
+
+INDEX_BYTES = 8
+"""Of a token's id, and of a label."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one micro-batch on one device."""
+
+    kept: int
+    """By all layers, embeddings and the head, when the forward pass ends."""
+    needed: int
+    """Of `kept`, what no implementation can do without."""
+    passing: int
+    """One layer's, computed once more in the backward pass; 0 without checkpointing."""
+    working: int
+    """Gradients of activations that are alive at once."""
+    casts: int
+    """Autocast's 16-bit copies of weights, alive through the forward pass."""
+    casts_kept: int
+    """Of these, what the backward pass keeps."""
+    logits_forward: int
+    """Logits in every format they have at the end of the forward pass."""
+    logits_backward: int
+    """Probabilities and their gradients at the start of the backward pass."""
+    logits_needed: int
+    """Of `logits_backward`, what any implementation of the unfused loss has."""
+    one_layer: int
+    """What a single layer keeps, for passes without gradients and the last layer of a backward."""
+    offloaded: int = 0
+    """Of what would be kept, what waits in host memory."""
+
+
+def attention_kernel(plan: Plan, shape: Shape) -> Kernel:
+    """Which kind of attention kernel computes."""
+    option, backend = plan.config.attention.option, plan.config.attention.backend
+    if option == "eager":
+        return "eager"
+    if option == "sdpa" and backend is Backend.math:
+        return "math"
+    if option == "sdpa" and shape.on_cpu and shape.dropout:
+        return "math"  # PyTorch's CPU kernel has no dropout
+    return "fused"
+
+
+def activations(plan: Plan, shape: Shape, parts: tuple[Weight, ...]) -> Activations:
+    """What the forward pass of one micro-batch keeps and needs.
+
+    Args:
+        plan: of the run.
+        shape: of the forward pass.
+        parts: `eke.models.sizes.training_structure` of the plan's configuration.
+    """
+    config = plan.config
+    each = _adapted(config, shape, stacks(shape, attention_kernel(plan, shape)), parts)
+    outer = _outside(config, shape)
+    casts = _cast_bytes(shape, parts)
+    kept, passing, share = _checkpointed(config, shape, each)
+    layer = max((stack.layer.kept for stack in each), default=0)
+    logits = _logits(config, shape)
+    offloaded = 0
+    if config.memory.activation_offload and not shape.on_cpu:
+        offloaded, kept, share = kept, 0, 0.0  # copies of weights are made again
+        passing = max(passing, layer)
+    needed = sum(s.layer.needed * s.count for s in each)
+    if trains_adapters(config) or config.memory.checkpointing is not Checkpointing.off:
+        needed = 0
+    return Activations(
+        kept=kept + outer,
+        needed=min(needed, kept),
+        passing=passing,
+        working=max((stack.layer.working for stack in each), default=0),
+        casts=casts,
+        casts_kept=int(casts * share),
+        logits_forward=logits[0],
+        logits_backward=logits[1],
+        logits_needed=logits[2],
+        one_layer=layer,
+        offloaded=offloaded,
+    )
+
+
+def _checkpointed(config: Config, shape: Shape, each: tuple[Stack, ...]) -> tuple[int, int, float]:
+    """Bytes kept by all layers, by the one that is recomputed, and the share of layers kept."""
+    memory = config.memory
+    whole = sum(stack.layer.kept * stack.count for stack in each)
+    if memory.checkpointing is Checkpointing.off:
+        return whole, 0, 1.0
+    total = sum(stack.count for stack in each)
+    kept, first, number = 0, 0, 0
+    for stack in each:
+        tokens = shape.rows * (shape.target if number else shape.source)
+        inputs = tokens * shape.hidden * shape.weights
+        dear = stack.layer.dear if memory.checkpointing is Checkpointing.selective else 0
+        # Every nth of all layers in a row, T5's encoder first.
+        repeated = len(range(-first % memory.every_n, stack.count, memory.every_n))
+        kept += repeated * (inputs + dear) + (stack.count - repeated) * stack.layer.kept
+        first, number = first + stack.count, number + 1
+    repeated = len(range(0, total, memory.every_n))
+    selective = memory.checkpointing is Checkpointing.selective
+    again = [s.layer.kept - s.layer.dear if selective else s.layer.kept for s in each]
+    # Where the last layer is kept, the first recomputation has its room.
+    freed = (total - 1) % memory.every_n * each[-1].layer.kept if each else 0
+    passing = max(0, max([0, *again]) - freed)
+    return min(kept, whole), passing, 1 - repeated / max(1, total)
+
+
+def _outside(config: Config, shape: Shape) -> int:
+    """Ids, embeddings' norms and masks, rotary positions, and what the head reads."""
+    tokens, hidden = shape.tokens, shape.hidden
+    positions = tokens * 3 * INDEX_BYTES + shape.rows * shape.target * 2 * INDEX_BYTES
+    norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
+    outer = positions + tokens * norm
+    if shape.family in ("llama", "qwen2", "qwen3", "mixtral"):
+        outer += 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
+    if shape.family == "bert":
+        head = 3 if config.task.option == "masked_lm" else 0
+        outer += tokens * hidden * head * (shape.compute + shape.weights)
+    if shape.family == "t5":
+        outer += shape.rows * shape.target * norm
+        outer += 2 * shape.heads * shape.target * shape.source * (FLOAT32_BYTES + INDEX_BYTES)
+    if shape.dropout and shape.family in ("bert", "gpt2", "t5"):
+        outer += tokens * hidden * shape.mask_bytes
+    return outer
+
+
+def _cast_bytes(shape: Shape, parts: tuple[Weight, ...]) -> int:
+    """16-bit copies of what linear layers, and stacks of experts, multiply with."""
+    if not shape.cast:
+        return 0
+    return sum(
+        shape.compute * prod(w.shape)
+        for w in parts
+        if w.tokens is not Tokens.none and len(w.shape) > 1 and not w.four_bits
+    )
+
+
+def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
+    """Bytes of logits at the end of the forward pass, in the backward pass, and at least.
+
+    `eke.training.model.cross_entropy.loss_sum`: the logits, their float32 copy where they are
+    narrower, and the logarithms of probabilities; then these, the loss's gradient and that of the
+    logits.
+    """
+    if is_classification(config):
+        return 0, 0, 0
+    rows = most_predicted(config, shape.rows, shape.target)
+    if config.kernels.fused_linear_cross_entropy:
+        # Chunks as large as the input (LinearCrossEntropyOptions, `aspect_ratio`), and gradients
+        # of the weight, computed in the forward pass; in 16 bits also summed up in float32.
+        copies = 2 if shape.compute == FLOAT32_BYTES else 3
+        of_head = copies - 2 if trains_adapters(config) else copies
+        pieces = (copies * rows + of_head * shape.vocabulary) * shape.hidden * FLOAT32_BYTES
+        return pieces, pieces, 0
+    numbers = rows * shape.vocabulary
+    copies = shape.compute if shape.compute < FLOAT32_BYTES else 0
+    forward = numbers * (copies + 2 * FLOAT32_BYTES)
+    return forward, numbers * 3 * FLOAT32_BYTES, numbers * 2 * FLOAT32_BYTES
+
+
+def _adapted(
+    config: Config, shape: Shape, each: tuple[Stack, ...], parts: tuple[Weight, ...]
+) -> tuple[Stack, ...]:
+    """Stacks whose own weights are frozen: fewer operands kept, and those of the adapters.
+
+    A frozen linear layer keeps no input, a frozen norm no normalised one; each adapter keeps its
+    input in its own format (peft's `_cast_input_dtype`) and its inner result.
+    """
+    if not trains_adapters(config):
+        return each
+    total = sum(stack.count for stack in each) or 1
+    rank = config.peft.r if isinstance(config.peft, Lora) else 0
+    # Of matrix A, (r, in): what is read; those of one input are one tensor without casts.
+    read = [w.shape[1] for w in parts if w.is_adapter and len(w.shape) == 2 and w.shape[0] == rank]
+    narrow = shape.cast or shape.weights < FLOAT32_BYTES
+    width = FLOAT32_BYTES if not shape.cast else shape.compute
+    inputs = sum(read) * width // total if narrow else 0
+    results = len(read) * rank * width // total
+    tokens = shape.rows * max(shape.source, shape.target if shape.decoder_layers else 0)
+    changed = []
+    for stack in each:
+        layer = stack.layer
+        lost = 2 * tokens * shape.hidden * shape.weights
+        added = tokens * (inputs + results)
+        frozen = Layer(
+            stream=max(0, layer.stream - lost) if rank == 0 or not narrow else lost,
+            attention=layer.attention,
+            scores=layer.scores,
+            feed_forward=layer.feed_forward + added,
+            dropout=layer.dropout,
+            needed=0,
+            dear=layer.dear + added,
+            working=layer.working,
+        )
+        changed.append(Stack(frozen, stack.count))
+    return tuple(changed)

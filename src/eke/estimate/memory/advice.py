@@ -1,0 +1,177 @@
+"""What would make a run fit: each proposal checked by the rules and by its own forecast."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+
+from eke.common.errors import ConfigError
+from eke.config.schema import PretrainedModel
+from eke.estimate.memory.best_forecast import known_forecast
+from eke.estimate.memory.techniques import SAVERS, Change, Saver, smaller_batches
+from eke.estimate.memory.values import Forecast, Verdict
+from eke.plan.planner import Plan, replan
+from eke.rules import NOT_BY_SIZE, Facts, check
+
+Judge = Callable[[Plan, Plan], tuple[float, str] | None]
+"""A time model: of a plan and a changed one, how much longer a sample takes, and where that is
+known from; None where it does not know the device. `eke.estimate.time`, above this package, has
+one."""
+
+UNKNOWN_SLOWDOWN = 2.0
+"""Rank of a change whose cost depends on the machine: behind all that are known."""
+
+ROOM = (Verdict.fits, Verdict.tight)
+"""What is proposed: the expected peak has room."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One set of overrides that makes room."""
+
+    overrides: tuple[str, ...]
+    plan: Plan
+    """With them."""
+    forecast: Forecast
+    """Of that plan, corrected by finished runs where there are enough."""
+    slowdown: float | None
+    """Time of a step over what it is now; None where it is not known."""
+    reasons: tuple[str, ...]
+    """Where the slowdown of each change is known from."""
+    keeps: bool
+    """The training computes the same, but for rounding."""
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float, int]:
+        """The same training first, then what has room to spare, is cheap and is short to type.
+
+        Adapters of random weights learn little: only where nothing else helps.
+        """
+        config = self.plan.config
+        learns_little = config.peft.option != "none" and not isinstance(
+            config.model, PretrainedModel
+        )
+        slowdown = UNKNOWN_SLOWDOWN if self.slowdown is None else self.slowdown
+        tight = self.forecast.verdict is not Verdict.fits
+        return not self.keeps, learns_little, tight, slowdown, len(self.overrides)
+
+
+def advise(plan: Plan, count: int = 5, judge: Judge | None = None) -> list[Advice]:
+    """Overrides with which the plan's expected peak has room, as they are ranked.
+
+    Single changes, and pairs of changes of which neither is enough alone; where none of them is,
+    pairs with the smallest micro-batch.
+
+    Args:
+        plan: what does not fit, or only just.
+        count: proposals at most.
+        judge: knows what changes cost on this device; the published figures of each do without.
+    """
+    tried = {saver: _best_of(plan, saver, judge) for saver in SAVERS}
+    found = [advice for each in tried.values() for advice in each]
+    if len(found) < count or not any(advice.keeps for advice in found):
+        too_little = [saver for saver, each in tried.items() if not each]
+        found += _pairs(plan, too_little, judge)
+    return ranked(found or _pairs_of_the_smallest(plan, judge))[:count]
+
+
+def first_advice(plan: Plan, judge: Judge | None = None) -> Advice | None:
+    """The best of all; `judge` as in `advise`. Another training only where nothing else helps."""
+    kept = [((change,) for change in saver(plan) if change.keeps) for saver in SAVERS]
+    found = [advice for options in kept for advice in _mildest(plan, options, judge)]
+    return next(iter(ranked(found) or advise(plan, 1, judge)), None)
+
+
+def ranked(found: Iterable[Advice]) -> list[Advice]:
+    """Best first."""
+    return sorted(found, key=lambda advice: advice.rank)
+
+
+def _best_of(plan: Plan, saver: Saver, judge: Judge | None) -> list[Advice]:
+    """The mildest changes of one saver that are enough by themselves."""
+    return _mildest(plan, ((change,) for change in saver(plan)), judge)
+
+
+def _pairs(plan: Plan, savers: Sequence[Saver], judge: Judge | None) -> list[Advice]:
+    """Of any two savers the first changes that are enough together."""
+    return [
+        advice
+        for one, other in combinations(savers, 2)
+        for advice in _mildest(plan, _each_pair(plan, one, other), judge)
+    ]
+
+
+def _pairs_of_the_smallest(plan: Plan, judge: Judge | None) -> list[Advice]:
+    """Of any two savers the first changes that are enough with the smallest micro-batch."""
+    smallest = next(reversed(list(smaller_batches(plan))), None)
+    base = _replanned(plan, smallest) if smallest else None
+    if smallest is None or base is None:
+        return []
+    others = [saver for saver in SAVERS if saver is not smaller_batches]
+    return [
+        advice
+        for one, other in combinations(others, 2)
+        for advice in _mildest(
+            plan, ((smallest, *pair) for pair in _each_pair(base, one, other)), judge
+        )
+    ]
+
+
+def _each_pair(plan: Plan, one: Saver, other: Saver) -> Iterator[tuple[Change, Change]]:
+    for first in one(plan):
+        changed = _replanned(plan, first)
+        if changed is not None:
+            yield from ((first, second) for second in other(changed))
+
+
+def _mildest(
+    plan: Plan, options: Iterable[tuple[Change, ...]], judge: Judge | None
+) -> list[Advice]:
+    """Of options that keep the training, and of the others, the first with room to spare.
+
+    Where none has it, the first that is tight.
+    """
+    found: dict[bool, Advice] = {}
+    for changes in options:
+        known = found.get(all(change.keeps for change in changes))
+        if known is not None and known.forecast.verdict is Verdict.fits:
+            continue
+        advice = _tried(plan, changes, judge)
+        if advice is not None and (known is None or advice.forecast.verdict is Verdict.fits):
+            found[advice.keeps] = advice
+    return list(found.values())
+
+
+def _replanned(plan: Plan, change: Change) -> Plan | None:
+    """The plan with a change; None where a rule refuses it, of those that do not count bytes."""
+    refused, _ = check(Facts(change.config, plan.device, planning=True), NOT_BY_SIZE)
+    if refused:
+        return None
+    try:
+        return replan(plan, change.config)
+    except ConfigError:
+        return None
+
+
+def _tried(plan: Plan, changes: tuple[Change, ...], judge: Judge | None) -> Advice | None:
+    """Advice where the last of the changes, which holds them all, has room."""
+    changed = _replanned(plan, changes[-1])
+    if changed is None:
+        return None
+    found = known_forecast(changed)
+    if found.verdict not in ROOM:
+        return None
+    known = [change.slowdown for change in changes if change.slowdown is not None]
+    slowdown = prod(known) if len(known) == len(changes) else None
+    reasons = tuple(change.reason for change in changes)
+    judged = judge(plan, changed) if judge else None
+    if judged is not None:
+        slowdown, reasons = judged[0], (judged[1],)
+    return Advice(
+        overrides=tuple(text for change in changes for text in change.overrides),
+        plan=changed,
+        forecast=found,
+        slowdown=slowdown,
+        reasons=reasons,
+        keeps=all(change.keeps for change in changes),
+    )

@@ -1,0 +1,208 @@
+"""batch=auto: the largest micro-batch that fits, by formulas, by traces, and by trying it out.
+
+A micro-batch is taken only where even the high end of its forecast has room, or where it was seen
+to run. Memory grows with the micro-batch, so halving the list of those that are possible is enough.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from eke.common.units import GIB
+from eke.estimate.memory import batch_cache as seen
+from eke.estimate.memory.best_forecast import known_forecast, traced_forecast
+from eke.estimate.memory.predict import PYTHON_BYTES, room
+from eke.estimate.memory.values import Forecast
+from eke.plan.planner import Plan
+
+HOST_BYTES = GIB // 2
+"""Of a CPU's memory, for each process, what a micro-batch leaves free beside Python: others go on
+working on this machine. A choice, not a measurement."""
+
+MAX_PROBES = 3
+"""Trials of one search. Micro-batches that keep the samples per step are often twice the one
+before, and traces leave one or two of them open."""
+
+
+class Room(Enum):
+    """Whether a micro-batch has room."""
+
+    yes = "yes"
+    open = "open"
+    """The capacity lies between the ends of the forecast."""
+    no = "no"
+
+
+class Trial(Enum):
+    """How a probe ended."""
+
+    fits = "fits"
+    fails = "fails"
+    """It ran out of memory."""
+    unknown = "unknown"
+    """It ended for another reason, which says nothing about memory."""
+
+
+Probe = Callable[[Plan], Trial]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the search has found."""
+
+    number: int
+    """Of the plan chosen, among those that are possible."""
+    forecast: Forecast
+    larger: Forecast | None
+    """Of the next larger micro-batch; None where there is none."""
+    how: str
+    """`predicted`, `probed` or `as before`."""
+    fits: bool
+    """It is known to fit, or was taken before; else it is the smallest there is."""
+    fails: bool
+    """It ran out of memory when it was tried out: the smallest, then."""
+    larger_failed: bool
+    """The next larger one ran out of memory when it was tried out."""
+    larger_is_open: bool
+    """The next larger one may fit, too."""
+
+
+@dataclass
+class Search:
+    """A search among the plans of one configuration that differ in their micro-batch."""
+
+    plans: Sequence[Plan]
+    """The smallest micro-batch first."""
+    capacity: int
+    """Bytes that tensors, or the whole of a GPU's process, may have."""
+    trace: bool
+    """Spend seconds on traces where formulas cannot tell."""
+    probe: Probe | None = None
+    """Tries a plan out; None where that is not possible."""
+    whole: int | None = None
+    """Bytes if nobody else used the device. Choices are kept by these, and are the same whatever
+    others hold of a CPU's memory; a probe is worth as much as there was when it was made."""
+    key: str = field(init=False)
+    """Of what is kept of choices."""
+    known: seen.Seen = field(init=False)
+    """What probes have shown."""
+    _probes: str = field(init=False)
+    """What they are kept by."""
+    _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.key = seen.key_of(self.plans[0], self.whole or self.capacity)
+        self._probes = seen.key_of(self.plans[0], self.capacity)
+        self.known = seen.find(self._probes)
+
+    def run(self) -> Chosen:
+        """The largest that fits; the smallest where none is known to."""
+        before = seen.find(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
+        for number, plan in enumerate(self.plans):
+            if plan.batch.per_device == before and not self._failed(number):
+                return self._chosen(number, "as before")
+        best = self._predicted()
+        if self.probe is not None:
+            best = self._tried_out(best, self.probe)
+        return self._chosen(best)
+
+    def _predicted(self) -> int:
+        """The last of which even the high end has room; -1 where none has."""
+        end = len(self.plans)
+        if self.room(end - 1) is Room.yes:  # most often: asked for first
+            return end - 1
+        best = _last(lambda n: self.room(n) is Room.yes, -1, end)
+        if self.trace:
+            top = _last(lambda n: self.room(n) is not Room.no, best, end)
+            best = _last(lambda n: self.room(n, traced=True) is Room.yes, best, top + 1)
+        return best
+
+    def room(self, number: int, traced: bool = False) -> Room:
+        """What is known of one plan: seen before, else by its forecast."""
+        size = self.plans[number].batch.per_device
+        if size <= self.known.fits:
+            return Room.yes
+        if self.known.fails is not None and size >= self.known.fails:
+            return Room.no
+        peak = self.forecast(number, traced).best
+        if peak.high <= self.capacity:
+            return Room.yes
+        return Room.no if peak.low > self.capacity else Room.open
+
+    def forecast(self, number: int, traced: bool = False) -> Forecast:
+        """Of one plan; a trace once made is used for all that follows."""
+        if (number, True) in self._found:
+            return self._found[number, True]
+        if (number, traced) not in self._found:
+            look = traced_forecast if traced else known_forecast
+            self._found[number, traced] = look(self.plans[number])
+        return self._found[number, traced]
+
+    def _tried_out(self, best: int, probe: Probe) -> int:
+        """Probe what is open above the best known to fit; returns the best that is known then."""
+        top = _last(self._worth_a_probe, best, len(self.plans))
+        for _ in range(MAX_PROBES):
+            if top <= best:
+                break
+            middle = (best + top + 1) // 2
+            trial = probe(self.plans[middle])
+            if trial is Trial.unknown:
+                break
+            size = self.plans[middle].batch.per_device
+            self.known = seen.note_probe(self._probes, size, trial is Trial.fits)
+            best, top = (middle, top) if trial is Trial.fits else (best, middle - 1)
+        return best
+
+    def _worth_a_probe(self, number: int) -> bool:
+        """On a CPU what is expected not to fit is not tried: the whole machine would suffer."""
+        if self.room(number, self.trace) is Room.no:
+            return False
+        on_cpu = self.plans[number].device.kind == "cpu"
+        return not on_cpu or self.forecast(number).best.expected <= self.capacity
+
+    def _failed(self, number: int) -> bool:
+        size = self.plans[number].batch.per_device
+        return self.known.fails is not None and size >= self.known.fails
+
+    def _chosen(self, best: int, how: str = "") -> Chosen:
+        """What is to be said of the best; of the smallest where there is none."""
+        number, above = max(0, best), best + 1
+        seen_to_run = self.plans[number].batch.per_device <= self.known.fits
+        larger = self.forecast(above) if 0 < above < len(self.plans) else None
+        return Chosen(
+            number=number,
+            forecast=self.forecast(number),
+            larger=larger,
+            how=how or ("probed" if seen_to_run else "predicted"),
+            fits=best >= 0,
+            fails=self._failed(number),
+            larger_failed=larger is not None and self._failed(above),
+            larger_is_open=larger is not None and self.room(above) is not Room.no,
+        )
+
+
+def _last(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The last number below `high` for which something holds, found by halving; else `low`."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def room_for_a_batch(plan: Plan, share: int = 1) -> int | None:
+    """Bytes that batch=auto may fill; None where the device's memory is not known.
+
+    Args:
+        plan: of the run.
+        share: runs that use the device at the same time.
+    """
+    memory = room(plan)
+    if memory is None or plan.device.kind != "cpu":
+        return None if memory is None else memory // share
+    each = (memory + PYTHON_BYTES) // share - PYTHON_BYTES  # of a run that shares the machine
+    return max(0, each - reserve_of(plan))
+
+
+def reserve_of(plan: Plan) -> int:
+    """Bytes of what tensors may have that batch=auto leaves to others."""
+    return HOST_BYTES if plan.device.kind == "cpu" else 0

@@ -1,0 +1,298 @@
+"""Moments of a run at which memory can be at its highest: what is alive then, by component."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from eke.common.units import MIB
+from eke.estimate.memory import zero
+from eke.estimate.memory.activations import Activations, activations
+from eke.estimate.memory.ranges import NOTHING, exact, spread, total
+from eke.estimate.memory.shape import Shape, shape_of, trains_adapters
+from eke.estimate.memory.sharing import held_at, layer_numbers
+from eke.estimate.memory.temporaries import optimizer_temporaries, singular_vectors
+from eke.estimate.memory.values import Range
+from eke.models.families import is_classification
+from eke.models.sizes import (
+    FLOAT32_BYTES,
+    STAGE,
+    StateBytes,
+    shared_state_bytes,
+    training_structure,
+    weight_bytes,
+)
+from eke.plan.planner import Micro, Plan, drawn, evaluated
+
+Parts = dict[str, Range]
+"""Component -> bytes of it."""
+
+COMPONENTS = (
+    "weights", "gradients", "optimizer", "master", "activations", "recomputed", "logits",
+    "autocast", "temporaries", "buffers", "workspace", "reserve", "context",
+)  # fmt: skip
+"""In the order they are shown in."""
+
+SLACK_HIGH = 1.12
+"""How far activations may lie above their formula: what libraries add between two versions; the
+largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
+
+SMALL_BYTES = MIB // 4
+"""Buffers of rotary positions, masks, counters: nobody adds them up."""
+
+COMPILED_SHARE = 0.8
+"""Of activations that torch.compile keeps: it recomputes what is cheap. performance notes of
+torchtitan and PyTorch's min-cut partitioner: a fifth to a quarter less."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive at one moment."""
+
+    phase: str
+    parts: Parts
+    name: str = ""
+    """Which moment of the phase."""
+
+    @property
+    def total(self) -> Range:
+        """All components."""
+        return total(self.parts.values())
+
+    @property
+    def tensors(self) -> Range:
+        """All components but what an allocator holds beside them."""
+        return total(part for name, part in self.parts.items() if name != "reserve")
+
+
+def around(expected: int, low: int = 0, high: int | None = None) -> Range:
+    """A range that begins at nothing, and ends a little above, unless it is known better."""
+    return spread(low, expected, int(expected * SLACK_HIGH) if high is None else high)
+
+
+def moments(plan: Plan) -> list[Moment]:
+    """Every moment that can be the highest, in the order of a run."""
+    made = drawn(plan)
+    expected = moments_of(plan, made.expected)
+    if not made.differ:
+        return expected
+    low, high = (moments_of(plan, micro) for micro in (made.shortest, made.longest))
+    return [_between(*each) for each in zip(expected, low, high, strict=True)]
+
+
+def moments_of(plan: Plan, micro: Micro) -> list[Moment]:
+    """The same where every micro-batch is like this one."""
+    return _Moments(plan, micro).all()
+
+
+def _between(expected: Moment, shortest: Moment, longest: Moment) -> Moment:
+    """A moment of the longest micro-batch expected, with the ends of those that can be met."""
+    parts = {
+        name: spread(shortest.parts[name].low, part.expected, longest.parts[name].high)
+        for name, part in expected.parts.items()
+    }
+    return replace(expected, parts=parts)
+
+
+def _halved(size: Range) -> Range:
+    """What half of the layers keep, give or take a quarter."""
+    return Range(size.low // 4, size.expected // 2, size.high * 3 // 4)
+
+
+class _Moments:
+    """One plan's formulas, each evaluated once."""
+
+    def __init__(self, plan: Plan, micro: Micro) -> None:
+        self.plan, self.config = plan, plan.config
+        on_host = plan.device.kind == "cpu"
+        self.state: StateBytes = shared_state_bytes(self.config, plan.size, on_host)
+        self.shape: Shape = shape_of(plan, micro)
+        self.parts = training_structure(self.config).weights
+        self.acts: Activations = activations(plan, self.shape, self.parts)
+        self.layer, _ = layer_numbers(self.config, self.parts)
+
+    def all(self) -> list[Moment]:
+        """In the order of a run."""
+        return [
+            Moment("load", {"weights": exact(self.state.start or self.state.weights)}),
+            self.forward(),
+            self.loss(),
+            self.last_layer(),
+            self.first_layer(),
+            self.embedding(),
+            *self.of_sharing(),
+            self.optimizer(),
+            self.evaluation(),
+        ]
+
+    def of_sharing(self) -> list[Moment]:
+        """Moments that only ZeRO has."""
+        option = self.config.distributed.option
+        if option not in STAGE:
+            return []
+        whole = exact(self.state.gradients)
+        found = [Moment("backward", self.held("reduced", whole), "reduced")]
+        if STAGE[option] == 2:
+            parts = self.last_layer().parts
+            half = {name: _halved(parts[name]) for name in ("activations", "autocast")}
+            found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
+        new = self.held("evaluation", NOTHING)
+        more = zero.regather_bytes(self.plan, self.parts)
+        new["buffers"] = total((new["buffers"], spread(0, more, more)))
+        return [*found, Moment("optimizer", new, "regather")]
+
+    def held(self, moment: str, gradients: Range) -> Parts:
+        """Weights, states and so much of the gradients; at a moment by its name."""
+        state = self.state
+        shared = held_at(self.plan, self.parts, state.gradients, moment, gradients)
+        views = singular_vectors(self.config, self.parts)
+        optimizer = spread(state.optimizer, state.optimizer + views, state.optimizer + views)
+        parts = {
+            "weights": exact(state.weights),
+            "gradients": shared.gradients,
+            "optimizer": optimizer,
+            "master": exact(state.master),
+            "buffers": shared.buffers,
+        }
+        if self.config.distributed.option in STAGE and self.config.distributed.deepspeed_config:
+            parts = {name: Range(0, part.expected, part.high) for name, part in parts.items()}
+        return parts
+
+    @property
+    def earlier(self) -> Range:
+        """Gradients of the step's micro-batches before this one."""
+        several = self.plan.batch.accumulation > 1
+        return exact(self.state.gradients) if several else NOTHING
+
+    def kept(self, casts: int) -> Parts:
+        """Activations of all layers, and 16-bit copies of weights."""
+        acts, compiled = self.acts, self.config.compile.option not in ("none", "eager")
+        share = COMPILED_SHARE if compiled and acts.passing == 0 else 1.0
+        low = acts.needed
+        if compiled or self.plan.compute.float8 != "off" or self.config.kernels.option == "liger":
+            low //= 4  # what is cheap is recomputed, operands are kept in 8 bits
+        expected = int(acts.kept * share)
+        doubt = self.doubt * acts.kept
+        # ZeRO-3's linear layers keep the weight itself, which is gathered again (deepspeed 0.19.8,
+        # runtime/zero/linear.py, `save_for_backward`).
+        copies = 0 if self.config.distributed.option == "zero3" else casts
+        return {
+            "activations": around(expected, low, int(doubt + SMALL_BYTES)),
+            "autocast": Range(0, copies, casts),
+        }
+
+    @property
+    def doubt(self) -> float:
+        """How much more than the formula there may be, as a factor."""
+        shape, config = self.shape, self.config
+        doubt = SLACK_HIGH
+        if shape.family == "other":
+            doubt = 3.0
+        elif trains_adapters(config):
+            doubt = 1.6
+        elif config.engine.option == "trainer" or shape.masked or shape.experts:
+            doubt = 1.3
+        if self.plan.compute.float8 != "off":
+            doubt += 0.3  # operands in 8 bits beside those in 16
+        if config.attention.option not in ("sdpa", "eager") or not shape.on_cpu:
+            doubt += 0.05  # what a kernel's own workspace takes
+        return doubt
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the head projects onto the vocabulary."""
+        return not is_classification(self.config)
+
+    @property
+    def pieces(self) -> int:
+        """Bytes that the fused loss may need beyond its formula: the head's gradient in float32."""
+        fused = self.config.kernels.fused_linear_cross_entropy and self.has_vocabulary
+        return fused * FLOAT32_BYTES * self.shape.vocabulary * self.shape.hidden
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes of the largest 4-bit weight as numbers: bitsandbytes unpacks one at a time."""
+        sizes = [prod(w.shape) for w in self.parts if w.four_bits]
+        return self.shape.compute * max(sizes, default=0)
+
+    def forward(self) -> Moment:
+        """The forward pass has ended: all logits are there."""
+        acts = self.acts
+        parts = self.held("forward", self.earlier) | self.kept(acts.casts)
+        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward + self.pieces)
+        return Moment("forward", parts, "forward")
+
+    def loss(self) -> Moment:
+        """The backward pass begins: probabilities, and gradients of them and of the logits."""
+        acts = self.acts
+        parts = self.held("loss", self.earlier) | self.kept(acts.casts_kept)
+        room = acts.logits_backward + acts.logits_forward + self.pieces
+        fused = (
+            self.config.kernels.fused_linear_cross_entropy
+            or self.config.kernels.option != "none"
+            or self.config.engine.option == "trainer"
+        )
+        low = 0 if fused or self.config.compile.option != "none" else acts.logits_needed
+        parts["logits"] = around(acts.logits_backward, low, room)
+        return Moment("backward", parts, "loss")
+
+    def last_layer(self) -> Moment:
+        """The last layer's turn: nothing of the others is freed; the head has its gradient."""
+        acts = self.acts
+        number = weight_bytes(self.config)
+        trained = self.has_vocabulary and not trains_adapters(self.config)
+        head = trained * number * self.shape.vocabulary * self.shape.hidden
+        head = min(head, self.state.gradients)
+        gradients = spread(0, head, min(2 * head + number * self.layer, 2 * self.state.gradients))
+        if self.plan.batch.accumulation > 1:
+            gradients = total((self.earlier, spread(0, number * self.layer // 3, gradients.high)))
+        parts = self.held("last_layer", gradients) | self.kept(acts.casts_kept)
+        parts["recomputed"] = around(acts.passing)
+        working = acts.working + self.unpacked
+        parts["temporaries"] = around(working, high=2 * working)
+        if acts.passing:  # casts of the layer that is computed again
+            parts["autocast"] = spread(0, parts["autocast"].expected, acts.casts)
+        return Moment("backward", parts, "last_layer")
+
+    def first_layer(self) -> Moment:
+        """The first layer's turn, which is the last one: all gradients but its own are there."""
+        acts, own = self.acts, weight_bytes(self.config) * self.layer
+        whole = self.state.gradients
+        own = 0 if self.config.memory.optimizer_in_backward or trains_adapters(self.config) else own
+        own = 0 if self.plan.batch.accumulation > 1 else min(own, whole)
+        parts = self.held("first_layer", spread(whole - own, whole - own // 2, whole))
+        layer = int(self.doubt * acts.one_layer)
+        parts["recomputed"] = spread(0, acts.passing, max(acts.passing, layer) + SMALL_BYTES)
+        parts["temporaries"] = around(acts.working, high=2 * acts.working)
+        return Moment("backward", parts, "first_layer")
+
+    def embedding(self) -> Moment:
+        """The backward pass ends with the embedding's gradient, which a tied head has, too."""
+        number, model = weight_bytes(self.config), self.config.model
+        table = number * self.shape.vocabulary * self.shape.hidden
+        uses = 1 + (model.family == "t5") + (model.tie_word_embeddings and self.has_vocabulary)
+        # torch sums two gradients of one table into a third.
+        times = 2 if uses > 1 else int(self.plan.batch.accumulation > 1)
+        if trains_adapters(self.config):
+            table = 0
+        parts = self.held("embedding", exact(self.state.gradients))
+        more = times * min(table, self.state.gradients)
+        high = 3 * table + self.acts.working + SMALL_BYTES
+        parts["temporaries"] = around(more, high=high)
+        return Moment("backward", parts, "embedding")
+
+    def optimizer(self) -> Moment:
+        """The optimizer steps; with its updates in the backward pass, within that."""
+        parts = self.held("optimizer", exact(self.state.gradients))
+        found = optimizer_temporaries(self.plan, self.parts)
+        parts["temporaries"] = spread(found.low, found.expected, found.high + SMALL_BYTES)
+        return Moment("optimizer", parts, "optimizer")
+
+    def evaluation(self) -> Moment:
+        """A forward pass that keeps nothing; gradients are forgotten by then."""
+        shape = shape_of(self.plan, evaluated(self.plan))
+        acts = activations(self.plan, shape, self.parts)
+        parts = self.held("evaluation", NOTHING)
+        parts["activations"] = around(acts.one_layer // 2, high=2 * acts.one_layer + SMALL_BYTES)
+        parts["logits"] = around(acts.logits_forward, high=2 * acts.logits_forward)
+        casts = acts.casts if self.plan.compute.eval_autocast else 0
+        parts["autocast"] = spread(0, casts, casts)
+        return Moment("evaluation", parts, "evaluation")

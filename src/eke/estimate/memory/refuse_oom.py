@@ -1,0 +1,125 @@
+"""The rule `does_not_fit`: what cannot have room by any bound is refused before it starts."""
+
+from dataclasses import replace
+from typing import Any
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.units import format_bytes
+from eke.estimate.memory.advice import Advice, Judge, first_advice
+from eke.estimate.memory.predict import room
+from eke.estimate.memory.serialize import as_text
+from eke.estimate.memory.values import Forecast, Method, Verdict
+from eke.plan.planner import Plan
+
+DOES_NOT_FIT = "does_not_fit"
+"""The rule's id. Its condition needs a plan, so it is not among `eke.rules.RULES`."""
+
+ANYWAY = "ignore_forecast=true"
+
+_found: dict[Any, Advice | None] = {}
+"""Forecast and options -> what makes room: cells of a sweep that differ in nothing that takes
+memory have one."""
+
+
+def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = None) -> str:
+    """Refuse a plan whose lowest forecast is above its device's memory.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+        judge: knows what the override that is proposed costs, as in `advise`.
+
+    Returns:
+        A warning where the expected peak has no room, or the high one has not; else nothing.
+
+    Raises:
+        ConfigError: it cannot fit, with the override that makes room.
+    """
+    if found.capacity is None or found.verdict is Verdict.fits:
+        return ""
+    if cannot_fit(plan, found):
+        raise ConfigError(_problem(plan, found, judge))
+    if found.verdict is Verdict.tight and found.method is Method.closed_form:
+        # Formulas are wide: only what is more likely than not is worth a word.
+        return ""
+    return (
+        f"memory: {format_bytes(found.best.expected)} expected; {_has(plan, found)} "
+        f"({_fix(plan, found, judge)})"
+    )
+
+
+def cannot_fit(plan: Plan, found: Forecast) -> bool:
+    """Whether a plan has no room by any bound, and is not to be started all the same."""
+    if found.capacity is None or found.verdict is Verdict.fits or plan.config.ignore_forecast:
+        return False
+    return found.peak.low > found.capacity
+
+
+def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None) -> None:
+    """Refuse a plan that ran out of memory when it was tried out.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+        judge: as above.
+
+    Raises:
+        ConfigError: always, unless the user starts it in any case.
+    """
+    if plan.config.ignore_forecast:
+        return
+    why = (
+        f"ran out of memory in a probe; {format_bytes(found.best.expected)} were expected, and "
+        f"{_has(plan, found)}"
+    )
+    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
+    size = str(plan.batch.per_device)
+    raise ConfigError(Problem("batch.per_device", size, why, fix, DOES_NOT_FIT))
+
+
+def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
+    why = (
+        f"needs at least {format_bytes(found.peak.low)} of memory, "
+        f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
+    )
+    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
+    size = str(plan.batch.per_device)
+    return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, _is_passing(plan, found))
+
+
+def _is_passing(plan: Plan, found: Forecast) -> bool:
+    """Whether it would have room if others held nothing of the memory."""
+    whole = room(replace(plan, device=replace(plan.device, available_bytes=None)))
+    return whole is not None and found.peak.low <= whole
+
+
+def _has(plan: Plan, found: Forecast) -> str:
+    """What there is, in words."""
+    capacity, left = format_bytes(found.capacity or 0), plan.device.available_bytes
+    whole = format_bytes(plan.device.memory_bytes or 0)
+    taken = "" if left is None else f", {format_bytes(left)} of it free now"
+    if plan.device.kind != "cpu":
+        return f"{plan.device.name} has {whole}{taken}"
+    many = plan.processes_per_node
+    each = f" of each of {many} processes" if many > 1 else ""
+    return f"this machine has {whole}{taken}: {capacity} for tensors{each}"
+
+
+def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> Advice | None:
+    """The first advice for a plan that does not fit; looked for once for all plans like it.
+
+    Args:
+        plan: of the run.
+        found: its forecast.
+        judge: as in `advise`.
+    """
+    choices = tuple(sorted(plan.choices.items()))
+    key = (found.peak, found.capacity, plan.batch, choices)
+    if key not in _found:
+        _found[key] = first_advice(plan, judge)
+    return _found[key]
+
+
+def _fix(plan: Plan, found: Forecast, judge: Judge | None) -> str:
+    advice = what_makes_room(plan, found, judge)
+    return as_text(advice) if advice else "eke plan --why says what needs how much"

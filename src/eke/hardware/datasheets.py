@@ -1,0 +1,184 @@
+"""Datasheet facts for the devices a run can be planned for without having one.
+
+Peaks are dense (a datasheet's "with sparsity" is halved), of matrix multiplications that accumulate
+in float32, which is what training does: a GeForce runs float16 with float32 accumulation at half of
+its headline number. `float32` is the ordinary cores, `tf32` the tensor cores on float32 operands. A
+format that the device's matrix units lack has no entry.
+
+Bandwidth of the memory and of NVLink (both directions together, as NVIDIA prints it) is of the same
+datasheets. A GeForce's or TITAN's NVLink is a bridge that may not be there. PCI Express with 16
+lanes carries 15.75, 31.5 and 63 GB/s a direction in generations 3, 4 and 5: 8, 16 and 32 GT/s, 128
+of 130 bits (PCI-SIG).
+
+Network is that of the machine which the device is sold in, for each device of it: DGX-1 (four
+adapters of 100 Gbit/s, eight V100), DGX A100 (eight of 200), DGX H100, H200 and B200 (eight of 400)
+by their data sheets, and Amazon's g4dn.metal (100 Gbit/s, eight T4).
+
+Memory is `memory.total` as nvidia-smi prints it with drivers from R510 on; it is less than the name
+says where error correction takes its share (T4) or the vendor counts in powers of ten.
+"""
+
+from dataclasses import replace
+
+from eke.common.units import MIB
+from eke.hardware.device import Device
+
+_VOLTA = (
+    "https://images.nvidia.com/content/technologies/volta/pdf/"
+    "volta-v100-datasheet-update-us-1165301-r5.pdf"
+)
+# Full TU102 at 1770 MHz, the Titan RTX's shape and clock, is the whitepaper's Quadro RTX 6000:
+# unlike a GeForce it accumulates in float32 at the full rate.
+_TURING = (
+    "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
+    "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf"
+)
+_T4 = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/"
+    "t4-tensor-core-datasheet-951643.pdf"
+)
+_GA102 = (
+    "https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/"
+    "NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf"
+)
+_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_A100 = (
+    "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+    "nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+)
+_H100 = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitepaper-hopper"
+# Same chip and clocks as the H100 SXM, says its page: 1979 TFLOP/s sparse in bfloat16.
+_H200 = "https://www.nvidia.com/en-us/data-center/h200/"
+# Per board of eight, with sparsity: 36 PFLOP/s in 16 bits, 18 in tf32; 600 TFLOP/s float32.
+_HGX = "https://www.nvidia.com/en-us/data-center/hgx/"
+
+
+PCIE_GB_PER_S = {3: 15.75, 4: 31.5, 5: 63.0}
+"""Generation of PCI Express -> GB/s of 16 lanes in one direction."""
+
+
+def _declared(
+    name: str,
+    memory_mib: int,
+    capability: tuple[int, int],
+    source: str,
+    speeds: tuple[float, float | None, int, float | None],
+    **tflops: float,
+) -> Device:
+    """One row; speeds: memory's and NVLink's GB/s, PCI Express' generation, network's Gbit/s."""
+    memory, link, generation, network = speeds
+    return Device(
+        kind="cuda",
+        name=name,
+        memory_bytes=memory_mib * MIB,
+        capability=capability,
+        peak_flops=tuple((dtype, peak * 1e12) for dtype, peak in tflops.items()),
+        memory_bytes_per_s=memory * 1e9,
+        link_bytes_per_s=link * 1e9 if link else None,
+        host_bytes_per_s=PCIE_GB_PER_S[generation] * 1e9,
+        network_bytes_per_s=network / 8 * 1e9 if network else None,
+        source=source,
+        present=False,
+    )
+
+
+_VOLTA_PEAKS = {"float32": 15.7, "float16": 125.0}
+_A100_PEAKS = {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0}
+_HOPPER_PEAKS = {"float32": 66.9, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4}
+
+DEVICES: dict[str, Device] = {
+    "v100_16": _declared(
+        "Tesla V100-SXM2-16GB", 16384, (7, 0), _VOLTA, (900, 300, 3, 50), **_VOLTA_PEAKS
+    ),
+    "titan_rtx": _declared(
+        "TITAN RTX", 24576, (7, 5), _TURING, (672, 100, 3, None), float32=16.3, float16=130.5
+    ),
+    "t4": _declared(
+        "Tesla T4", 15360, (7, 5), _T4, (320, None, 3, 12.5), float32=8.1, float16=65.0
+    ),
+    "rtx3090": _declared(
+        "NVIDIA GeForce RTX 3090",
+        24576,
+        (8, 6),
+        _GA102,
+        (936, 112.5, 4, None),
+        float32=35.6,
+        tf32=35.6,
+        float16=71.0,  # 142 with float16 accumulation
+        bfloat16=71.0,
+    ),
+    "rtx4090": _declared(
+        "NVIDIA GeForce RTX 4090",
+        24564,
+        (8, 9),
+        _ADA,
+        (1008, None, 4, None),
+        float32=82.6,
+        tf32=82.6,
+        float16=165.2,  # 330.3 with float16 accumulation
+        bfloat16=165.2,
+    ),
+    "a100_40": _declared(
+        "NVIDIA A100-SXM4-40GB", 40960, (8, 0), _A100, (1555, 600, 4, 200), **_A100_PEAKS
+    ),
+    "a100_80": _declared(
+        "NVIDIA A100-SXM4-80GB", 81920, (8, 0), _A100, (2039, 600, 4, 200), **_A100_PEAKS
+    ),
+    "h100": _declared(
+        "NVIDIA H100 80GB HBM3", 81559, (9, 0), _H100, (3350, 900, 5, 400), **_HOPPER_PEAKS
+    ),
+    "h200": _declared("NVIDIA H200", 143771, (9, 0), _H200, (4800, 900, 5, 400), **_HOPPER_PEAKS),
+    "b200": _declared(
+        "NVIDIA B200",
+        183359,
+        (10, 0),
+        _HGX,
+        (8000, 1800, 5, 400),
+        float32=75.0,
+        tf32=1125.0,
+        float16=2250.0,
+        bfloat16=2250.0,
+    ),
+}
+"""Option of `hardware=` -> the device; `cpu` and `auto` are looked at, not looked up."""
+
+# Other models with the same datasheet peaks; bandwidths where they differ. H100 PCIe and NVL, V100
+# PCIe and laptop GPUs have other clocks: they stay without peaks.
+_SAME_PEAKS = {
+    "V100-SXM2-32GB": "v100_16",
+    "A100-PCIE-40GB": "a100_40",
+    "A100 80GB PCIe": "a100_80",
+}
+_OTHER_MEMORY = {"A100 80GB PCIe": 1935e9}  # the A100 datasheet's other column
+
+
+def _model(name: str) -> str:
+    """The driver's name without the brand, which drivers add and drop: `A100-SXM4-40GB`."""
+    for brand in ("NVIDIA ", "Tesla ", "GeForce "):
+        name = name.removeprefix(brand)
+    return name.strip()
+
+
+def option_of(name: str) -> str | None:
+    """The option that describes exactly the model the driver calls `name`; None for any other."""
+    for option, device in DEVICES.items():
+        if _model(device.name) == _model(name):
+            return option
+    return None
+
+
+def with_datasheet(device: Device) -> Device:
+    """A device that was found, with the peaks and bandwidths of its datasheet where it is known."""
+    option = option_of(device.name) or _SAME_PEAKS.get(_model(device.name))
+    if option is None:
+        return device
+    known = DEVICES[option]
+    return replace(
+        device,
+        peak_flops=known.peak_flops,
+        memory_bytes_per_s=_OTHER_MEMORY.get(_model(device.name), known.memory_bytes_per_s),
+        link_bytes_per_s=known.link_bytes_per_s,
+        host_bytes_per_s=known.host_bytes_per_s,
+        network_bytes_per_s=known.network_bytes_per_s,
+        source=known.source,
+    )

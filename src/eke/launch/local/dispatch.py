@@ -1,0 +1,166 @@
+"""The loop of a pool: start what fits, see what ended, until every run of a sweep is done.
+
+One process watches over all workers; torch is never imported here.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eke.common.errors import BusyError, EkeError
+from eke.launch.local.devices import Devices, Grant
+from eke.launch.local.memory_check import Room
+from eke.launch.local.order import start_what_fits
+from eke.launch.local.start import start_run
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.sweep_job import Job, RunningHere
+from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.worker_process import forward_signals
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome
+
+POLL_S = 0.02
+"""Between two looks at the workers: what a run that has ended may wait for the next one."""
+
+RETRY_S = 0.5
+"""Between two tries to get devices that others hold."""
+
+BUSY_S = 2.0
+"""Between two tries at a run that somebody else works on."""
+
+Start = Callable[[Plan, Place, Grant], RunningHere]
+
+
+def at_once() -> bool:
+    """Whether runs can be started: always."""
+    return True
+
+
+@dataclass
+class Pool:
+    """Runs, and the devices they share."""
+
+    books: Books
+    devices: Mapping[str, Devices]
+    """By kind."""
+    start: Start = start_run
+    ready: Callable[[], bool] = at_once
+    """Whether runs can be started yet; asked once there is one to start."""
+    heard: list[int] = field(default_factory=list)
+    """Signals that ask to stop."""
+    room: Callable[[Plan, Sequence[Job]], Room] = Room
+    """Whether a run has room beside what is held when it is to start."""
+    _tried: float = 0.0
+
+    def run(self) -> None:
+        """Run every job to its end, or until asked to stop; afterwards no worker is left."""
+        try:
+            with forward_signals(self.ask, self.kill) as self.heard:
+                self.books.ledger.flush(at_once=True)
+                self.books.answer_from_records()
+                while self.is_going_on():
+                    self.step()
+                    time.sleep(POLL_S)
+        finally:
+            for job in self.books.running():
+                self.collect(job)
+            for devices in self.devices.values():
+                devices.let_go()
+            self.books.ledger.flush(at_once=True)
+
+    def is_going_on(self) -> bool:
+        """Whether there is anything to wait for."""
+        if self.heard:
+            return bool(self.books.running())
+        return any(job.outcome is None for job in self.books.jobs)
+
+    def step(self) -> None:
+        """Look at every worker, and start what can be started."""
+        ended = [job for job in self.books.running() if job.live and job.live.is_over()]
+        for job in ended:
+            self.collect(job)
+        now = time.monotonic()
+        due = not self.heard and (ended or now - self._tried >= RETRY_S)
+        if due and self.ready():
+            self._tried = now
+            start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
+        if self.heard:  # what could not be started waits for nobody: we may hold its devices
+            for job in self.books.jobs:
+                job.waiting_for = ""
+        self.books.ledger.flush()
+        self.books.board.update(self.books.jobs)
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on to every worker."""
+        for job in self.books.running():
+            if job.live:
+                job.live.ask(number)
+
+    def kill(self) -> None:
+        """End every worker."""
+        for job in self.books.running():
+            if job.live:
+                job.live.kill()
+
+    def try_to_start(self, job: Job, gather: bool) -> bool:
+        """Start a job, or settle it otherwise; False when its devices cannot be had now."""
+        devices = self.devices[job.kind]
+        count = min(job.num_devices, devices.count) if job.kind == "cpu" else job.num_devices
+        if count > devices.count:
+            reason = f"needs {count} devices, and there are {devices.count}"
+            self.books.end(job, Outcome.refused, reason)
+            return True
+        room = self.room(job.plan, self.books.running())
+        try:
+            grant = devices.take(count, gather=gather, suits=room.lacks)
+        except EkeError as error:
+            if not self.books.running():
+                raise
+            job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
+            return False
+        if grant is None and (full := room.problem(devices.count - count)):
+            self.books.fail(job, full)
+            return True
+        if grant is None:
+            job.waiting_for = devices.why
+            return False
+        try:
+            self.launch(job, grant)
+        finally:
+            if job.live is None:
+                grant.release()
+        return True
+
+    def launch(self, job: Job, grant: Grant) -> None:
+        """Start a job on its devices, unless somebody else has done or does it."""
+        try:
+            place = self.books.place_of(job.plan)
+            if self.books.answer(job, place):
+                return
+            live = self.start(job.plan, place, grant)
+            job.live, job.pid = live, live.pid
+        except BusyError as error:
+            job.not_before = time.monotonic() + BUSY_S
+            job.waiting_for = str(error)
+        except EkeError as error:
+            self.books.fail(job, error)
+        else:
+            job.grant, job.where = grant, grant.name
+            self.books.started(job)
+
+    def collect(self, job: Job) -> None:
+        """Take the record of a worker that has ended, and free its devices."""
+        live, grant = job.live, job.grant
+        assert live is not None
+        assert grant is not None
+        try:
+            self.books.settle(job, live.finish(), stopping=bool(self.heard))
+        except EkeError as error:
+            job.end(Outcome.crashed, error.short())
+        except Exception as error:  # whatever it has left behind: the others go on
+            why = f"what it left cannot be read: {type(error).__name__}: {error}"
+            job.end(Outcome.crashed, why)
+        finally:
+            job.grant = None
+            grant.release()
+        self.books.left(job)

@@ -1,8 +1,0 @@
-"""A pool of devices on this machine, and the runs of a sweep on it; torch is never imported."""
-
-from eke.launch.pool.devices import Devices, find_devices
-from eke.launch.pool.dispatch import Pool
-from eke.launch.pool.probe import probe_in_pool
-from eke.launch.pool.start import forking, start_run
-
-__all__ = ["Devices", "Pool", "find_devices", "forking", "probe_in_pool", "start_run"]

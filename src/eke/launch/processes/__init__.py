@@ -1,0 +1,1 @@
+"""Processes of runs and sweeps: start, supervise, follow, collect."""

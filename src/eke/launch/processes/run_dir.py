@@ -1,0 +1,229 @@
+"""Which folder a run gets: answer from a finished record, continue, or start beside."""
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from eke.common.errors import BusyError, ConfigError, EkeError, Problem
+from eke.common.files import Refused, open_file, own_folder, read_text
+from eke.common.locks import is_locked, try_lock
+from eke.common.paths import RunPaths
+from eke.plan.identity import changed_fingerprint
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome, Record, UnreadableRecord, read_record
+
+LOCK_LIMIT = 1 << 10
+"""Largest lock file that is read: a word and a number."""
+
+LOCK_TRIES = 4
+LOCK_PAUSE_S = 0.02
+"""Between two tries."""
+
+USUAL_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
+"""Of a run's folder."""
+
+ChangesSince = Callable[[RunPaths, Record, Plan], list[str]]
+
+MAX_BESIDE = 1000
+"""Folders of one identity; more is a mistake in a script."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is, and what is known about it."""
+
+    paths: RunPaths
+    record: Record | None
+    """A final record that answers the request; None when there is work to do."""
+    note: str
+    """Why this folder, for the user; empty for a new run."""
+    outdated: tuple[str, ...] = ()
+    """What differs since the finished run that it goes beside; empty where nobody has done it."""
+
+
+def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
+    """What differs between the machine of a finished run and this one, in words."""
+    return changed_fingerprint(record.machine, plan.machine)
+
+
+def find_place(
+    runs: Path,
+    plan: Plan,
+    rerun: bool,
+    changes_since: ChangesSince = changes_since,
+    old: Container[str] | None = None,
+) -> Place:
+    """The folder for a plan. A final record is never written over.
+
+    Unfinished runs are continued. A final record answers the request when machine and software are
+    the same; otherwise, or with `rerun`, the run goes beside it: `<run_id>`, `<run_id>-2`, ...
+    So does that of a folder which somebody has renamed since: whose run it is, its record says.
+
+    Args:
+        runs: the folder of all runs.
+        plan: what is wanted.
+        rerun: do it again in any case.
+        changes_since: what has changed since a finished run; nothing, if its record answers.
+        old: names of the folders that were there before `rerun` was asked for; None for all.
+
+    Raises:
+        EkeError: there is a record that cannot be read.
+    """
+    passed, outdated = "", tuple[str, ...]()
+    for number in range(1, MAX_BESIDE):
+        paths = RunPaths(runs / (plan.run_id if number == 1 else f"{plan.run_id}-{number}"))
+        if not paths.folder.exists():
+            break
+        record = _readable(paths)
+        if record is None or not Outcome[record.outcome].is_final:
+            note = f"continuing {paths.folder}" if paths.attempts.exists() else passed
+            return Place(paths, None, note)
+        changes = changes_since(paths, record, plan)
+        again = rerun and (old is None or paths.folder.name in old)
+        if not changes and not again:
+            return _answer(paths, record, plan)
+        outdated = () if rerun else tuple(changes)
+        why = "rerun=true" if again else "; ".join(changes)
+        passed = f"beside {paths.folder.name}: {why}"
+    else:
+        raise EkeError(f"{runs}: more than {MAX_BESIDE} folders of run {plan.run_id}")
+    for kept, record in () if rerun else _renamed(runs, plan.run_id):
+        if not changes_since(kept, record, plan):
+            return _answer(kept, record, plan)
+    return Place(paths, None, passed, outdated)
+
+
+def _answer(paths: RunPaths, record: Record, plan: Plan) -> Place:
+    note = f"answered from {paths.record}; rerun=true runs it again"
+    return Place(paths, record, note + untracked(record, plan, str(paths.folder)))
+
+
+def _renamed(runs: Path, run_id: str) -> list[tuple[RunPaths, Record]]:
+    """Finished runs of an identity whose folders do not have its name any more."""
+    try:
+        changed = runs.stat().st_mtime_ns  # whenever a folder in it gets another name
+    except OSError:
+        return []
+    return [(paths, record) for paths, record in _odd(runs, changed) if record.run_id == run_id]
+
+
+@lru_cache(maxsize=1)
+def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
+    """Finished runs in folders that eke would name otherwise: of a thousand, none as a rule."""
+    found = []
+    with os.scandir(runs) as entries:
+        odd = sorted(entry.name for entry in entries if not USUAL_NAME.fullmatch(entry.name))
+    for name in odd:
+        paths = RunPaths(runs / name)
+        try:
+            record = read_record(paths)
+        except (UnreadableRecord, OSError):  # it may be anybody's
+            continue
+        if record is not None and Outcome[record.outcome].is_final:
+            found.append((paths, record))
+    return found
+
+
+def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
+    """That a finished run had another tracker than is asked for now; empty if it had this one.
+
+    Args:
+        record: of the run, which tracking does not change: its identity is the same.
+        plan: what is typed now.
+        folder: of the run, for the command that is proposed.
+    """
+    asked, had = plan.config.tracker.option, record.choices.get("tracker")
+    if had is None or asked in ("none", had):
+        return ""
+    send = shlex.join(["eke", "sync", str(folder)])
+    fix = f"{send} sends it" if asked == "wandb" else f"with rerun=true {asked} has one"
+    return f"; it ran with tracker={had}: {fix}"
+
+
+def _readable(paths: RunPaths) -> Record | None:
+    try:
+        return read_record(paths)
+    except UnreadableRecord as error:
+        mend = "Move the folder away, or delete the file, to run again."
+        if isinstance(error.__cause__, PermissionError):
+            mend = (
+                "It answers once its owner lets you read it; paths.runs=FOLDER runs it elsewhere."
+            )
+        raise EkeError(f"{error}\nNothing was changed. {mend}") from error
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock, or know that it is held: `eke sync` holds it for microseconds to look."""
+    for _ in range(LOCK_TRIES - 1):
+        if try_lock(descriptor):
+            return True
+        time.sleep(LOCK_PAUSE_S)
+    return try_lock(descriptor)
+
+
+@contextmanager
+def claim(paths: RunPaths) -> Iterator[int]:
+    """Hold the run folder, made if need be, against other processes.
+
+    Yields:
+        The lock's file descriptor. Handed to the worker, it keeps the folder held until the worker
+        is gone as well, even when this process is killed.
+
+    Raises:
+        BusyError: somebody works on this run.
+        ConfigError: the folder cannot be made or written, or its file system has no locks.
+    """
+    try:
+        own_folder(paths.folder)
+        descriptor = open_file(paths.lock, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if is_locked(paths.lock):  # by another user, whose file we may only read
+            raise BusyError(
+                f"run {paths.folder.name} is being worked on by {_owner(paths)}"
+            ) from error
+        raise _unusable(paths, error) from error
+    try:
+        try:
+            is_ours = _lock(descriptor)
+        except OSError as error:
+            raise without_locks(paths.folder.parent, error) from error
+        if not is_ours:
+            raise BusyError(f"run {paths.folder.name} is being worked on by {_owner(paths)}")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _owner(paths: RunPaths) -> str:
+    """Who holds a run folder's lock, in words."""
+    try:
+        return read_text(paths.lock, LOCK_LIMIT).strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
+    """What is told of a folder that could be used when the run was planned: a rule has looked."""
+    runs, where = str(paths.folder.parent), error.filename or paths.folder
+    why = f"{where} cannot be written: {error.strerror or error}"
+    is_refused = isinstance(error, Refused)
+    fix = "paths.runs=FOLDER_OF_YOURS" if is_refused else "paths.runs=FOLDER_ON_ANOTHER_DISK"
+    return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
+
+
+def without_locks(folder: Path, error: OSError) -> ConfigError:
+    """What a user is told whose folder lies where files cannot be locked."""
+    why = (
+        f"its file system has no locks ({error.strerror}), and without them two processes could "
+        "work on one run; Lustre has them where it is mounted with the option flock"
+    )
+    fix = "paths.runs=FOLDER   (on another file system)"
+    return ConfigError(Problem("paths.runs", str(folder), why, fix))

@@ -1,0 +1,285 @@
+"""How far runs are, read from their folders: by whoever asks, while others work on them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import ConfigError, EkeError
+from eke.common.files import last_bytes, read_json, read_text
+from eke.common.locks import is_locked
+from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.processes.follow import newest_step
+from eke.launch.processes.sweep_watchers import watchers_in, watchers_of
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import Element
+from eke.launch.slurm.states import Phase, phase_of
+from eke.launch.slurm.submission import newest_of
+from eke.plan.record import (
+    RECORD_LIMIT,
+    Outcome,
+    UnreadableRecord,
+    metrics,
+    missing_run,
+    no_runs,
+    read_attempts,
+    read_record,
+)
+
+TAIL_BYTES = 4096
+"""Of metrics.jsonl: more than a row has."""
+
+RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
+"""What a run without a final outcome may be doing, beside the outcomes that are not final."""
+
+WAITING = "waiting"
+"""Whoever watches over its sweep will start it."""
+
+UNKNOWN = "unknown"
+"""It has a job that may wait or run, and SLURM does not answer."""
+
+ACTIVE = (RUNNING, QUEUED, WAITING)
+"""Something works on such a run, or will without being asked."""
+
+NO_FOLDER = "refused"
+"""Name in place of that of a run's folder, for a cell that has none."""
+
+UNREADABLE = "unreadable"
+"""There is a record that nobody can read: a sweep leaves such a run alone."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run, now."""
+
+    paths: RunPaths
+    label: str
+    """What was typed for it."""
+    state: str
+    """An outcome's name, or one of the words above."""
+    step: int = 0
+    total: int = 0
+    """Steps done and to do; 0 where nobody has planned yet."""
+    loss: float | None = None
+    """Of the newest training step; of a run that has ended as its record has it."""
+    where: str = ""
+    """Its job or its process."""
+    note: str = ""
+    """Why it failed, or what it waits for."""
+    job: str = ""
+    """SLURM's name of its job, if that is in the queue."""
+    silent: str = ""
+    """Why SLURM could not tell what its job does; empty where it could, or there is none."""
+    step_s: float | None = None
+    """Seconds that the newest step took, of a run that is running."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the last step, by the newest step's time."""
+        return None if self.step_s is None else self.step_s * max(0, self.total - self.step)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something works on it, or will without being asked."""
+        return self.state in ACTIVE
+
+
+def find_standings(folder: Path) -> list[Standing]:
+    """The runs of a sweep, all runs in a folder, or one run; the scheduler is asked once.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    folder = _by_its_name(folder)
+    found = list(_runs_of(folder))
+    if not found:
+        raise ConfigError(no_runs([folder], "status"))
+    newest = newest_of(paths for paths, _, _ in found)
+    queue: dict[str, Element] = {}
+    problem = ""
+    if any(newest):
+        try:
+            queue = scheduler.queue()
+        except EkeError as error:
+            problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
+    named = scheduler.ids_by_name(queue)
+    jobs = {
+        # What sbatch was to take has a name, whoever knows its number.
+        paths.folder: job.element(named) or (job.submission.name if problem else "") if job else ""
+        for (paths, _, _), job in zip(found, newest, strict=True)
+    }
+    goes_on = bool(watchers_of(SweepPaths(folder)))
+
+    def of(paths: RunPaths, cell: dict[str, Any], label: str) -> Standing:
+        try:
+            return stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+            why = _damage(paths) or f"{paths.folder}: not readable ({error})"
+            return Standing(paths, label, UNREADABLE, note=why)
+
+    return [of(*each) for each in found]
+
+
+def stand(
+    paths: RunPaths,
+    cell: dict[str, Any],
+    label: str,
+    queue: dict[str, Element],
+    job: str,
+    problem: str,
+    goes_on: bool = False,
+) -> Standing:
+    """One run.
+
+    Args:
+        paths: its folder, which need not be there.
+        cell: what its sweep says of it; empty outside of a sweep.
+        label: what was typed.
+        queue: the user's jobs.
+        job: SLURM's name of its newest job; empty for none.
+        problem: why nobody knows the queue; empty when it is known.
+        goes_on: whether somebody watches over its sweep.
+    """
+    if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
+        return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
+    record = _record(paths)
+    outcome, failure = record.get("outcome", ""), record.get("failure") or {}
+    note, done = failure.get("message", ""), int(record.get("steps_done", 0))
+    total = int(record.get("plan", {}).get("steps", {}).get("total", 0))
+    last = _number(record.get("loss", {}).get("train_final"))
+    if outcome and Outcome[outcome].is_final:
+        return Standing(paths, label, outcome, done, total, last, note=note)
+    total = total or _planned_steps(paths)
+    seen, silent = queue.get(job), problem if job else ""
+    if is_locked(paths.lock):
+        step, loss, step_s = _progress(paths)
+        where = f"{seen.node}, job {job}" if seen else holder(paths)
+        return Standing(
+            paths, label, RUNNING, step or done, total, loss, where, job=job if seen else "",
+            silent=silent, step_s=step_s,
+        )  # fmt: skip
+    if seen and phase_of(seen.state) is not Phase.over:
+        why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
+        return Standing(paths, label, QUEUED, done, total, last, where=f"job {job}: {why}", job=job)
+    if silent:
+        return Standing(paths, label, UNKNOWN, done, total, last, where=f"job {job}", silent=silent)
+    if goes_on and not cell.get("outcome"):
+        return Standing(paths, label, WAITING, done, total, last)
+    if not record and (why := _damage(paths)):
+        return Standing(paths, label, UNREADABLE, total=total, note=why)
+    if not record and cell.get("outcome") == Outcome.crashed.name:
+        # Its sweep could not start it, or not write down how it ended, and knows why.
+        return Standing(
+            paths, label, Outcome.crashed.name, total=total, note=cell.get("reason", "")
+        )
+    started = INTERRUPTED if paths.attempts.exists() else NOT_STARTED
+    if not record:  # killed before it could say how far it was
+        done, last, _ = _progress(paths)
+        note = note or missing_run(cell.get("outcome", ""), paths.folder)
+    return Standing(paths, label, outcome or started, done, total, last, note=note)
+
+
+def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
+    """Whether something runs or waits, or may, or a sweep's own process has still to see to it."""
+    return any(s.is_active or s.silent for s in standings) or bool(watchers_in(folder))
+
+
+def holder(paths: RunPaths) -> str:
+    """Who works on a run, in words."""
+    attempts = read_attempts(paths)
+    if not attempts:
+        return "starting"
+    return f"process {attempts[-1].get('pid')} on {attempts[-1].get('host')}"
+
+
+def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
+    sweep = SweepPaths(folder)
+    if sweep.sweep.exists():
+        try:
+            cells = read_json(sweep.sweep)["cells"]
+            names = [cell.get("folder") or cell.get("run_id") or NO_FOLDER for cell in cells]
+            labels = [" ".join(cell["overrides"]) for cell in cells]
+            places = [RunPaths(_beside(Path(name), folder)) for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EkeError(f"{sweep.sweep}: not a readable sweep ({error})") from error
+        yield from zip(places, cells, labels, strict=True)
+        return
+    single = RunPaths(folder)
+    runs = [folder] if single.plan.exists() else sorted(p for p in _children(folder))
+    for run in runs:
+        paths = RunPaths(run)
+        yield paths, {}, _typed(paths)
+
+
+def _by_its_name(folder: Path) -> Path:
+    """A folder by its name among the runs it lies beside: not `.`, and no link from elsewhere."""
+    return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
+
+
+def _beside(run: Path, sweep: Path) -> Path:
+    """The folder of a run of a sweep: beside the sweep's, wherever both have been moved to."""
+    return sweep.parent / run.name
+
+
+def _children(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir() and (Path(entry.path) / "plan.json").exists():
+                    yield Path(entry.path)
+    except OSError:
+        return
+
+
+def _typed(paths: RunPaths) -> str:
+    """The first line of config.yaml says what was typed."""
+    try:
+        first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
+        return first.removeprefix("#").strip() or "defaults"
+    except OSError:
+        return ""
+
+
+def _record(paths: RunPaths) -> dict[str, Any]:
+    """The record as plain values; empty where there is none that can be read."""
+    try:
+        record = read_json(paths.record, RECORD_LIMIT)
+    except (OSError, ValueError):
+        return {}
+    is_record = isinstance(record, dict) and record.get("outcome") in Outcome.__members__
+    return record if is_record else {}
+
+
+def _damage(paths: RunPaths) -> str:
+    """Why the record cannot be read, and what helps; empty where there is none."""
+    try:
+        read_record(paths)
+    except UnreadableRecord as error:
+        return f"{error}; delete it, or have `eke retry SWEEP` set it aside, to run again"
+    return ""
+
+
+def _planned_steps(paths: RunPaths) -> int:
+    try:
+        return int(read_json(paths.plan, RECORD_LIMIT)["steps"]["total"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return 0
+
+
+def _progress(paths: RunPaths) -> tuple[int, float | None, float | None]:
+    """The newest step, its loss and its seconds."""
+    try:
+        lines = last_bytes(paths.metrics, TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return 0, None, None
+    row = newest_step(lines)
+    if row is None:
+        return 0, None, None
+    loss, seconds = _number(row[metrics.LOSS]), _number(row.get(metrics.STEP_TIME))
+    return int(row[metrics.STEP]), loss, seconds
+
+
+def _number(value: Any) -> float | None:
+    """None for what is absent or no number: a loss that is not finite is written as a word."""
+    return value if isinstance(value, int | float) else None

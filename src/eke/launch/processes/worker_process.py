@@ -1,0 +1,205 @@
+"""One worker in a process group of its own, watched to its end.
+
+The worker prints into train.log and nowhere else, so that the log is complete even when it dies in
+native code, and so that a single run, a pool and SLURM can all use the same worker.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn, Protocol
+
+from eke.common.files import open_file
+from eke.common.paths import SUPERVISOR, RunPaths
+from eke.common.process_env import child_environment, module_command
+from eke.common.stdout import speak
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
+before a time limit."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A machine among those of a run."""
+
+    node: int
+    """Its number; 0 is where rank 0 and the run's lock are."""
+    num_nodes: int
+    endpoint: str
+    """Where the processes of all machines meet: `host:port`."""
+
+
+def worker_command(paths: RunPaths, num_processes: int = 1, spot: Spot | None = None) -> list[str]:
+    """The command that trains: the worker, or the agent that starts one for each rank.
+
+    Args:
+        paths: the run folder.
+        num_processes: to start on this machine.
+        spot: which machine this is; None where a run has no other.
+    """
+    if spot is None and num_processes == 1:
+        return module_command("eke.training.loop.worker", str(paths.folder))
+    where = [str(spot.node), str(spot.num_nodes), spot.endpoint] if spot else []
+    return module_command("eke.training.loop.agent", str(paths.folder), str(num_processes), *where)
+
+
+def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, with eke importable and the supervisor named.
+
+    Args:
+        extra: what this worker alone gets: the devices it may see.
+    """
+    own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    return {**child_environment(), **own, **(extra or {})}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker's process is started with."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """All of it."""
+    log: int
+    """Descriptor of the file it prints into."""
+    descriptors: Sequence[int]
+    """Locks that it holds, too."""
+
+
+class Process(Protocol):
+    """A child in a session of its own; what of `subprocess.Popen` is used."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self) -> int:
+        """Its exit code, once it has one."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+
+StartProcess = Callable[[Order], Process]
+
+
+def spawn(order: Order) -> Process:
+    """Start a process that has imported nothing yet."""
+    return subprocess.Popen(
+        order.command,
+        stdin=subprocess.DEVNULL,
+        stdout=order.log,
+        stderr=order.log,
+        env=order.environment,
+        start_new_session=True,
+        pass_fds=order.descriptors,
+    )
+
+
+class Worker:
+    """A worker's process group, from its start to its end."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        num_processes: int = 1,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        spot: Spot | None = None,
+        start: StartProcess = spawn,
+    ) -> None:
+        """Start it.
+
+        Args:
+            paths: the run folder.
+            num_processes: to start; one where somebody else has started the other ranks.
+            environment: variables of its own.
+            descriptors: locks that the worker holds, too: until it is gone, whoever started it.
+            spot: which machine this is, of a run that has several.
+            start: makes the process.
+        """
+        # Two machines that append to one file of a network file system overwrite each other.
+        file = paths.node_log(spot.node) if spot and spot.node else paths.log
+        command = worker_command(paths, num_processes, spot)
+        log_file = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(log_file, "ab") as log:
+            order = Order(command, worker_environment(environment), log.fileno(), descriptors)
+            self.process = start(order)
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on: it saves a checkpoint and stops."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes that are still there."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def finish(self) -> int:
+        """Wait for its end; returns subprocess's code (negative: a signal).
+
+        Whatever it started (loader processes, a tracker's service) ends with it.
+        """
+        self.kill()
+        return self.process.wait()
+
+
+@contextmanager
+def forward_signals(
+    ask: Callable[[int], None],
+    kill: Callable[[], None],
+    say: str = "stopping after this step; once more kills",
+) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM asks the workers to save and stop, the second kills them.
+
+    Args:
+        ask: hands the first signal on.
+        kill: ends them at once.
+        say: what the user is told at the first one.
+
+    Yields:
+        The signals heard so far.
+    """
+    heard: list[int] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) > 1:
+            kill()
+            return
+        ask(number)
+        speak(f"\n{say}", sys.stderr)
+
+    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+    for listened in STOP_SIGNALS:
+        before[listened] = signal.signal(listened, forward)
+    try:
+        yield heard
+    finally:
+        for restored, handler in before.items():
+            signal.signal(restored, handler)
+
+
+def become_worker(paths: RunPaths) -> NoReturn:
+    """Turn this process into the worker of a rank behind rank 0, under the same launcher."""
+    command = worker_command(paths)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, worker_environment())

@@ -1,0 +1,1 @@
+"""Models: families, sizes, checkpoints; no torch."""

@@ -1,0 +1,178 @@
+"""Where a checkpoint is: a local folder, or the hub's cache on this machine."""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from eke.common.did_you_mean import closest_path
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import user_path
+from eke.common.stdout import speak
+from eke.models.checkpoints.problem import KEY, refuse
+
+CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# huggingface_hub.utils.validate_repo_id: an owner and a name, or a name alone
+
+
+@dataclass(frozen=True)
+class Located:
+    """A checkpoint on this machine."""
+
+    typed: str
+    """As the user typed it."""
+    folder: Path
+    """With config.json in it; of a hub model perhaps without weights yet."""
+    commit: str = ""
+    """Of a hub model, 40 hex digits; empty for a local folder."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the user's own folder."""
+        return not self.commit
+
+
+def locate(typed: str, revision: str | None) -> Located:
+    """Find the folder with the checkpoint's config.json; of a hub model fetch that file at most.
+
+    A folder of that name wins over a hub model, as in transformers.
+
+    Raises:
+        ConfigError: there is none, or it is not a checkpoint.
+    """
+    path = user_path(typed)
+    if os.path.exists(path):
+        if revision is not None:
+            why = f"is a revision of a hub model, and {typed} is a folder of this machine"
+            raise ConfigError(
+                Problem("model.revision", revision, why, "model.revision=null", "pretrained")
+            )
+        return Located(typed, _local(typed, path))
+    if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
+        near = _near_folder(typed)
+        why = "there is no such folder, and it is no name on the hub"
+        raise refuse(typed, why, f"{KEY}={near}") if near else refuse(typed, why)
+    return _on_hub(typed, revision)
+
+
+def _near_folder(typed: str) -> Path | None:
+    """A checkpoint beside the folder that is not there, if its name was probably meant."""
+    found = closest_path(user_path(typed))
+    return found if found is not None and (found / CONFIG).is_file() else None
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def _local(typed: str, path: Path) -> Path:
+    if not path.is_dir():
+        fix = f"{KEY}={path.parent}" if (path.parent / CONFIG).is_file() else f"{KEY}=FOLDER"
+        raise refuse(typed, "is a file; a checkpoint is a folder with a config.json", fix)
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise refuse(typed, "the folder cannot be read")
+    if (path / CONFIG).is_file():
+        return Path(os.path.abspath(path))
+    if (path / ADAPTER).is_file():
+        base = _adapter_base(path)
+        why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
+        fix = f"{KEY}={base}" if base else f"{KEY}=FOLDER_OF_THE_MERGED_MODEL"
+        raise refuse(typed, why, fix)
+    inner = _checkpoint_inside(path)
+    if (path / "plan.json").is_file():
+        why = "is a run folder of eke" + ("" if inner else ", without a finished checkpoint")
+        raise refuse(typed, why, f"{KEY}={inner}" if inner else f"{KEY}=ANOTHER_RUN")
+    why = f"has no {CONFIG}" + (", but a folder in it has" if inner else "")
+    raise refuse(typed, why, f"{KEY}={inner or 'FOLDER_WITH_A_CONFIG_JSON'}")
+
+
+def _checkpoint_inside(path: Path) -> Path | None:
+    """The last folder below that has a config.json: of a run or a Trainer's, the newest."""
+    for pattern in ("*", "checkpoints/*", "checkpoints/*/*", "*/*"):
+        found = [p.parent for p in path.glob(f"{pattern}/{CONFIG}")]
+        if found:
+            return max(found, key=_by_number)
+    return None
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    """`checkpoint-1000` after `checkpoint-200`."""
+    digits = re.findall(r"\d+", f"{path.parent.name}/{path.name}")
+    return (int(digits[-1]) if digits else -1, path.name)
+
+
+def _adapter_base(path: Path) -> str:
+    try:
+        content = json.loads((path / ADAPTER).read_text())
+        return str(content.get("base_model_name_or_path") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+# --- the hub ------------------------------------------------------------------------------------
+
+
+def _on_hub(name: str, revision: str | None) -> Located:
+    """From the cache, else by downloading config.json alone."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, CONFIG, revision=revision)
+    if not isinstance(found, str):
+        speak(f"asking the Hugging Face hub for {name} ...", sys.stderr)
+        try:
+            with _retries_untold():
+                found = hf_hub_download(name, CONFIG, revision=revision)
+        except Exception as error:  # huggingface_hub's, httpx's, the file system's
+            raise _unreachable(name, revision, error) from error
+    folder = Path(found).parent
+    return Located(name, folder, commit=folder.name)
+
+
+@contextmanager
+def _retries_untold() -> Iterator[None]:
+    """Without two lines for each of five attempts; how it ended is told in the end."""
+    talker = logging.getLogger("huggingface_hub.utils._http")
+    before = talker.level
+    talker.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        talker.setLevel(before)
+
+
+def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigError:
+    """In words, by the class's name: huggingface_hub 1.x says it in paragraphs of HTTP."""
+    kinds = {cls.__name__ for cls in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return refuse(name, "its owner wants to be asked first; ask on its page", "hf auth login")
+    if "RepositoryNotFoundError" in kinds:
+        near = _near_folder(name)
+        why = "there is no such folder, and no such model on the hub"
+        why += " (or a private one: hf auth login)"
+        return refuse(name, why, f"{KEY}={near}") if near else refuse(name, why)
+    if "RevisionNotFoundError" in kinds:
+        why = f"{name} has no such branch, tag or commit"
+        return ConfigError(
+            Problem("model.revision", str(revision), why, "model.revision=null", "pretrained")
+        )
+    if "LocalEntryNotFoundError" not in kinds and "EntryNotFoundError" in kinds:
+        return refuse(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
+    why = (
+        "there is no such folder, the hub's cache does not hold it, and the hub cannot be reached "
+        f"({_offline_reason(error)})"
+    )
+    folder = _near_folder(name) or "LOCAL_FOLDER"
+    return refuse(name, why, f"{KEY}={folder}   (or, with a connection: hf download {name})")
+
+
+def _offline_reason(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else type(error).__name__

@@ -1,0 +1,76 @@
+"""Identity: which runs are the same run, and which machines the same machine.
+
+`run_id` names the run folder, its checkpoints and its W&B run. It covers everything that can change
+the result or its speed, as resolved, and nothing that only changes where it is shown.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from eke.config.schema import SCHEMA_VERSION
+
+PRESENTATION = (
+    "tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun", "plan_only",
+    "ignore_forecast"
+)  # fmt: skip
+"""Groups and root keys that change neither the result nor what is measured."""
+
+PRESENTATION_KEYS = {
+    "train": ("log_every", "checkpoint_every", "keep_checkpoints", "save_final"),
+    "distributed": ("timeout_s",),
+    "offload": ("path",),
+    "peft": ("save_merged",),
+}
+"""Keys of other groups of which the same holds: checkpoints are left out of every timing."""
+
+
+NUMERICS_VERSION = 2
+"""Raise it when the same configuration and data would be trained by other mathematics: no run is
+then continued from a checkpoint of the old ones, nor answered from their records."""
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: one text for one meaning."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def meaningful(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved configuration without presentation keys."""
+    kept = {key: value for key, value in config.items() if key not in PRESENTATION}
+    for group, keys in PRESENTATION_KEYS.items():
+        kept[group] = {key: value for key, value in kept[group].items() if key not in keys}
+    return kept
+
+
+def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerprint: str) -> str:
+    """16 hex digits of SHA-256.
+
+    Args:
+        config: the whole configuration as plain values.
+        resolved: the plan's answers to what the configuration leaves open, by key path; they
+            replace the open values, so that typing an answer makes no other run.
+        data_fingerprint: hash of the data's content.
+    """
+    kept = meaningful(config)
+    for path, value in resolved.items():
+        *groups, key = path.split(".")
+        node = kept
+        for group in groups:
+            node[group] = dict(node[group])
+            node = node[group]
+        node[key] = value
+    versions = {"schema": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
+    content = {**versions, "config": kept, "data": data_fingerprint}
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
+
+
+def changed_fingerprint(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What differs between two machine fingerprints, in words; empty when they are the same."""
+    keys = sorted(set(before) | set(now))
+    return [
+        f"{key}: {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
+        for key in keys
+        if before.get(key) != now.get(key)
+    ]

@@ -1,0 +1,74 @@
+"""The files that a worker reads, held against what was planned: the record names their content.
+
+Everything else that was typed is in the plan: own option files, DeepSpeed's JSON. Rows and tokens
+are read from the store, whose digest is checked when it is opened (`eke.training.batches.sources`).
+"""
+
+from eke.common.errors import ChangedError, EkeError, of_system
+from eke.config.schema import Config, PretrainedModel, PythonSource, SequenceClassification, Text
+from eke.data.sources import BYTES, fingerprint, open_corpus, tokenizer_content, tokenizer_of
+from eke.models.checkpoints import content_of, locate
+from eke.plan.planner.plan import Plan
+
+DATA, TOKENIZER, MODEL = "data.path", "data.tokenizer", "model.name_or_path"
+
+
+def inputs_of(config: Config, data_fingerprint: str) -> dict[str, str]:
+    """What a worker will read from the user's files.
+
+    Args:
+        config: with its model resolved.
+        data_fingerprint: hash of the data's content, as counted.
+
+    Returns:
+        Key path -> hash of the content; hub models are named by their commit and not among them.
+    """
+    found: dict[str, str] = {}
+    if isinstance(config.data, PythonSource | Text):
+        if tokenizer_of(config.data) == BYTES:
+            found[DATA] = data_fingerprint
+        elif isinstance(config.task, SequenceClassification):  # sizes of folders number classes
+            found[DATA] = _read(config, DATA)
+    if content := _read(config, TOKENIZER):
+        found[TOKENIZER] = content
+    if isinstance(config.model, PretrainedModel) and "@" not in config.model.content:
+        found[MODEL] = config.model.content
+    return found
+
+
+def check_inputs(plan: Plan) -> None:
+    """Hold what is there now against the plan; hashes are cached by size and times of change.
+
+    Raises:
+        ChangedError: the content of an input is another one, or it is gone.
+    """
+    for key, planned in plan.inputs.items():
+        try:
+            why = "" if _read(plan.config, key) == planned else "its content has changed"
+        except EkeError as error:
+            why = error.short()
+        except OSError as error:
+            why = of_system(error)
+        if why:
+            raise ChangedError(_changed(plan.config, key, why))
+
+
+def _read(config: Config, key: str) -> str:
+    """The hash of an input as it is now; empty where there is none."""
+    if key == TOKENIZER:
+        return tokenizer_content(tokenizer_of(config.data))
+    if key == MODEL and isinstance(config.model, PretrainedModel):
+        return content_of(locate(config.model.name_or_path, None))
+    corpus = open_corpus(config)
+    return "" if corpus is None else fingerprint(corpus)
+
+
+def _changed(config: Config, key: str, why: str) -> str:
+    """One sentence, with what helps: planned again, it is another run."""
+    group, _, name = key.partition(".")
+    if typed := getattr(getattr(config, group), name, ""):
+        return f"{key} = {typed}: {why} since the run was planned -> the same command again"
+    return (
+        f"data = {config.data.option}: the standard library of this Python is not the one that was "
+        "planned -> the same command again with the Python that trains, or data=text"
+    )

@@ -1,0 +1,217 @@
+"""How long rows are: read from the prepared tokens, and the micro-batches that they make."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eke.config.schema import Config, Data, Packing, Rows, Seq2SeqLM, Synthetic, Task
+from eke.data import sources as corpus
+from eke.models.sizes import SampleMeans, is_ragged
+from eke.plan.planner.plan import Plan
+from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+GROUPED_STEPS = 50
+"""Steps whose samples are sorted by length together: transformers' LengthGroupedSampler has 50."""
+
+DRAWS, MOST_DRAWN = 5, 200_000
+"""Trainings that are drawn to see how long micro-batches become, and samples of each at most."""
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A micro-batch on one device."""
+
+    rows: int
+    source: int
+    """Tokens of each row, padding included."""
+    target: int
+    """The same of the decoder's rows in seq2seq_lm; else as `source`."""
+
+    @property
+    def tokens(self) -> int:
+        """By which micro-batches of one training are larger or smaller."""
+        return self.rows * (self.source + self.target)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The micro-batches of a training."""
+
+    shortest: Micro
+    """Of the shortest samples."""
+    mean: Micro
+    expected: Micro
+    """The longest one that a training meets: the median of some that are drawn."""
+    longest: Micro
+    """Of the longest samples."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether memory depends on which samples meet."""
+        return self.shortest != self.longest
+
+
+def sample_means(config: Config, store: str, count: int) -> SampleMeans | None:
+    """Mean lengths of `count` training samples; None where all have `data.seq_len` tokens."""
+    found = _samples(config, store, count, False)
+    if found is None:
+        return None
+    return SampleMeans(*found[0].mean(axis=0).tolist(), *found[1].mean(axis=0).tolist())
+
+
+def drawn(plan: Plan) -> Drawn:
+    """The micro-batches that the sampler of a plan makes: with grouping, packing and padding."""
+    found = _samples(plan.config, plan.store, plan.steps.num_train_samples, False)
+    if found is None:
+        whole = _full(plan.config, plan.batch.per_device)
+        if not isinstance(plan.config.data, Rows):
+            return Drawn(whole, whole, whole, whole)
+        return Drawn(Micro(whole.rows, 1, 1), whole, whole, whole)  # the prepared tokens are gone
+    batch, data = plan.batch, plan.config.data
+    group = batch.per_device * batch.devices
+    samples = min(plan.steps.total * batch.samples_per_step, MOST_DRAWN)
+    lengths = _Sampler(data, batch.samples_per_step, group, samples).lengths(found[0])
+    rows = 1 if data.packing is Packing.padding_free else batch.per_device
+    return Drawn(*(Micro(rows, *each) for each in lengths))
+
+
+def evaluated(plan: Plan) -> Micro:
+    """The largest micro-batch of evaluation, whose order never changes."""
+    batch, config, count = plan.batch, plan.config, plan.steps.num_eval_samples
+    group = batch.eval_per_device * batch.devices
+    found = _samples(config, plan.store, count, True)
+    if found is None:
+        return _full(config, min(batch.eval_per_device, -(-count // batch.devices)))
+    import numpy as np  # a tenth of a plan's time, and equal rows need no more
+
+    made = _joined(config.data, found[0], group)
+    rows_of = np.minimum(batch.eval_per_device, count - group * np.arange(len(made)))
+    if config.data.packing is Packing.padding_free:
+        rows_of[:] = 1
+    best = int(np.argmax(rows_of * made.sum(axis=1)))
+    return Micro(int(rows_of[best]), *made[best].tolist())
+
+
+def _full(config: Config, rows: int) -> Micro:
+    """So many rows of `data.seq_len` tokens."""
+    multiple = config.data.pad_to_multiple_of or 1
+    target = getattr(config.task, "target_len", None) or config.data.seq_len
+    together = rows if config.data.packing is Packing.padding_free else 1
+    source, target = (
+        -(-together * n // multiple) * multiple for n in (config.data.seq_len, target)
+    )
+    return Micro(rows // together, source, target)
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """What `eke.training.batches.batches.Order` draws, as far as lengths go."""
+
+    data: Data
+    samples_per_step: int
+    group: int
+    """Samples that are padded together."""
+    num_drawn: int
+
+    def lengths(self, tokens: "np.ndarray") -> list[list[int]]:
+        """Source and target of the shortest, mean, longest expected and longest micro-batch."""
+        import numpy as np
+
+        each = np.sort(tokens, axis=0)
+        ends = [_joined(self.data, part, self.group)[0] for part in (each, each[-self.group :])]
+        means, tops = [], []
+        for number in range(DRAWS):
+            order = self._order(tokens.sum(axis=1), np.random.default_rng(number))
+            made = _joined(self.data, tokens[order], self.group)
+            means.append(made.mean(axis=0))
+            tops.append(made[np.argmax(made.sum(axis=1))])
+        middle = [np.mean(means, axis=0).round(), np.median(tops, axis=0)]
+        return [row.astype(int).tolist() for row in (ends[0], *middle, ends[1])]
+
+    def _order(self, lengths: "np.ndarray", rng: "np.random.Generator") -> "np.ndarray":
+        """Numbers of the samples of one training, in their order."""
+        import numpy as np
+
+        size, epochs = self.samples_per_step, -(-self.num_drawn // len(lengths))
+        orders = [rng.permutation(len(lengths)) for _ in range(epochs)]
+        if self.data.length_grouping:
+            for at, order in enumerate(orders):
+                for start in range(0, len(order), GROUPED_STEPS * size):
+                    part = order[start : start + GROUPED_STEPS * size]
+                    part[:] = part[np.argsort(-lengths[part], kind="stable")]
+                whole = len(order) // size * size
+                steps = rng.permutation(order[:whole].reshape(-1, size))
+                orders[at] = np.concatenate([steps.ravel(), order[whole:]])
+        return np.concatenate(orders)[: self.num_drawn]
+
+
+def _joined(data: Data, tokens: "np.ndarray", group: int) -> "np.ndarray":
+    """Lengths of micro-batches of consecutive samples: padded to the longest, or end to end."""
+    import numpy as np
+
+    join = np.add if data.packing is Packing.padding_free else np.maximum
+    made = join.reduceat(tokens, np.arange(0, len(tokens), group), axis=0)
+    multiple = data.pad_to_multiple_of or 1
+    return np.asarray(-(-made // multiple) * multiple)
+
+
+Found = tuple["np.ndarray", "np.ndarray"]
+"""Of each sample the tokens of source and target, (samples, 2), and the products of attention that
+they need, source x source, target x target and target x source, (samples, 3)."""
+
+MAX_KEPT = 8
+_kept: dict[str, Found | None] = {}
+"""What was asked for -> samples: a sweep, or batch=auto, asks for the same ones many times."""
+
+
+def _samples(config: Config, store: str, count: int, evaluation: bool) -> Found | None:
+    """The samples of one split; None where all have `data.seq_len` tokens, or none are there."""
+    if not is_ragged(config) or not count:
+        return None
+    asked = repr((config.data, config.task, store, count, evaluation))
+    if asked not in _kept:
+        if len(_kept) >= MAX_KEPT:
+            _kept.clear()
+        _kept[asked] = _read(config.data, config.task, store, count, evaluation)
+    return _kept[asked]
+
+
+def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> Found | None:
+    import numpy as np
+
+    if isinstance(data, Synthetic):
+        drawn = data.num_eval_samples if evaluation else data.num_samples
+        number = drawn or DEFAULT_SYNTHETIC_SAMPLES if data.packing is Packing.on else count
+        two = isinstance(task, Seq2SeqLM)
+        longest = data.seq_len + (getattr(task, "target_len", 0) or data.seq_len) * two
+        whole = corpus.synthetic_lengths(data, longest, int(evaluation), number)
+        cuts = np.maximum(1, whole * data.seq_len // longest) if two else whole
+        packs = corpus.first_fit(whole, data.seq_len) if data.packing is Packing.on else None
+    else:
+        folder = corpus.store_folder(store)
+        manifest = corpus.read_manifest(folder) if store else None
+        if manifest is None or manifest.streams:
+            return None
+        opened, split = corpus.Store(folder, manifest), "evaluation" if evaluation else "train"
+        rows, offsets = opened.array(split), opened.array("offsets")
+        whole = offsets[rows + 1] - offsets[rows]
+        cuts = opened.array("cuts")[rows] if isinstance(task, Seq2SeqLM) else whole
+        packs = None
+        if data.packing is Packing.on:
+            parts = (opened.array(f"{split}_{name}") for name in ("members", "offsets"))
+            packs = corpus.Packs(*parts)
+    source = np.asarray(cuts, np.int64)
+    target = whole - source if isinstance(task, Seq2SeqLM) else source
+    tokens = np.stack([source, target], axis=1)
+    pairs = np.stack([source * source, target * target, target * source], axis=1)
+    if packs is not None:
+        tokens, pairs = (
+            np.add.reduceat(each[packs.members], packs.offsets[:-1], axis=0)
+            for each in (tokens, pairs)
+        )
+    if count < len(tokens):  # as eke.training.batches.samples takes them
+        kept = np.arange(count) * len(tokens) // count
+        tokens, pairs = tokens[kept], pairs[kept]
+    return tokens, pairs

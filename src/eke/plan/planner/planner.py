@@ -1,0 +1,357 @@
+"""From a checked configuration to a plan: every derived decision, each with its reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.units import format_number
+from eke.config.schema import (
+    MAX_STEPS,
+    Adapters,
+    Compute,
+    Config,
+    Evaluation,
+    PretrainedModel,
+    Switch,
+    Weights,
+)
+from eke.config.schema.codec import make_converter
+from eke.hardware import Device, machine_fingerprint
+from eke.models.sizes import (
+    FLOAT32_BYTES,
+    adapted_layers,
+    algorithm,
+    describe,
+    has_master,
+    is_ia3,
+    model_size,
+    projection_rank,
+)
+from eke.models.sizes.optimizer_descriptions import AUTO
+from eke.plan.identity import run_id
+from eke.plan.planner.batches import plan_batch, smaller_batch
+from eke.plan.planner.deepspeed import STAGES, Settings, deepspeed_settings
+from eke.plan.planner.ds_config import merge_user_settings, read_user_settings
+from eke.plan.planner.inputs import inputs_of
+from eke.plan.planner.lengths import sample_means
+from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
+from eke.plan.planner.samples import DataPlan, plan_data
+
+DEFAULT_STEPS = 300
+"""Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
+in loss within about a minute on two cores."""
+
+PLACES = ("path", "pattern", "eval_path", "tokenizer", "name", "revision", "streaming",
+          "max_bad_frac", "max_row_bytes")  # fmt: skip
+"""Keys of `data` that only say where samples come from: their content counts, which is hashed."""
+
+
+def make_plan(
+    config: Config,
+    choices: Mapping[str, str],
+    overrides: Sequence[str],
+    device: Device,
+    device_reason: str,
+    warnings: Sequence[str] = (),
+) -> Plan:
+    """Decide everything the configuration leaves open.
+
+    Args:
+        config: checked: no rule finds it impossible.
+        choices: option of each group.
+        overrides: what was typed.
+        device: what it will run on, or is planned for.
+        device_reason: why this device.
+        warnings: findings of the rules that do not forbid the run.
+
+    Raises:
+        ConfigError: the data holds too little for one sample or one step.
+    """
+    decisions = [Decision("hardware", device.name, device_reason)]
+    batch = plan_batch(config, decisions)
+    data = plan_data(config, decisions)
+    steps = _plan_steps(config, batch, data, decisions)
+    compute = _plan_compute(config, device, steps.warmup, decisions)
+    _plan_peft(config, decisions)
+    theirs = read_user_settings(config)
+    deepspeed, hints = _plan_deepspeed(config, batch, device, theirs, decisions)
+    resolved = _resolved(config, batch, steps, compute, theirs) | _plan_rank(config, decisions)
+    return Plan(
+        run_id=run_id(make_converter().unstructure(config), resolved, data.fingerprint),
+        name=" ".join(overrides) or "defaults",
+        config=config,
+        choices=dict(choices),
+        overrides=tuple(overrides),
+        device=device,
+        batch=batch,
+        steps=steps,
+        compute=compute,
+        size=model_size(config, sample_means(config, data.store, data.train)),
+        decisions=tuple(decisions),
+        warnings=(*warnings, *data.warnings, *hints),
+        data_warnings=data.warnings,
+        machine=machine_fingerprint(device),
+        data_fingerprint=data.fingerprint,
+        inputs=inputs_of(config, data.fingerprint),
+        vocabulary=data.vocabulary,
+        store=data.store,
+        deepspeed=deepspeed,
+    )
+
+
+def replan(plan: Plan, config: Config) -> Plan:
+    """The same run with other techniques, for a forecast: data, length and identity stay.
+
+    Args:
+        plan: as made.
+        config: of the same model, task and data; checked.
+
+    Raises:
+        ConfigError: the user's DeepSpeed configuration contradicts it.
+    """
+    notes: list[Decision] = []
+    batch = plan_batch(config, notes)
+    theirs = read_user_settings(config)
+    deepspeed, _ = _plan_deepspeed(config, batch, plan.device, theirs, notes)
+    return replace(
+        plan,
+        config=config,
+        batch=batch,
+        compute=_plan_compute(config, plan.device, plan.steps.warmup, notes),
+        size=model_size(config, sample_means(config, plan.store, plan.steps.num_train_samples)),
+        deepspeed=deepspeed,
+    )
+
+
+def with_batch(
+    plan: Plan, config: Config, reasons: Sequence[Decision], warnings: Sequence[str]
+) -> Plan:
+    """The same run cut into other micro-batches: what `make_plan` makes of that configuration.
+
+    Args:
+        plan: as made.
+        config: the same but for how many micro-batches its samples per step are cut into.
+        reasons: why they are cut so.
+        warnings: findings of the rules about it.
+
+    Raises:
+        ConfigError: the user's DeepSpeed configuration contradicts it.
+    """
+    own: list[Decision] = []
+    batch = plan_batch(config, own)
+    theirs = read_user_settings(config)
+    deepspeed, hints = _plan_deepspeed(config, batch, plan.device, theirs, [])
+    resolved = _resolved(config, batch, plan.steps, plan.compute, theirs) | _plan_rank(config, [])
+    first, *others = plan.decisions
+    made = {decision.key for decision in own}
+    kept = [decision for decision in others if decision.key not in made]
+    return replace(
+        plan,
+        run_id=run_id(make_converter().unstructure(config), resolved, plan.data_fingerprint),
+        config=config,
+        batch=batch,
+        decisions=(first, *reasons, *own, *kept),
+        warnings=(*warnings, *plan.data_warnings, *hints),
+        deepspeed=deepspeed,
+    )
+
+
+def _resolved(
+    config: Config,
+    batch: BatchPlan,
+    steps: StepPlan,
+    compute: ComputePlan,
+    theirs: Settings | None,
+) -> dict[str, object]:
+    """Answers to what the configuration leaves open, and None for how they were asked."""
+    answers: dict[str, object] = {
+        "train.steps": steps.total,
+        "train.epochs": None,
+        "batch.per_device": batch.per_device,
+        "batch.accumulation": batch.accumulation,
+        "batch.target": None,
+        "batch.eval_per_device": batch.eval_per_device,
+        "batch.option": None,
+        "data.num_samples": steps.num_train_samples,
+        "data.num_eval_samples": steps.num_eval_samples,
+        "schedule.warmup_steps": steps.warmup,
+        "schedule.warmup_frac": None,
+        "precision.tf32": compute.tf32,
+        "precision.master": compute.master,
+        "precision.evaluation": compute.eval_autocast or compute.weights,
+        "dataloader.pin_memory": compute.pin_memory,
+        "optimizer.implementation": compute.optimizer_implementation,
+    }
+    if isinstance(config.model, PretrainedModel):
+        # model.content says what they name; nor does it matter which branch led to a commit.
+        answers |= {"model.name_or_path": None, "model.revision": None}
+    if adapted := adapted_layers(config):
+        answers["peft.target_modules"] = list(adapted)
+    if theirs is not None:
+        answers["distributed.deepspeed_config"] = theirs  # its content counts, not its place
+    for place in PLACES:
+        if hasattr(config.data, place):
+            answers[f"data.{place}"] = None
+    return answers
+
+
+def _plan_steps(
+    config: Config, batch: BatchPlan, data: DataPlan, decisions: list[Decision]
+) -> StepPlan:
+    train, evaluation = data.train, data.evaluation
+    per_epoch = math.ceil(train / batch.samples_per_step)
+    if config.train.epochs is not None:
+        total = max(1, math.ceil(per_epoch * config.train.epochs))
+        reason = f"{_epochs(config.train.epochs)} of {format_number(per_epoch, 'step')}"
+    elif config.train.steps is not None:
+        total, reason = config.train.steps, ""
+    else:
+        total, reason = DEFAULT_STEPS, "neither train.steps nor train.epochs was given"
+    if reason:
+        decisions.append(Decision("train.steps", str(total), reason))
+    warmup = config.schedule.warmup_steps
+    if warmup is None:
+        warmup = round(total * config.schedule.warmup_frac)
+        reason = f"schedule.warmup_frac {config.schedule.warmup_frac:g} x {total} steps"
+        decisions.append(Decision("schedule.warmup_steps", str(warmup), reason))
+    problems = _impossible_lengths(config, batch, total, warmup, train)
+    if problems:
+        raise ConfigError(problems)
+    return StepPlan(total, per_epoch, warmup, train, evaluation)
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:g} epochs"
+
+
+def _impossible_lengths(
+    config: Config, batch: BatchPlan, total: int, warmup: int, num_samples: int
+) -> list[Problem]:
+    """What rules cannot know, since it depends on how much data there is."""
+    problems = []
+    if batch.samples_per_step > num_samples:
+        why = (
+            f"makes steps of {batch.samples_per_step} samples; there are {num_samples} to train "
+            "on, and no step has a sample twice"
+        )
+        fix = smaller_batch(config, batch, num_samples)
+        key = "per_device" if config.batch.target is None else "target"
+        problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
+    if total > MAX_STEPS:
+        why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
+        problems.append(Problem("train.epochs", f"{config.train.epochs:g}", why, "train.epochs=1"))
+    if warmup > total:
+        why = f"is longer than the run, {format_number(total, 'step')}"
+        fix = f"schedule.warmup_steps={total // 10}"
+        problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
+    return problems
+
+
+def _plan_deepspeed(
+    config: Config,
+    batch: BatchPlan,
+    device: Device,
+    theirs: Settings | None,
+    decisions: list[Decision],
+) -> tuple[Settings | None, list[str]]:
+    """DeepSpeed's configuration, and what the user should know about a file of their own."""
+    if config.distributed.option not in STAGES:
+        return None, []
+    mine = deepspeed_settings(config, batch, device.kind)
+    zero = mine["zero_optimization"]
+    reason = "hidden_size squared, as transformers' auto"
+    decisions.append(Decision("DeepSpeed bucket", str(zero["reduce_bucket_size"]), reason))
+    if theirs is None:
+        return mine, []
+    reason = f"laid over eke's settings: {', '.join(sorted(theirs)) or 'nothing'}"
+    name = str(config.distributed.deepspeed_config)
+    decisions.append(Decision("distributed.deepspeed_config", name, reason))
+    return merge_user_settings(config, mine, theirs)
+
+
+def _plan_compute(
+    config: Config, device: Device, warmup: int, decisions: list[Decision]
+) -> ComputePlan:
+    precision = config.precision
+    autocast = _autocast(precision.compute.value, precision.weights)
+    evaluation = autocast
+    if precision.evaluation is not Evaluation.same:
+        evaluation = _autocast(precision.evaluation.value, precision.weights)
+    scaling = precision.compute is Compute.float16
+    if scaling:
+        decisions.append(Decision("loss scaling", "on", "float16 gradients underflow below 6e-8"))
+    if precision.tf32 is Switch.auto:
+        decisions.append(Decision("precision.tf32", "off", "PyTorch's default"))
+    if precision.weights is Weights.bfloat16 and precision.master is Switch.auto:
+        reason = f"{FLOAT32_BYTES} bytes per parameter more than bfloat16 alone"
+        if has_master(config):
+            reason = "DeepSpeed's ZeRO steps on float32 copies of its share of the weights"
+        master = "on" if has_master(config) else "off"
+        decisions.append(Decision("precision.master", master, reason))
+    pin = config.dataloader.pin_memory
+    pinned = device.kind == "cuda" if pin is Switch.auto else pin is Switch.on
+    implementation = _implementation(config, device, decisions)
+    clipped = config.train.max_grad_norm
+    decay = config.optimizer.weight_decay
+    rises = f" after a warm-up from 1/{warmup} of it (transformers': from 0)" if warmup else ""
+    reason = f"schedule={config.schedule.option}{rises}; weight decay {decay:g}; gradients " + (
+        "not clipped" if clipped is None else f"clipped to norm {clipped:g}"
+    )
+    decisions.append(Decision("learning rate", f"{config.optimizer.lr:g}", reason))
+    model = config.model
+    if isinstance(model, PretrainedModel) and model.supports_sdpa is False:
+        reason = f"transformers' class for {model.model_type} has no sdpa"
+        decisions.append(Decision("attention", config.attention.option, reason))
+    return ComputePlan(
+        autocast=autocast,
+        loss_scaling=scaling,
+        tf32=precision.tf32 is Switch.on,
+        optimizer_implementation=implementation,
+        pin_memory=pinned and device.kind == "cuda",
+        weights=precision.weights.value,
+        master=has_master(config),
+        float8=precision.float8.value,
+        eval_autocast=evaluation,
+    )
+
+
+def _autocast(compute: str, weights: Weights) -> str | None:
+    """Nothing is to be cast where the weights have the format already."""
+    return None if compute == weights.value else compute
+
+
+def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
+    """The rank of a low-rank optimizer; nothing for the others."""
+    if not algorithm(config.optimizer).projects:
+        return {}
+    rank = projection_rank(config)
+    if getattr(config.optimizer, "rank", None) is None:
+        reason = f"a quarter of model.hidden_size {config.model.hidden_size}"
+        decisions.append(Decision("optimizer.rank", str(rank), reason))
+    return {"optimizer.rank": rank}
+
+
+def _implementation(config: Config, device: Device, decisions: list[Decision]) -> str:
+    named = describe(config.optimizer).implementation
+    if named != AUTO:
+        return named
+    if config.offload.option != "none":
+        reason = "the update runs on the host, where DeepSpeedCPUAdam uses its vector units"
+        decisions.append(Decision("optimizer implementation", "deepspeed_cpu", reason))
+        return "deepspeed_cpu"
+    reason = f"torch has a fused AdamW for {device.kind}: one kernel, no temporaries"
+    decisions.append(Decision("optimizer implementation", "fused", reason))
+    return "fused"
+
+
+def _plan_peft(config: Config, decisions: list[Decision]) -> None:
+    adapted = adapted_layers(config)
+    if isinstance(config.peft, Adapters) and config.peft.target_modules is None:
+        reason = f"every linear layer of a {config.model.family} model's Transformer layers"
+        if is_ia3(config):
+            reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
+        if config.model.family == "mixtral":
+            reason += "; its experts, one tensor each and no linear layer, stay as they are"
+        value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
+        decisions.append(Decision("peft.target_modules", f"[{value}]", reason))

@@ -1,0 +1,284 @@
+"""How many samples there are: counted in text, decided for synthetic data, read from a store."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.units import format_count, format_number
+from eke.config.schema import (
+    Config,
+    Data,
+    Hub,
+    Packing,
+    PretrainedModel,
+    Rows,
+    SequenceClassification,
+    Synthetic,
+)
+from eke.data import sources as corpora
+from eke.data.sources import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
+from eke.plan.planner.plan import Decision
+
+DEFAULT_SYNTHETIC_SAMPLES = 512
+"""The guides' data set size (https://huggingface.co/docs/transformers/model_memory_anatomy)."""
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What the plan knows of its data."""
+
+    train: int
+    """Training samples in one epoch."""
+    evaluation: int
+    """Samples of one evaluation."""
+    fingerprint: str
+    """Hash of the content."""
+    vocabulary: Vocabulary = BYTE_TOKENS
+    store: str = ""
+    """Key of the prepared tokens; empty where nothing is prepared."""
+    warnings: tuple[str, ...] = ()
+
+
+def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
+    """Count the samples, preparing the tokens first where that is needed.
+
+    Raises:
+        ConfigError: the data cannot be used, or holds too little.
+    """
+    if isinstance(config.data, Synthetic):
+        return _synthetic(config, config.data, decisions)
+    request = corpora.request_of(config)
+    if request is not None:
+        return _prepared(config, request, decisions)
+    source = corpora.open_corpus(config)
+    assert source is not None, "bytes of a text"
+    length = corpora.window_length(config)
+    available = [corpora.count_windows(part, length) for part in (source.train, source.evaluation)]
+    parts = (source.train, source.evaluation)
+    longest = min(corpora.longest_window(part) for part in parts)
+    _note_folders(config, source, decisions)
+    train, evaluation = _take(config, available, decisions, longest)
+    return DataPlan(train, evaluation, corpora.fingerprint(source))
+
+
+def _note_folders(config: Config, source: corpora.Corpus, decisions: list[Decision]) -> None:
+    """Which folders of a text are the classes: there may be more of them."""
+    if isinstance(config.task, SequenceClassification):
+        names = corpora.largest_labels(source, config.task.num_labels)
+        decisions.append(_numbered(names, "the largest folders; all other text is left out"))
+
+
+def _numbered(names: Sequence[str], reason: str) -> Decision:
+    numbered = " ".join(f"{name}={n}" for n, name in enumerate(names))
+    value = numbered if len(numbered) <= 40 else f"{len(names)} classes"
+    return Decision("data.label", value, f"{reason}: {', '.join(names)}")
+
+
+def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> DataPlan:
+    drawn = data.num_samples or DEFAULT_SYNTHETIC_SAMPLES
+    if data.num_samples is None:
+        decisions.append(Decision("data.num_samples", str(drawn), "the guides' data set size"))
+    if data.packing is not Packing.on:
+        return DataPlan(drawn, data.num_eval_samples, _drawn_from(data))
+    counts = (drawn, data.num_eval_samples)
+    lengths = [
+        corpora.synthetic_lengths(data, data.seq_len, split, count)
+        for split, count in enumerate(counts)
+    ]
+    rows = [len(corpora.first_fit(found, data.seq_len)) for found in lengths]
+    decisions.append(_packed(rows[0], drawn, int(lengths[0].sum()), data.seq_len))
+    return DataPlan(rows[0], rows[1], f"{_drawn_from(data)} {counts[0]}+{counts[1]}")
+
+
+def _drawn_from(data: Synthetic) -> str:
+    """Names the random samples: all that they are drawn from, but their number and length."""
+    shared = {field.name for field in dataclasses.fields(Data)}
+    own = [field.name for field in dataclasses.fields(data) if field.name not in shared]
+    text = repr([(name, getattr(data, name)) for name in own])
+    return f"synthetic {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
+    share, held = tokens / (rows * seq_len), format_number(rows, "row")
+    reason = f"{format_number(samples, 'sample')} in {held} of {seq_len} tokens, {share:.1%} filled"
+    return Decision("data.packing", held, reason)
+
+
+def _prepared(config: Config, request: Request, decisions: list[Decision]) -> DataPlan:
+    store = corpora.open_store(request)
+    manifest = store.manifest
+    vocabulary = dataclasses.replace(manifest.vocabulary, tokenizer=request.tokenizer)
+    problems = [
+        *_too_small_a_vocabulary(config, vocabulary),
+        *_without_end(config, vocabulary),
+        *_too_many_bad(config, manifest),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    if manifest.streams:
+        train, evaluation = _windows(config, manifest, decisions)
+    else:
+        train, evaluation = _rows(config, store, decisions)
+    _note_tokens(manifest, decisions)
+    if not vocabulary.is_bytes:
+        reason = f"{vocabulary.size} tokens" + (
+            "; its end of text pads" if vocabulary.pad_is_eos else ""
+        )
+        decisions.append(Decision("data.tokenizer", _shown(request.tokenizer), reason))
+    warnings = _token_warnings(config, manifest)
+    return DataPlan(train, evaluation, manifest.digest, vocabulary, request.key, warnings)
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 40 else f"...{path[-37:]}"
+
+
+def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Problem]:
+    """A tokenizer whose ids the model has no embedding for."""
+    size = getattr(config.model, "vocab_size", None)
+    if size is None or vocabulary.size <= size:
+        return []
+    if isinstance(config.model, PretrainedModel):
+        why = f"has {vocabulary.size} tokens, and the checkpoint's embedding {size} rows"
+        tokenizer = vocabulary.tokenizer
+        own = tokenizer == config.model.name_or_path
+        fix = "data.tokenizer=" + ("THE_ONE_IT_WAS_TRAINED_WITH" if own else "auto   (its own)")
+        return [Problem("data.tokenizer", tokenizer, why, fix, "vocabulary_holds_tokens")]
+    why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
+    fix = f"model.vocab_size={vocabulary.size}"
+    return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
+
+
+def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
+    """T5 classifies at the end of text, which the tokenizer has to write."""
+    classifies = isinstance(config.task, SequenceClassification) and config.model.family == "t5"
+    if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
+        return []
+    why = "writes no end-of-text token, at which T5 classifies"
+    return [Problem("data.tokenizer", vocabulary.tokenizer, why, "data.tokenizer=bytes")]
+
+
+def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
+    """What a row begins and ends with, and what is unusual about it."""
+    first, last = (" ".join(repr(token)[1:-1] or "''" for token in e) for e in manifest.first_row)
+    shown = f"{first} .. {last}" if last else first
+    if not shown:
+        return
+    reason = shown
+    if manifest.num_other_prompts:
+        count = format_number(manifest.num_other_prompts, "row")
+        reason += f"; {count} begin with other tokens than the prompt alone has"
+    decisions.append(Decision("data tokens", "first row", reason))
+
+
+def _token_warnings(config: Config, manifest: Manifest) -> tuple[str, ...]:
+    """What is doubled or missing around rows."""
+    found = []
+    if manifest.num_doubled:
+        count = format_number(manifest.num_doubled, "row")
+        found.append(
+            f"{count} with the same special token twice at an end: the text has what the tokenizer "
+            "writes itself"
+        )
+    if manifest.vocabulary.eos is None and config.task.option == "causal_lm":
+        found.append("the tokenizer has no end of text: the model does not learn to stop")
+    return tuple(found)
+
+
+def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
+    data = config.data
+    if not isinstance(data, Rows) or not manifest.num_bad:
+        return []
+    share = manifest.num_bad / manifest.num_rows
+    if share <= data.max_bad_frac:
+        return []
+    why = (
+        f"{manifest.num_bad} of {manifest.num_rows} rows cannot be used ({share:.2%}), more than "
+        f"data.max_bad_frac = {data.max_bad_frac:g}: {'; '.join(manifest.bad_rows)}"
+    )
+    more = " ..." if manifest.num_bad > len(manifest.bad_rows) else ""
+    fix = manifest.bad_fix or f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
+    key = "data.name" if isinstance(data, Hub) else "data.path"
+    return [Problem(key, getattr(data, key.partition(".")[2]), why + more, fix, "bad_rows")]
+
+
+def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> tuple[int, int]:
+    length = corpora.window_length(config)
+    available = [
+        sum(s.size // length for s in manifest.streams if s.evaluation is evaluation)
+        for evaluation in (False, True)
+    ]
+    if manifest.num_replaced:
+        reason = "bytes of the text that are no UTF-8 became U+FFFD"
+        decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
+    source = corpora.open_corpus(config)
+    assert source is not None, "windows are cut from text"
+    _note_folders(config, source, decisions)
+    longest = min(
+        max((s.size for s in manifest.streams if s.evaluation is evaluation), default=0)
+        for evaluation in (False, True)
+    )
+    return _take(config, available, decisions, longest)
+
+
+def _rows(config: Config, store: Store, decisions: list[Decision]) -> tuple[int, int]:
+    manifest = store.manifest
+    usable = manifest.counts["cuts"]
+    bad = f"; first: {manifest.bad_rows[0]}" if manifest.bad_rows else ""
+    reason = (
+        f"of {manifest.num_rows} read; {manifest.num_bad} bad, {manifest.num_empty} empty (left "
+        f"out), {manifest.num_truncated} truncated{bad}"
+    )
+    decisions.append(Decision("data rows", format_count(usable), reason))
+    if manifest.label_names:
+        own = list(manifest.label_names) == getattr(config.model, "label_names", [])
+        order = "the checkpoint's own numbers" if own else "texts in sorted order"
+        decisions.append(_numbered(manifest.label_names, order))
+    available = [manifest.counts["train"], manifest.counts["evaluation"]]
+    if config.data.packing is Packing.on:
+        offsets, rows = store.array("offsets"), store.array("train")
+        tokens = int((offsets[rows + 1] - offsets[rows]).sum())
+        packs = [manifest.counts[f"{part}_offsets"] - 1 for part in ("train", "evaluation")]
+        decisions.append(_packed(packs[0], available[0], tokens, config.data.seq_len))
+        available = packs
+    return _take(config, available, decisions)
+
+
+def _take(
+    config: Config, available: list[int], decisions: list[Decision], longest: int = 0
+) -> tuple[int, int]:
+    """As many samples as are asked for and there are.
+
+    Args:
+        config: the run's.
+        available: samples for training and for evaluation.
+        decisions: what was decided is put here.
+        longest: tokens of a text that one sample may take for both parts to have one.
+    """
+    data = config.data
+    source = "file" if isinstance(data, Rows) else "text"
+    if not all(available):
+        part = "evaluation" if available[0] else "training"
+        length = corpora.window_length(config)
+        why = f"the {part} part of the text is shorter than one sample of {length} tokens"
+        # In seq2seq a sample takes source and target.
+        room = longest * data.seq_len // length
+        fix = f"data.seq_len={room}" if room >= 4 else "data.path=LONGER_TEXT"
+        raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
+    train = min(data.num_samples or available[0], available[0])
+    if data.num_samples is None:
+        reason = (
+            "all the training rows"
+            if isinstance(data, Rows)
+            else (
+                f"all the training text holds, in samples of {corpora.window_length(config)} tokens"
+            )
+        )
+        decisions.append(Decision("data.num_samples", str(train), reason))
+    elif train < data.num_samples:
+        reason = f"the training {source} holds no more; {data.num_samples} were asked for"
+        decisions.append(Decision("data.num_samples", str(train), reason))
+    return train, min(data.num_eval_samples, available[1])

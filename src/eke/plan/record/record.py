@@ -1,0 +1,220 @@
+"""The record: what one run left, typed and versioned. A measurement that was not made is None."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+RECORD_VERSION = 1
+"""Raise it when a field changes its meaning or disappears; a reader of an older version refuses."""
+
+
+@dataclass
+class Spread:
+    """A sample of one quantity."""
+
+    median: float
+    p10: float
+    p90: float
+    n: int
+
+
+@dataclass
+class CalibratedStep:
+    """What finished runs made of a predicted step time."""
+
+    runs: int
+    """Different configurations that ran on this device, with these libraries."""
+    needed: int
+    """Of them before anything is corrected: with fewer, the rest is absent."""
+    factor: float | None = None
+    """Corrected over predicted."""
+    within_frac: float | None = None
+    """Relative error of the expected value that 95 % of runs stay below."""
+    versions: str = ""
+
+
+@dataclass
+class PredictedStep:
+    """The time model's estimate (eke.estimate.time.StepTime): seconds of one optimizer step."""
+
+    low: float
+    expected: float
+    high: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Expected seconds of each: `compute`, `memory`, `optimizer`, `host`, `transfers`, ..."""
+    limit: str = ""
+    """The largest part, in words."""
+    basis: str = ""
+    """What the device's rates are known from."""
+    notes: list[str] = field(default_factory=list)
+    """What is not modelled, or only widely."""
+    calibrated: CalibratedStep | None = None
+
+
+@dataclass
+class Timing:
+    """Seconds. Steps of the warm-up are in `warmup_steps_s`, never in `steady_step_s`."""
+
+    startup_s: float | None = None
+    """From the start of the worker to the first training step: imports, model, data."""
+    compile_s: float | None = None
+    """Share of the first steps spent in torch.compile's own phases."""
+    train_s: float | None = None
+    """All training steps, each as it was done last; evaluation and checkpoints left out."""
+    eval_s: float | None = None
+    checkpoint_s: float | None = None
+    steady_step_s: Spread | None = None
+    """One optimizer step after warm-up."""
+    predicted_step_s: PredictedStep | None = None
+    """What was expected of `steady_step_s.median`; None where nothing is known of the device."""
+    warmup_steps_s: list[float] = field(default_factory=list)
+    data_frac: float | None = None
+    """Share of the steady steps' time that was spent waiting for data."""
+    phases: dict[str, Spread] = field(default_factory=dict)
+    """Seconds per step spent in `data`, `forward`, `backward` and `optimizer`."""
+
+
+@dataclass
+class Throughput:
+    """Rates over the steady steps."""
+
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    """Tokens that are not padding."""
+    model_flops_per_s: float | None = None
+    mfu_frac: float | None = None
+    """Share of the device's datasheet peak for the compute format; None when that is unknown."""
+    flops_formula: str = ""
+
+
+@dataclass
+class MeasuredMemory:
+    """Bytes. On a CPU, `peak_allocated_bytes` is the tensor allocator's in one profiled step."""
+
+    basis: str = ""
+    """What was measured, in words."""
+    peak_allocated_bytes: int | None = None
+    """Of several processes, the largest one's."""
+    peak_reserved_bytes: int | None = None
+    process_peak_bytes: int | None = None
+    """Resident memory of the process at its highest."""
+    peak_per_rank_bytes: list[int | None] | None = None
+    """`peak_allocated_bytes` of each process of a run that has several; the rest is rank 0's."""
+    stages: dict[str, int] = field(default_factory=dict)
+    """Memory after each of the guides' stages: `empty`, `kernels_loaded`, `weights`, `training`."""
+
+
+@dataclass
+class CalibratedMemory:
+    """A forecast corrected by finished runs; bytes, as in `PredictedMemory`."""
+
+    runs: int
+    """Different configurations that ran on this device, with these libraries."""
+    needed: int
+    """Of them before anything is corrected: with fewer, the rest is absent."""
+    low: int | None = None
+    """Not corrected: what no correct implementation can do without."""
+    expected: int | None = None
+    high: int | None = None
+    allocated_bytes: int | None = None
+    factor: float | None = None
+    """Corrected over forecast."""
+    within_frac: float | None = None
+    """Relative error of the expected value that 95 % of runs stay below."""
+    versions: str = ""
+
+
+@dataclass
+class PredictedMemory:
+    """The forecast (eke.estimate.memory.Forecast): bytes that one device must have room for."""
+
+    low: int
+    expected: int
+    high: int
+    components: dict[str, int] = field(default_factory=dict)
+    """Of the expected peak; they add up to it."""
+    method: str = ""
+    """`trace`, `upper_bound` or `closed_form`."""
+    basis: str = ""
+    """What is counted, in words."""
+    allocated_bytes: int | None = None
+    """Expected highest sum of tensors: comparable with `measured.peak_allocated_bytes`, so on a CPU
+    of the micro-batch that was measured."""
+    verdict: str = ""
+    notes: list[str] = field(default_factory=list)
+    """Why the range is as wide as it is."""
+    calibrated: CalibratedMemory | None = None
+    """What finished runs made of it when this record was written; all else here is without them."""
+
+
+@dataclass
+class MemoryRecord:
+    """Predicted against measured."""
+
+    predicted: PredictedMemory | None = None
+    measured: MeasuredMemory | None = None
+    advice: list[str] = field(default_factory=list)
+    """After running out of memory: overrides with which it should fit, the cheapest first."""
+
+
+@dataclass
+class Loss:
+    """Nats per target (token or label)."""
+
+    train_first: float | None = None
+    train_final: float | None = None
+    eval_start: float | None = None
+    eval_final: float | None = None
+    bits_per_byte_start: float | None = None
+    """Evaluation loss in bits per byte of text; only where tokens are bytes."""
+    bits_per_byte_final: float | None = None
+
+
+@dataclass
+class Failure:
+    """Why a run did not end well."""
+
+    phase: str
+    """`build`, `data`, `forward`, `backward`, `optimizer`, `eval`, `checkpoint` or `worker`; in a
+    cluster also `node` (not what was planned for) or `job` (over without a word)."""
+    message: str
+    traceback: str = ""
+    lost_contact: bool = False
+    """Only the symptom in this process: another one of the run ended or stopped answering."""
+
+
+@dataclass
+class Record:
+    """Self-contained: the report reads nothing else."""
+
+    run_id: str
+    name: str
+    outcome: str
+    """A member name of Outcome."""
+    exit_code: int
+    attempt: int
+    """Number of the attempt that wrote this, from 0."""
+    steps_done: int
+    config: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+    plan: dict[str, Any]
+    """The derived part of the plan: device, batch, steps, compute, size, decisions, warnings."""
+    machine: dict[str, str]
+    environment: dict[str, Any]
+    """Time, host, versions, git commit."""
+    command: list[str]
+    timing: Timing = field(default_factory=Timing)
+    throughput: Throughput = field(default_factory=Throughput)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    loss: Loss = field(default_factory=Loss)
+    effective: dict[str, Any] = field(default_factory=dict)
+    """Read from the running objects, never copied from the request."""
+    warnings: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+    shared_device: bool | None = None
+    """Another process used the device: no speed claim can be made. None: not looked at."""
+    schema_version: int = RECORD_VERSION
+
+
+RECORD_LIMIT = 1 << 20
+"""Largest file that is read as a record, bytes; a record has some 20,000."""

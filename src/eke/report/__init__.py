@@ -1,7 +1,0 @@
-"""From records to what people read; needs neither torch nor Hydra."""
-
-from eke.report.cells import label_cells, render_cells
-from eke.report.planning import PlanningLine
-from eke.report.summary import render_summary
-
-__all__ = ["PlanningLine", "label_cells", "render_cells", "render_summary"]

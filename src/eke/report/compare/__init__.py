@@ -1,5 +1,0 @@
-"""Records -> one comparison: what differs, by how much, and how sure that is."""
-
-from eke.report.compare.comparison import Comparison, OneMachine, Row, compare
-
-__all__ = ["Comparison", "OneMachine", "Row", "compare"]

@@ -1,0 +1,150 @@
+"""What each technique does: over pairs that differ in nothing else, alone, one upon another."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eke.results.report.compare.noise import Compared
+from eke.results.report.compare.statistics import MIN_REPEATS, Ratio, correct, of_logs
+from eke.results.report.compare.variants import Variant
+
+MAX_VARIANTS = 1000
+"""Above it nobody reads a ladder, and finding the longest one takes the square of it."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One value of one factor against the baseline's value, everything else equal."""
+
+    factor: str
+    value: str
+    reference: str
+    pairs: int
+    """Pairs of configurations that differ in nothing else."""
+    ratios: Mapping[str, Ratio]
+    """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
+    of their repeats, and says nothing about other pairs."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of a ladder."""
+
+    variant: Variant
+    added: str
+    """What it has beyond the one before."""
+    ratios: Mapping[str, Ratio]
+    """Measure -> ratio to the baseline."""
+
+
+def main_effects(
+    base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
+) -> list[Effect]:
+    """Effects of every factor's values, for one machine's variants that ended well.
+
+    Args:
+        base: the baseline.
+        variants: all of them.
+        keys: factors.
+        noise: measure -> comparisons of the variants, named by their `id`.
+    """
+    effects = []
+    for key in keys:
+        others: dict[tuple[tuple[str, str], ...], dict[str, Variant]] = {}
+        for each in variants:
+            for rest in _rests(each, key):
+                others.setdefault(rest, {})[each.factors.get(key, "")] = each
+        reference = base.factors.get(key, "")
+        values = dict.fromkeys(each.factors.get(key, "") for each in variants)
+        for value in values:
+            both = [g for g in others.values() if {reference, value} <= set(g)]
+            unique = {(id(g[reference]), id(g[value])): (g[reference], g[value]) for g in both}
+            pairs = list(unique.values())
+            if value != reference and pairs:
+                effects.append(Effect(key, value, reference, len(pairs), _over(pairs, noise)))
+    return _corrected(effects, list(noise))
+
+
+def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
+    """What partners agree in: every other factor, with or without what their options bring."""
+    others = [(k, v) for k, v in each.factors.items() if k != key]
+    typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
+    return list(dict.fromkeys((tuple(others), tuple(typed))))
+
+
+def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
+    """Decisions that hold for all of them together."""
+    decided = {
+        key: correct({n: e.ratios[key] for n, e in enumerate(effects) if key in e.ratios})
+        for key in measures
+    }
+    return [
+        replace(effect, ratios={key: decided[key][n] for key in effect.ratios})
+        for n, effect in enumerate(effects)
+    ]
+
+
+def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str]]:
+    """Variants that differ from the baseline in one factor, with that factor."""
+    found = [(each, changed(base, each)) for each in variants]
+    return [(each, _tell(change)) for each, change in found if len(change) == 1]
+
+
+def ladder(
+    base: Variant, variants: Sequence[Variant], ratios: Mapping[int, Mapping[str, Ratio]]
+) -> list[Rung]:
+    """The longest chain from the baseline in which each variant keeps what the one before changed.
+
+    Args:
+        base: the baseline.
+        variants: the others that ended well.
+        ratios: `id` of a variant -> its ratios to the baseline, as decided among all of them.
+
+    Empty when it would have fewer than two rungs, which `alone` shows already.
+    """
+    if len(variants) > MAX_VARIANTS:
+        return []
+    changes = [(each, changed(base, each)) for each in variants]
+    changes = sorted((c for c in changes if c[1]), key=lambda c: len(c[1]))
+    best: list[list[int]] = []
+    for number, (_, change) in enumerate(changes):
+        below = [
+            best[n] for n in range(number)
+            if len(changes[n][1]) < len(change) and changes[n][1].items() <= change.items()
+        ]  # fmt: skip
+        best.append([*max(below, key=len, default=[]), number])
+    chain = max(best, key=len, default=[])
+    if len(chain) < 2:
+        return []
+    rungs, before = [], {}
+    for number in chain:
+        variant, change = changes[number]
+        added = {k: v for k, v in change.items() if k not in before}
+        rungs.append(Rung(variant, _tell(added), ratios[id(variant)]))
+        before = change
+    return rungs
+
+
+def changed(base: Variant, other: Variant) -> dict[str, str]:
+    """Factors with another value than the baseline's, without what another option brings."""
+    different = {k: v for k, v in other.factors.items() if v != base.factors.get(k, "")}
+    brought = {key for key in base.implied & other.implied if key.split(".")[0] in different}
+    return {key: value for key, value in different.items() if key not in brought}
+
+
+def _tell(change: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in change.items())
+
+
+def _over(
+    pairs: Sequence[tuple[Variant, Variant]], noise: Mapping[str, Compared]
+) -> dict[str, Ratio]:
+    effects: dict[str, Ratio | None] = {}
+    for key, compared in noise.items():
+        named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
+        if len(named) < MIN_REPEATS:
+            effects[key] = compared.ratio(*named)
+        else:  # the interval holds how much the effect varies between them
+            found = [compared.ratio(pair) for pair in named]
+            effects[key] = of_logs([math.log(each.value) for each in found if each])
+    return {key: each for key, each in effects.items() if each}

@@ -1,0 +1,101 @@
+"""What one record says in numbers; a quantity that was not measured is absent."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from eke.plan.record import Record
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity that configurations are compared by."""
+
+    key: str
+    """Path of the record, where there is one."""
+    title: str
+    unit: str
+    is_speed: bool
+    """Falsified by whoever shares the device."""
+
+
+SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
+TOKENS = Measure("throughput.tokens_per_s", "tokens/s", "1/s", True)
+STEP = Measure("timing.steady_step_s.median", "step", "s", True)
+MFU = Measure("throughput.mfu_frac", "MFU", "fraction", True)
+PEAK = Measure("memory.measured.peak_allocated_bytes", "peak memory", "bytes", False)
+RESERVED = Measure("memory.measured.peak_reserved_bytes", "reserved", "bytes", False)
+RESIDENT = Measure("memory.measured.process_peak_bytes", "process peak", "bytes", False)
+PREDICTED = Measure("memory.predicted.allocated_bytes", "predicted", "bytes", False)
+PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "s", False)
+EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
+TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
+LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
+"""A seed decides them: its repeats are one observation."""
+
+STARTUP = Measure("timing.startup_s", "start-up", "s", True)
+COMPILE = Measure("timing.compile_s", "compiling", "s", True)
+DEVICE_HOURS = Measure("device_hours", "device-hours", "h", True)
+
+MEASURES = (
+    SAMPLES, TOKENS, STEP, MFU, PEAK, RESERVED, RESIDENT, PREDICTED, PREDICTED_STEP, EVAL_LOSS,
+    TRAIN_LOSS, STARTUP, COMPILE, DEVICE_HOURS,
+)  # fmt: skip
+
+
+def measured(record: Record) -> dict[str, float]:
+    """Key of a measure -> its value; positive and finite.
+
+    Speeds of a run that shared its device are absent: they measure the neighbour as well.
+    """
+    memory, predicted = record.memory.measured, record.memory.predicted
+    step = record.timing.predicted_step_s
+    values: Mapping[Measure, float | None] = {
+        SAMPLES: record.throughput.samples_per_s,
+        TOKENS: record.throughput.tokens_per_s,
+        STEP: record.timing.steady_step_s.median if record.timing.steady_step_s else None,
+        MFU: record.throughput.mfu_frac,
+        PEAK: memory.peak_allocated_bytes if memory else None,
+        RESERVED: memory.peak_reserved_bytes if memory else None,
+        RESIDENT: memory.process_peak_bytes if memory else None,
+        PREDICTED: predicted.allocated_bytes if predicted else None,
+        PREDICTED_STEP: step.expected if step else None,
+        EVAL_LOSS: record.loss.eval_final,
+        TRAIN_LOSS: record.loss.train_final,
+        STARTUP: record.timing.startup_s,
+        COMPILE: record.timing.compile_s,
+        DEVICE_HOURS: device_hours(record),
+    }
+    return {
+        measure.key: float(value)
+        for measure, value in values.items()
+        if is_number(value) and not (measure.is_speed and record.shared_device)
+    }
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value can be compared as a ratio."""
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+
+
+def device_hours(record: Record) -> float | None:
+    """Hours of all training steps times devices."""
+    seconds = record.timing.train_s
+    return None if seconds is None else seconds * num_devices(record) / 3600
+
+
+def num_devices(record: Record) -> int:
+    """Devices that a run trained on."""
+    batch = record.plan.get("batch", {})
+    return int(batch.get("world_size", 1)) * int(batch.get("devices", 1))
+
+
+def samples_seen(record: Record) -> int | None:
+    """Training samples until the end; None where the plan does not say."""
+    batch = record.plan.get("batch", {})
+    try:
+        per_step = batch["per_device"] * batch["accumulation"] * num_devices(record)
+    except (KeyError, TypeError):
+        return None
+    return int(per_step * record.steps_done)

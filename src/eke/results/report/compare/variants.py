@@ -1,0 +1,240 @@
+"""Entries that are repeats of one configuration on one kind of machine, put together."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+
+from eke.common.files import plain
+from eke.plan.identity import canonical
+from eke.plan.record import Outcome, Record
+from eke.results.report.compare.config_diff import (
+    Factors,
+    Telling,
+    complete,
+    configuration,
+    differing,
+    implied,
+    settings,
+    typed_settings,
+    usual,
+)
+from eke.results.report.compare.load_records import Entry
+from eke.results.report.compare.measures import LOSSES, measured
+from eke.results.report.compare.statistics import Sample
+
+NO_MACHINE = ""
+"""Of a cell that never ran."""
+
+LOOSE = ("eke_source",)
+"""Parts of a machine's fingerprint that do not part repeats; that they differ is said."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration on one kind of machine, with its repeats."""
+
+    entries: tuple[Entry, ...]
+    machine: str
+    """A letter; empty for cells that never ran."""
+    settings: Factors
+    """Everything it was asked for; only what was typed where there is no record."""
+    factors: Factors
+    """Of that only what sets it apart."""
+    label: str
+    implied: frozenset[str] = frozenset()
+    """Keys of `factors` whose value the option of their group brings."""
+
+    @property
+    def row(self) -> str:
+        """Name of the sweep definition's first row that is this configuration."""
+        return next(iter(self.rows), "")
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of all rows that are this configuration."""
+        named = [name for entry in self.entries for name in (entry.row, *entry.also) if name]
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Outcome -> how many repeats ended so."""
+        return dict(Counter(entry.outcome for entry in self.entries))
+
+    @property
+    def records(self) -> list[Record]:
+        """Of the repeats that ended well."""
+        return [record for _, record in self.by_repeat()]
+
+    @cached_property
+    def _measured(self) -> dict[tuple[int, int, int], dict[str, float]]:
+        """Seed, repeat and how often before -> measures, of the repeats that ended well."""
+        values: dict[tuple[int, int, int], dict[str, float]] = {}
+        for repeat, record in self.by_repeat():
+            again = 0
+            while (*repeat, again) in values:
+                again += 1
+            values[*repeat, again] = measured(record)
+        return values
+
+    def by_repeat(self) -> list[tuple[tuple[int, int], Record]]:
+        """Seed and repeat of those that ended well, with the record."""
+        return [
+            (entry.repeat, entry.record)
+            for entry in self.entries
+            if entry.record is not None and entry.outcome == Outcome.ok.name
+        ]
+
+    def sample(self, key: str) -> Sample:
+        """Repeat -> a measure's value, of the repeats that ended well and have it.
+
+        Of a loss: seed -> mean over its repeats, which are copies of one training.
+        """
+        found: dict[Hashable, list[float]] = {}
+        for repeat, values in self._measured.items():
+            if key in values:
+                found.setdefault(repeat[0] if key in LOSSES else repeat, []).append(values[key])
+        return {each: fmean(values) for each, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What some records were measured on."""
+
+    letter: str
+    facts: dict[str, str]
+    """The fingerprint."""
+    hosts: tuple[str, ...]
+    sources: tuple[str, ...]
+    """Hashes of eke's source."""
+
+
+def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[str]]:
+    """Variants in the order of their first entries, machines, and the keys that differ."""
+    machines = find_machines(entries)
+    letters = {_machine_key(m.facts): m.letter for m in machines}
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    homes: dict[tuple[str, ...], tuple[str, str]] = {}
+    for entry in entries:
+        if entry.record is not None:
+            key = (letters[_machine_key(entry.record.machine)], _hash(entry.record))
+            groups.setdefault(key, []).append(entry)
+            homes.setdefault(_typed(entry), key)
+    order = {id(entry): number for number, entry in enumerate(entries)}
+    for entry in entries:
+        if not entry.is_known:
+            # It may be anything, also what another one is.
+            groups[NO_MACHINE, str(entry.folder)] = [entry]
+        elif entry.record is None:
+            # Beside the repeats that have a record, if there are any.
+            key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
+            groups.setdefault(key, []).append(entry)
+    for members in groups.values():
+        members.sort(key=lambda entry: order[id(entry)])
+    keys, variants = _describe(groups)
+    variants.sort(key=lambda variant: order[id(variant.entries[0])])
+    return variants, machines, keys
+
+
+def find_machines(entries: Sequence[Entry]) -> list[Machine]:
+    """Kinds of machines, in order of appearance: A, B, ..."""
+    records: dict[str, list[Record]] = {}
+    for entry in entries:
+        if entry.record is not None:
+            records.setdefault(_machine_key(entry.record.machine), []).append(entry.record)
+    machines = []
+    for number, found in enumerate(records.values()):
+        hosts = dict.fromkeys(str(r.environment.get("host", "")) for r in found)
+        sources = dict.fromkeys(r.machine.get("eke_source", "") for r in found)
+        letter = chr(ord("A") + number) if number < 26 else f"M{number + 1}"
+        machines.append(Machine(letter, found[0].machine, tuple(hosts), tuple(sources)))
+    return machines
+
+
+def _describe(
+    groups: dict[tuple[str, str], list[Entry]],
+) -> tuple[list[str], list[Variant]]:
+    recorded = {k: next((e for e in es if e.record), None) for k, es in groups.items()}
+    found = {k: settings(e.record) for k, e in recorded.items() if e and e.record}
+    typed = {k: e.overrides for k, e in recorded.items() if e}
+    lone = {
+        k: typed_settings(es[0].overrides)
+        for k, es in groups.items()
+        if k not in found and es[0].is_known
+    }
+    known, overrides = list(found.values()), list(typed.values())
+    different = differing(known)
+    telling = complete(different, known, overrides, list(lone.values()))
+    telling = _as_typed(telling, [es[0].overrides for es in groups.values()])
+    keys = [key for key in telling if key in different] if known else telling
+    defaults = {key: usual(key, known, overrides) for key in telling}
+    brought = dict(zip(found, implied(keys, known, overrides), strict=True))
+    several = len({machine for machine, _ in groups if machine}) > 1
+    names, variants = Telling(keys, known, overrides), []
+    for key, members in groups.items():
+        all_settings = found.get(key, lone.get(key, {}))
+        factors = {k: all_settings.get(k, "") for k in keys}
+        if key in lone:
+            factors = {k: all_settings.get(k, defaults[k]) for k in telling}
+        named = names.of(all_settings, typed[key]) if key in found else factors
+        label, own = _label(members, named), brought.get(key, frozenset())
+        variants.append(Variant(tuple(members), key[0], all_settings, factors, label, own))
+    variants = _rows_apart(variants, telling)
+    if several:
+        variants = [
+            replace(v, label=f"{v.label} [{v.machine}]") if v.machine else v for v in variants
+        ]
+    return keys, variants
+
+
+def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Variant]:
+    """A row's name that sweeps give to several configurations, with what sets these apart."""
+    by_name: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
+    labels: dict[int, str] = {}
+    for name, same in by_name.items():
+        parts: list[tuple[str, ...]] = [()] * len(same if name else ())
+        for key in keys:
+            values = [v.factors.get(key, v.settings.get(key, "")) for v in same]
+            longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
+            # A key that tells no two of them apart that the ones before did not says nothing.
+            parts = longer if len(set(longer)) > len(set(parts)) else parts
+        labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}
+    return [
+        replace(v, label=f"{v.label}, {told}") if (told := labels.get(id(v))) else v
+        for v in variants
+    ]
+
+
+def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list[str]:
+    """Keys in the order in which they were typed; those that nobody typed last."""
+    typed = list(dict.fromkeys(key for each in overrides for key in typed_settings(each)))
+    return sorted(keys, key=lambda key: typed.index(key) if key in typed else len(typed))
+
+
+def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
+    rows = dict.fromkeys(n for entry in members for n in (entry.row, *entry.also) if n)
+    if rows:
+        return " = ".join(rows)
+    known = members[0].is_known
+    told = [f"{k}={value}" for k, value in telling_factors.items() if value and known]
+    if told:
+        return " ".join(told)
+    return " ".join(_typed(members[0])) or (members[0].folder.name if members[0].folder else "run")
+
+
+def _typed(entry: Entry) -> tuple[str, ...]:
+    """What was typed, but for what only tells repeats apart."""
+    return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
+
+
+def _machine_key(facts: dict[str, str]) -> str:
+    return canonical({key: value for key, value in facts.items() if key not in LOOSE})
+
+
+def _hash(record: Record) -> str:
+    text = canonical(plain([configuration(record), record.plan.get("data_fingerprint", "")]))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,326 @@
+"""The pictures of a report as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/).
+
+Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests. Every mark has a
+tooltip; sizes follow the page.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eke.common.units import GIB, MIB, format_bytes, format_seconds
+from eke.results.report.compare import Comparison, OneMachine, Row
+from eke.results.report.compare.measures import (
+    PEAK,
+    PREDICTED,
+    PREDICTED_STEP,
+    SAMPLES,
+    STEP,
+    Measure,
+)
+from eke.results.report.compare.statistics import Ratio
+from eke.results.report.compare.wording import times
+from eke.results.report.show.columns import shortened
+
+Spec = dict[str, Any]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+
+COLORS = ["#1f77b4", "#ff7f0e"]
+"""Of speed and memory; seen on a light and on a dark page, and by the colour-blind."""
+
+CHARS_FOR_LABELS = 44
+"""Of a name beside a bar: half of a picture's width."""
+
+MAX_POINTS = 1000
+"""Of a scatter plot: the front and the baseline come first."""
+
+MAX_BARS = 40
+"""Of a bar chart: more is longer than a screen."""
+
+MAX_LINES = 12
+"""Of a line chart: more cannot be told apart."""
+
+
+def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
+    """Title, note and specification of every picture that has something to show."""
+    found: list[tuple[str, str, Spec | None]] = []
+    for part in comparison.machines:
+        rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
+        where = f" [{part.machine.letter}]" if len(comparison.machines) > 1 else ""
+        note = "Up and to the left is better. The line joins what nothing else beats in both."
+        found += [
+            (f"Speed and memory{where}", note, scatter(rows)),
+            (f"Against the baseline{where}", _about(part), relative(rows)),
+            (f"What each technique does{where}", "All pairs that differ in nothing else.",
+             effects(part)),
+            (f"One upon another{where}", "Each bar adds one technique.", rungs(part)),
+            (f"Loss over time{where}", "Training loss over the time of the steps alone, one run "
+             "each.", losses(rows)),
+            (f"Where a step's time goes{where}", "Per sample, by the medians of a step's parts.",
+             phases(rows)),
+            (f"Predicted and measured memory{where}", "On the line, the forecast was right.",
+             predictions(rows)),
+            (f"Predicted and measured step time{where}", "On the line, the estimate was right.",
+             step_predictions(rows)),
+        ]  # fmt: skip
+    return [(title, note, spec) for title, note, spec in found if spec]
+
+
+def scatter(rows: Sequence[Row]) -> Spec | None:
+    """Peak memory against samples per second, with the Pareto front."""
+    size, unit = _unit(rows)
+    points = [
+        {
+            "name": row.variant.label,
+            "memory": memory.value / size,
+            "speed": speed.value,
+            "low": speed.low,
+            "high": speed.high,
+            "front": row.on_front,
+            "kind": "baseline" if row.is_baseline else "front" if row.on_front else "other",
+            "text": f"{format_bytes(memory.value)}, {speed.value:.4g} samples/s",
+        }
+        for row in _first(rows, MAX_POINTS)
+        if (memory := row.estimates.get(PEAK.key)) and (speed := row.estimates.get(SAMPLES.key))
+    ]
+    if len(points) < 2:
+        return None
+    x = {"field": "memory", "type": "quantitative", "title": f"peak memory, {unit}",
+         "scale": {"zero": False, "padding": 12}}  # fmt: skip
+    y = {"field": "speed", "type": "quantitative", "title": "samples/s",
+         "scale": {"zero": False, "padding": 12}}  # fmt: skip
+    kinds = {"domain": ["baseline", "front", "other"], "range": ["#d62728", "#2ca02c", "#7f9fbf"]}
+    front = {"filter": "datum.front"}
+    color = {"field": "kind", "scale": kinds, "title": None}
+    return _spec(
+        points,
+        280,
+        layer=[
+            {"transform": [front], "mark": {"type": "line", "color": "#2ca02c", "opacity": 0.5},
+             "encoding": {"x": x, "y": y, "order": {"field": "memory"}}},
+            *_whiskers(points, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"},
+                                "color": color}),
+            {"mark": {"type": "point", "filled": True, "size": 80},
+             "encoding": {"x": x, "y": y, "color": color, "tooltip": _tips("name", "text")}},
+        ],
+    )  # fmt: skip
+
+
+def relative(rows: Sequence[Row]) -> Spec | None:
+    """Speed and memory over the baseline's, with intervals."""
+    found = [
+        _dot(row.variant.label, what, row.ratios[key])
+        for row in _fastest(rows)
+        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
+        if key in row.ratios
+    ]
+    return _dots(found) if found else None
+
+
+def effects(part: OneMachine) -> Spec | None:
+    """Main effects of every factor's values."""
+    found = [
+        _dot(f"{effect.factor}={effect.value}", what, effect.ratios[key])
+        for effect in part.effects[:MAX_BARS]
+        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
+        if key in effect.ratios
+    ]
+    several = len({effect.factor for effect in part.effects}) > 1
+    return _dots(found) if found and several else None
+
+
+def rungs(part: OneMachine) -> Spec | None:
+    """The ladder: one technique upon another."""
+    found = [
+        _dot(f"+ {rung.added}", what, rung.ratios[key])
+        for rung in part.ladder
+        for what, key in (("x speed", SAMPLES.key), ("x memory", PEAK.key))
+        if key in rung.ratios
+    ]
+    return _dots(found) if found else None
+
+
+def losses(rows: Sequence[Row]) -> Spec | None:
+    """Training loss over seconds of steps."""
+    drawn = [row for row in _first(rows, len(rows)) if row.curve][:MAX_LINES]
+    points = [
+        {"name": row.variant.label, "seconds": second, "loss": loss}
+        for row in drawn
+        if row.curve
+        for second, loss in zip(row.curve.seconds, row.curve.losses, strict=True)
+    ]
+    if not points:
+        return None
+    x = {"field": "seconds", "type": "quantitative", "title": "seconds of training"}
+    y = {"field": "loss", "type": "quantitative", "title": "training loss",
+         "scale": {"zero": False}}  # fmt: skip
+    color = {"field": "label", "type": "nominal", "title": None, "sort": None,
+             "legend": {"orient": "bottom", "columns": 1, "labelLimit": 500, "symbolOpacity": 1,
+                        "symbolType": "stroke"}}  # fmt: skip
+    mark = {"type": "line", "strokeWidth": 1.6, "point": {"size": 12, "opacity": 0.01}}
+    tips = _tips("name", "seconds", "loss")
+    return _spec(points, 300, mark=mark, encoding={"x": x, "y": y, "color": color, "tooltip": tips})
+
+
+def phases(rows: Sequence[Row]) -> Spec | None:
+    """Time of one sample spent waiting for data, in forward, backward and optimizer."""
+    found = [
+        {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
+         "text": f"{format_seconds(share / speed.value)}, {share:.0%}"}
+        for row in _fastest(rows, also_baseline=True)
+        if (speed := row.estimates.get(SAMPLES.key))
+        for order, (name, share) in enumerate(row.phases.items())
+    ]  # fmt: skip
+    if not found:
+        return None
+    encoding = {
+        "y": _names(),
+        "x": {"field": "seconds", "type": "quantitative", "title": "seconds per sample",
+              "stack": True},
+        "color": {"field": "phase", "type": "nominal", "title": None, "sort": None,
+                  "legend": {"orient": "top"}},
+        "order": {"field": "order"},
+        "tooltip": _tips("name", "phase", "text"),
+    }  # fmt: skip
+    return _spec(found, _height(found), mark={"type": "bar"}, encoding=encoding)
+
+
+def predictions(rows: Sequence[Row]) -> Spec | None:
+    """Forecast of the peak of tensors against its measurement."""
+    size, unit = _unit(rows)
+    return _predicted(rows, PREDICTED, PEAK, size, unit, format_bytes)
+
+
+def step_predictions(rows: Sequence[Row]) -> Spec | None:
+    """Estimate of a step's time against its measurement."""
+    return _predicted(rows, PREDICTED_STEP, STEP, 1.0, "s", format_seconds)
+
+
+def _predicted(
+    rows: Sequence[Row],
+    expected: Measure,
+    measure: Measure,
+    size: float,
+    unit: str,
+    text: Callable[[float], str],
+) -> Spec | None:
+    points = [
+        {"name": row.variant.label, "measured": found.value / size, "predicted": told.value / size,
+         "text": f"{text(told.value)} predicted, {text(found.value)} measured"}
+        for row in _first(rows, MAX_POINTS)
+        if (found := row.estimates.get(measure.key)) and (told := row.estimates.get(expected.key))
+    ]  # fmt: skip
+    if len(points) < 2:
+        return None
+    end = 1.05 * max(float(str(p[key])) for p in points for key in ("measured", "predicted"))
+    x = {"field": "measured", "type": "quantitative", "title": f"measured, {unit}"}
+    y = {"field": "predicted", "type": "quantitative", "title": f"predicted, {unit}"}
+    diagonal = {"values": [{"measured": 0, "predicted": 0}, {"measured": end, "predicted": end}]}
+    return _spec(
+        points,
+        260,
+        layer=[
+            {"data": diagonal, "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.5},
+             "encoding": {"x": x, "y": y}},
+            {"mark": {"type": "point", "filled": True, "size": 60},
+             "encoding": {"x": x, "y": y, "tooltip": _tips("name", "text")}},
+        ],
+    )  # fmt: skip
+
+
+def _dots(values: Sequence[Mapping[str, Any]]) -> Spec:
+    x = {"field": "ratio", "type": "quantitative", "title": "times the baseline",
+         "scale": {"type": "log"}}  # fmt: skip
+    color = {"field": "what", "type": "nominal", "title": None, "legend": {"orient": "top"},
+             "scale": {"domain": ["x speed", "x memory"], "range": COLORS}}  # fmt: skip
+    offset = {"field": "what", "sort": ["x speed", "x memory"]}
+    return _spec(
+        values,
+        _height(values),
+        layer=[
+            {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "strokeDash": [4, 4]},
+             "encoding": {"x": x}},
+            *_whiskers(values, {"y": _names(), "yOffset": offset, "x": {**x, "field": "low"},
+                                "x2": {"field": "high"}, "color": color}),
+            {"mark": {"type": "point", "filled": True, "size": 70},
+             "encoding": {"y": _names(), "yOffset": offset, "x": x, "color": color,
+                          "tooltip": _tips("name", "what", "text")}},
+        ],
+    )  # fmt: skip
+
+
+def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]:
+    """A layer of intervals; none where no value has one."""
+    if not any(value["low"] is not None for value in values):
+        return []
+    filled = {"filter": "isValid(datum.low)"}
+    return [{"transform": [filled], "mark": {"type": "rule"}, "encoding": encoding}]
+
+
+def _dot(name: str, what: str, ratio: Ratio) -> dict[str, Any]:
+    return {
+        "name": name, "what": what, "ratio": ratio.value, "low": ratio.low, "high": ratio.high,
+        "text": f"{times(ratio)}, {ratio.decision.value}",
+    }  # fmt: skip
+
+
+def _names() -> dict[str, Any]:
+    return {"field": "label", "type": "nominal", "title": None, "sort": None,
+            "axis": {"labelLimit": 300}}  # fmt: skip
+
+
+def _labelled(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """With what stands beside a mark; tooltips have the whole name."""
+    names = list(dict.fromkeys(value["name"] for value in values))
+    short = shortened(names, CHARS_FOR_LABELS)
+    labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
+    return [{**value, "label": labels[value["name"]]} for value in values]
+
+
+def _tips(*fields: str) -> list[dict[str, str]]:
+    return [{"field": field, "title": field} for field in fields]
+
+
+def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "data": {"values": _labelled(values)},
+        **rest,
+    }
+
+
+def _height(values: Sequence[Mapping[str, Any]]) -> int:
+    """Pixels for one line of text a name."""
+    return 30 * len({value["name"] for value in values})
+
+
+def _about(part: OneMachine) -> str:
+    name = part.baseline.label if part.baseline else "none"
+    return f"The baseline is {name}. Lines are 95 % intervals over repeats."
+
+
+def _unit(rows: Sequence[Row]) -> tuple[int, str]:
+    """Bytes of the unit in which the largest peak is readable."""
+    peaks = [found.value for row in rows if (found := row.estimates.get(PEAK.key))]
+    return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
+
+
+def _first(rows: Sequence[Row], count: int) -> list[Row]:
+    """The baseline and the front first, the fastest of the others then."""
+
+    def rank(row: Row) -> tuple[bool, bool, float]:
+        speed = row.estimates.get(SAMPLES.key)
+        return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
+
+    return sorted(rows, key=rank)[:count]
+
+
+def _fastest(rows: Sequence[Row], also_baseline: bool = False) -> list[Row]:
+    """The fastest first; of many the front and the fastest."""
+    kept = [
+        r for r in _first(rows, MAX_BARS) if r.estimates and (also_baseline or not r.is_baseline)
+    ]
+    return sorted(kept, key=lambda r: -(s.value if (s := r.estimates.get(SAMPLES.key)) else 0.0))

@@ -1,0 +1,71 @@
+"""A comparison as one HTML file that opens offline: pictures, a table to sort and search."""
+
+import json
+from importlib import resources
+from typing import Any
+
+from eke.results.report.compare import Comparison
+from eke.results.report.compare.verdict import verdict
+from eke.results.report.compare.wording import MARKS
+from eke.results.report.show.bundle import vega_script
+from eke.results.report.show.charts import charts
+from eke.results.report.show.columns import columns
+from eke.results.report.show.sections import counts, provenance, sections
+
+
+def render_page(comparison: Comparison, repeats: bool = False) -> str:
+    """The page; data stand in it as JSON and are shown as text, whatever they hold."""
+    from jinja2 import Environment  # only here: a terminal's report does without it
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pictures = charts(comparison)
+    return environment.from_string(_part("page.html")).render(
+        title=", ".join(comparison.sweeps) or "comparison",
+        verdict=verdict(comparison),
+        counts=counts(comparison),
+        marks=MARKS,
+        style=_part("page.css"),
+        script=_part("page.js"),
+        vega=vega_script() if pictures else "",
+        pictures=[(title, note) for title, note, _ in pictures],
+        data=as_script_data(
+            {"specs": [spec for _, _, spec in pictures], "table": table(comparison)}
+        ),
+        sections=[*sections(comparison, repeats), provenance(comparison)],
+        notes=comparison.notes,
+    )
+
+
+def table(comparison: Comparison) -> dict[str, Any]:
+    """The main table: per row its texts, and what its columns are sorted by."""
+    shown = columns(comparison)
+    return {
+        "columns": [
+            {"title": c.title, "number": c.is_number, "help": c.help} for c in shown
+        ],
+        "rows": [
+            {
+                "texts": [column.text(row) for column in shown],
+                "values": [_sortable(column.value(row)) for column in shown],
+                "full": row.variant.label,
+                "class": "baseline" if row.is_baseline else "front" if row.on_front else
+                "" if row.variant.records else "bad",
+            }
+            for row in comparison.rows
+        ],
+    }  # fmt: skip
+
+
+def as_script_data(value: Any) -> str:
+    """JSON that can stand inside of a script element: no `<` can end it."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _sortable(value: float | None) -> float | None:
+    """Six digits sort as well as seventeen."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _part(name: str) -> str:
+    return resources.files("eke.results.report.show").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,170 @@
+"""A comparison in a terminal, through rich."""
+
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from eke.common.streams import printable
+from eke.plan.record import Outcome
+from eke.results.report.compare import Comparison, Row
+from eke.results.report.compare.measures import EVAL_LOSS, PEAK, SAMPLES, TRAIN_LOSS
+from eke.results.report.compare.verdict import verdict
+from eke.results.report.compare.wording import MARKS
+from eke.results.report.show.columns import CHARS_FOR_NAMES, Column, columns, outcome_text
+from eke.results.report.show.sections import Section, counts, provenance, sections
+
+PIPED_WIDTH = 160
+"""Columns where the output is no terminal: a file is read with a wide window."""
+
+RANKS = (
+    "machine", "outcome", f"ratio {SAMPLES.key}", f"ratio {PEAK.key}", "parity", EVAL_LOSS.key,
+    TRAIN_LOSS.key, "n", SAMPLES.key, PEAK.key,
+)  # fmt: skip
+"""Columns of the main table: the later, the sooner left out where there is little room."""
+
+LEAST_FOR_NAMES = 36
+"""Columns for a configuration's name, before numbers are left out for it."""
+
+ROOM_FOR_INTERVALS = 110
+"""Columns of a terminal from which on smaller tables have intervals."""
+
+GAP = 2
+"""Columns between two of a table."""
+
+MAX_ROWS = 60
+"""Of the main table; the page has all of them."""
+
+
+def print_report(comparison: Comparison, repeats: bool = False) -> None:
+    """Write to stdout; without a terminal neither colours nor its width."""
+    sys.stdout.write(render_terminal(comparison, repeats, sys.stdout.isatty()))
+
+
+def render_terminal(
+    comparison: Comparison, repeats: bool = False, terminal: bool = False, width: int = 0
+) -> str:
+    """The report as text.
+
+    Args:
+        comparison: what is shown.
+        repeats: every run by itself, too.
+        terminal: with colours.
+        width: columns; 0 is the terminal's, or PIPED_WIDTH.
+    """
+    wide = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=wide, force_terminal=terminal, highlight=False, markup=False, emoji=False
+    )
+    console.print(Group(*_parts(comparison, repeats, wide)))
+    return "\n".join(line.rstrip() for line in stream.getvalue().split("\n"))
+
+
+def _parts(comparison: Comparison, repeats: bool, width: int) -> list[RenderableType]:
+    lines = verdict(comparison)
+    parts: list[RenderableType] = [_text(lines[0], "bold"), *map(_text, lines[1:]), Text()]
+    parts += [*_main(comparison, width), Text(MARKS, style="dim"), Text(counts(comparison)), Text()]
+    for section in sections(comparison, repeats, brief=width < ROOM_FOR_INTERVALS):
+        parts += [_section(section, width), Text()]
+    parts += [_section(provenance(comparison), width)]
+    parts += [_text(f"note: {note}") for note in comparison.notes]
+    return parts
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(printable(text, colours=False), style=style)
+
+
+def _main(comparison: Comparison, width: int) -> list[RenderableType]:
+    """The main table in lines of their own, and what it leaves out for want of room."""
+    rows = _chosen(comparison.rows)
+    shown, left_out = _fitting(comparison, rows, width)
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    for column in shown:
+        table.add_column(
+            column.title, justify="right" if column.is_number else "left", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*(_text(c.text(row)) for c in shown), style=_style(row))
+    if len(rows) < len(comparison.rows):
+        table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
+    note = f"Left out at {width} columns: {', '.join(left_out)} (a wider window shows them)"
+    return [table, Text(note, style="dim")] if left_out else [table]
+
+
+def _fitting(
+    comparison: Comparison, rows: Sequence[Row], width: int
+) -> tuple[list[Column], list[str]]:
+    """Columns that stand side by side in so much room, and the titles of the others."""
+
+    def needs(column: Column) -> int:
+        texts = [column.title, *map(column.text, rows)]
+        return GAP + max(cell_len(printable(text, colours=False)) for text in texts)
+
+    label, *others = columns(comparison, wide=False)
+    if all(outcome_text(row) == Outcome.ok.name for row in rows):
+        others = [c for c in others if c.key != "outcome"]
+    least = min(LEAST_FOR_NAMES, width // 2)
+    room = width + GAP - min(needs(label), least + GAP)
+    if sum(map(needs, others)) > room:
+        others = [replace(c, text=c.brief) if c.brief else c for c in others]
+    kept: dict[str, int] = {}
+    for column in sorted(others, key=_rank):
+        if needs(column) <= room - sum(kept.values()):
+            kept[column.key] = needs(column)
+    left = width - sum(kept.values())
+    for most in (left, left - len(" (baseline)")):
+        if needs(label) - GAP > left:
+            label = columns(comparison, wide=False, most=min(most, CHARS_FOR_NAMES))[0]
+    left_out = [c.title for c in others if c.key not in kept]
+    return [label, *(c for c in others if c.key in kept)], left_out
+
+
+def _rank(column: Column) -> int:
+    return RANKS.index(column.key) if column.key in RANKS else len(RANKS)
+
+
+def _chosen(rows: Sequence[Row]) -> Sequence[Row]:
+    """All, or of many the baseline, the front and the first."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    told = [row for row in rows if row.is_baseline or row.on_front]
+    rest = [row for row in rows if not (row.is_baseline or row.on_front)]
+    kept = {id(row) for row in [*told, *rest][:MAX_ROWS]}
+    return [row for row in rows if id(row) in kept]
+
+
+def _style(row: Row) -> str:
+    if row.is_baseline:
+        return "bold"
+    if not row.variant.records:
+        return "dim"
+    return "green" if row.on_front else ""
+
+
+def _section(section: Section, width: int) -> Group:
+    """A table that breaks lines between words; a line for each row where these have no room."""
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    cells = list(zip(section.head, *section.rows, strict=True))
+    words = [max(map(cell_len, " ".join(column).split()), default=0) for column in cells]
+    words = [min(longest, max(width // 2, LEAST_FOR_NAMES)) for longest in words]
+    if sum(words) + GAP * len(words) > width:
+        for row in section.rows:
+            pairs = zip(section.head, row, strict=True)
+            table.add_row(_text("; ".join(f"{title}: {cell}" for title, cell in pairs if cell)))
+        table.show_header = False
+    else:
+        for title, longest in zip(section.head, words, strict=True):
+            table.add_column(title, overflow="fold", min_width=longest)
+        for row in section.rows:
+            table.add_row(*map(_text, row))
+    note = [Text(section.note, style="dim")] if section.note else []
+    return Group(Text(section.title, style="bold"), Padding(table, (0, 0, 0, 2)), *note)

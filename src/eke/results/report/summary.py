@@ -1,0 +1,228 @@
+"""The closing summary of one run: what the guides print, and what it takes to trust it.
+
+A line whose number was not measured is left out.
+"""
+
+from typing import Any
+
+from eke.common.units import format_bytes, format_count, format_flops, format_number, format_seconds
+from eke.plan.record import Outcome, Record, Spread
+
+Line = tuple[str, str, str]
+"""What, how much, and what that means."""
+
+
+def render_summary(record: Record, folder: str) -> str:
+    """The record as text, at most a screen."""
+    lines = [
+        *_outcome_lines(record),
+        *_speed_lines(record),
+        *_memory_lines(record),
+        *_loss_lines(record),
+        *_effective_lines(record),
+        ("record", folder, ""),
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    text = [
+        f"  {what:<{widths[0]}}  {value:<{min(widths[1], 34)}}  {note}".rstrip()
+        for what, value, note in lines
+    ]
+    warnings = [*record.warnings]
+    if record.shared_device:
+        warnings.append("another process used the device: no speed above is a measurement")
+    text += [f"  warning: {warning}" for warning in warnings]
+    heading = f"{record.outcome}: {record.name}"
+    return "\n".join([heading, *text])
+
+
+def _outcome_lines(record: Record) -> list[Line]:
+    lines = [("steps", f"{record.steps_done} of {record.plan['steps']['total']}", "")]
+    if record.attempt:
+        lines.append(("attempts", str(record.attempt + 1), "earlier ones were interrupted"))
+    if record.failure:
+        lines.append(("why", record.failure.message, ""))
+    if Outcome[record.outcome] in (Outcome.preempted, Outcome.cancelled, Outcome.timeout):
+        lines.append(("next", "the same command continues", ""))
+    return lines
+
+
+def _speed_lines(record: Record) -> list[Line]:
+    timing, rates = record.timing, record.throughput
+    lines: list[Line] = []
+    if timing.train_s is not None:
+        lines.append(("time", format_seconds(timing.train_s), _around_training(record)))
+    if rates.samples_per_s is not None and rates.tokens_per_s is not None:
+        tokens = f"{format_count(rates.tokens_per_s)} tokens/s"
+        lines.append(("samples/second", f"{rates.samples_per_s:.2f}", tokens))
+    if timing.steady_step_s:
+        lines.append(("step", _spread(timing.steady_step_s), _phases(record)))
+        lines += _predicted_step_lines(record, timing.steady_step_s.median)
+        warmup = timing.warmup_steps_s
+        if warmup:
+            slowest = format_seconds(max(warmup))
+            steps = format_number(len(warmup), "step")
+            note = f"{steps}, slowest {slowest}: left out of all of the above but time"
+            lines.append(("warm-up", format_seconds(sum(warmup)), note))
+    if rates.model_flops_per_s is not None:
+        mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
+        lines.append(("model FLOP/s", format_flops(rates.model_flops_per_s), mfu))
+    return lines
+
+
+def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
+    """What was expected of the same quantity, and how far off that was; not of a shared device."""
+    predicted = record.timing.predicted_step_s
+    if predicted is None or record.shared_device or not measured > 0:
+        return []
+    inside = "within" if predicted.low <= measured <= predicted.high else "outside"
+    low, high = format_seconds(predicted.low), format_seconds(predicted.high)
+    error = predicted.expected / measured - 1
+    note = f"{error:+.0%} of the measured step, {inside} {low} to {high}"
+    by = predicted.calibrated
+    if by is not None and by.factor is not None:
+        note += f"; calibrated by {by.runs} runs"
+    return [("predicted step", format_seconds(predicted.expected), note)]
+
+
+def _around_training(record: Record) -> str:
+    timing = record.timing
+    parts = [
+        f"{format_seconds(seconds)} {what}"
+        for what, seconds in (
+            ("start-up", timing.startup_s),
+            ("evaluation", timing.eval_s),
+            ("checkpoints", timing.checkpoint_s),
+        )
+        if seconds
+    ]
+    return "besides " + ", ".join(parts) if parts else ""
+
+
+def _spread(value: Spread) -> str:
+    low, high = format_seconds(value.p10), format_seconds(value.p90)
+    return f"{format_seconds(value.median)}  ({low} to {high}, n={value.n})"
+
+
+def _phases(record: Record) -> str:
+    medians = {name: spread.median for name, spread in record.timing.phases.items()}
+    total = sum(medians.values())
+    if not total:
+        return ""
+    return "  ".join(f"{name} {seconds / total:.0%}" for name, seconds in medians.items())
+
+
+def _memory_lines(record: Record) -> list[Line]:
+    memory = record.memory.measured
+    lines: list[Line] = _advice_lines(record)
+    if memory is None:
+        return lines
+    if memory.peak_allocated_bytes is not None:
+        reserved = memory.peak_reserved_bytes
+        note = f"{format_bytes(reserved)} reserved" if reserved is not None else ""
+        basis = memory.basis.split(";")[0]
+        note = f"{note}; {basis}" if note else basis
+        if memory.peak_per_rank_bytes:
+            peaks = [peak for peak in memory.peak_per_rank_bytes if peak is not None]
+            note += f"; the largest of {len(peaks)} processes, {format_bytes(sum(peaks))} in all"
+        lines.append(("peak memory", format_bytes(memory.peak_allocated_bytes), note))
+        lines += _predicted_lines(record, memory.peak_allocated_bytes)
+    if memory.stages:
+        stages = ", ".join(
+            f"{format_bytes(size)} {stage.replace('_', ' ')}"
+            for stage, size in memory.stages.items()
+        )
+        lines.append(("memory by stage", stages, ""))
+    return lines
+
+
+def _predicted_lines(record: Record, measured: int) -> list[Line]:
+    """What was expected of the same quantity, and how far off that was."""
+    predicted = record.memory.predicted
+    if predicted is None or predicted.allocated_bytes is None or not measured:
+        return []
+    error = predicted.allocated_bytes / measured - 1
+    method = {"closed_form": "by formulas"}.get(predicted.method, "traced")
+    note = f"{error:+.1%} of the measured peak, {method}"
+    better = predicted.calibrated
+    if better is not None and better.allocated_bytes is not None:
+        note += f"; {better.allocated_bytes / measured - 1:+.1%} calibrated by {better.runs} runs"
+    return [("predicted", format_bytes(predicted.allocated_bytes), note)]
+
+
+def _advice_lines(record: Record) -> list[Line]:
+    """After running out of memory: what to type, and what was expected."""
+    lines: list[Line] = []
+    predicted, measured = record.memory.predicted, record.memory.measured
+    if record.outcome == Outcome.oom.value and measured is not None:
+        if measured.peak_reserved_bytes:
+            lines.append(("had", format_bytes(measured.peak_reserved_bytes), "reserved by PyTorch"))
+        elif measured.process_peak_bytes:
+            size = format_bytes(measured.process_peak_bytes)
+            lines.append(("had", size, "the process at its largest, Python and libraries included"))
+    if record.memory.advice and predicted is not None:
+        between = f"{format_bytes(predicted.low)} to {format_bytes(predicted.high)}"
+        lines.append(("predicted", format_bytes(predicted.expected), between))
+    lines += [("would need less", text, "") for text in record.memory.advice]
+    return lines
+
+
+def _loss_lines(record: Record) -> list[Line]:
+    loss = record.loss
+    lines: list[Line] = []
+    if loss.train_first is not None and loss.train_final is not None:
+        lines.append(("train loss", f"{loss.train_first:.4f} -> {loss.train_final:.4f}", ""))
+    if loss.eval_start is not None:
+        value = f"{loss.eval_start:.4f}"
+        if loss.eval_final is not None:
+            value += f" -> {loss.eval_final:.4f}"
+        bits = ""
+        if loss.bits_per_byte_start is not None and loss.bits_per_byte_final is not None:
+            start, end = loss.bits_per_byte_start, loss.bits_per_byte_final
+            bits = f"{start:.3f} -> {end:.3f} bits per byte"
+        lines.append(("eval loss", value, bits))
+    return lines
+
+
+def _effective_lines(record: Record) -> list[Line]:
+    seen = record.effective
+    lines: list[Line] = []
+    if "matmul_dtypes" in seen:
+        kernels = ", ".join(seen.get("attention_kernels", [])) or "plain matrix multiplications"
+        dtypes = " and ".join(seen["matmul_dtypes"])
+        lines.append(("computed in", dtypes, f"attention: {kernels}"))
+    if "float8_layers" in seen:
+        layers = f"in {seen['float8_layers']} of {seen['linear_layers']} linear layers"
+        lines.append(("float8", layers, "emulated" if seen["float8_emulated"] else ""))
+    if seen.get("skipped_steps"):
+        why = f"gradients overflowed; loss scale {seen['loss_scale']:g} at the end"
+        lines.append(("skipped", format_number(seen["skipped_steps"], "step"), why))
+    if "optimizer_bytes_per_parameter" in seen:
+        name = " ".join(filter(None, [seen["optimizer"], seen["optimizer_implementation"]]))
+        per_parameter = f"{seen['optimizer_bytes_per_parameter']:.3g} bytes of state per parameter"
+        lines.append(("optimizer", name, per_parameter))
+    if not_looked_into := seen.get("not_looked_into"):
+        lines.append(("computed in", "compiled code", f"not looked into: {not_looked_into}"))
+    lines += _memory_technique_lines(seen)
+    if compiler := seen.get("compile"):
+        counts = f"{compiler['graph_breaks']} graph breaks, {compiler['recompiles']} recompilations"
+        if compiler.get("cache_hits"):
+            counts += f", {compiler['cache_hits']} graphs from the cache"
+        if record.timing.compile_s is not None:
+            counts = f"{format_seconds(record.timing.compile_s)} compiling; {counts}"
+        lines.append(("compiled", f"{compiler['graphs']} graphs", counts))
+    return lines
+
+
+def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
+    lines: list[Line] = []
+    if layers := seen.get("layers_recomputed"):
+        operations = seen["operations_recomputed_per_micro_batch"]
+        matmuls = seen["matmuls_recomputed_per_micro_batch"]
+        repeated = f"{operations:g} operations repeated, {matmuls:g} of them matrix multiplications"
+        lines.append(("checkpointing", f"{layers} layers recomputed", repeated))
+    if num_weights := seen.get("optimizer_steps_in_backward"):
+        note = f"{num_weights} weights updated there"
+        lines.append(("gradients", "freed within the backward pass", note))
+    if moved := seen.get("activation_bytes_offloaded"):
+        lines.append(("activations", f"{format_bytes(moved)} offloaded", "in the first two steps"))
+    return lines

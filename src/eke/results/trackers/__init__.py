@@ -1,0 +1,14 @@
+"""Mirrors of a run outside its folder: a tracker sees every row and can never stop training."""
+
+from eke.results.trackers.describe import summary_values, tracker_id
+from eke.results.trackers.registry import TRACKERS, build_tracker
+from eke.results.trackers.tracker import TrackedRun, Tracker
+
+__all__ = [
+    "TRACKERS",
+    "TrackedRun",
+    "Tracker",
+    "build_tracker",
+    "summary_values",
+    "tracker_id",
+]

@@ -1,0 +1,220 @@
+"""Keeps a mirror's trouble away from training: one thread, a bounded queue, a circuit breaker.
+
+Training must not stop, nor wait, because a server hangs or a helper process died: SLURM's SIGTERM
+goes to every process of a job, wandb-core dies of it, and the next `log` raises.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from eke.common.masking import mask
+from eke.common.units import format_number
+from eke.results.trackers.tracker import Row
+
+_log = logging.getLogger(__name__)
+
+SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+"""Environment variables whose values may turn up in a library's messages and must not leave it."""
+
+EVERY_ROW = "(metrics.jsonl has every row)"
+"""What a user is told beside every trouble."""
+
+KILLED_S = 1.0
+"""Seconds a killed mirror gets to notice it."""
+
+
+class Mirror(Protocol):
+    """What a guard drives; every method may raise, and all but `prepare` may hang."""
+
+    def prepare(self) -> None:
+        """Local work on the caller's thread: imports, environment, helper processes."""
+        ...
+
+    def open(self) -> None:
+        """Start the run."""
+        ...
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Hand over rows."""
+        ...
+
+    def summary(self, values: Row) -> None:
+        """Hand over values of the whole run."""
+        ...
+
+    def close(self, exit_code: int) -> None:
+        """Finish the run; raises if not everything arrived."""
+        ...
+
+    def abandon(self) -> None:
+        """Give back what can be given back after another method raised."""
+        ...
+
+    def kill(self) -> None:
+        """Make a method that hangs on another thread raise; returns at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long training may wait for a mirror, and how far the mirror may fall behind."""
+
+    finish_s: float
+    """Seconds `finish` waits at most."""
+    patience_s: float = 0.02
+    """Seconds `log` waits for its rows to be handed over, so that the work does not fall into the
+    next measured step; a mirror that overran it once is not waited for until it has caught up."""
+    num_rows: int = 10_000
+    """Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
+    remedy: str = ""
+    """The command that sends what did not arrive; empty where there is none."""
+    is_quiet: bool = False
+    """Trouble goes into `problem` only, not into the log: there is no training to reassure."""
+
+
+class Guard:
+    """A tracker around a mirror: nothing raises, nothing waits longer than its limit.
+
+    The mirror is opened and fed by one daemon thread. Its first exception switches it off for good,
+    with one logged warning; rows that could not be handed over are counted in `problem`.
+    """
+
+    def __init__(self, mirror: Mirror, limits: Limits) -> None:
+        self._mirror = mirror
+        self._limits = limits
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], int]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._reason = ""
+        self._pending = 0
+        self._lost = 0
+        self._late = False
+        self._finishing = False
+        self._closed = False
+        self._ended = threading.Event()
+        try:
+            mirror.prepare()
+        except Exception as error:
+            self._stop(describe(error))
+            self._ended.set()
+        else:
+            threading.Thread(target=self._work, name="eke-tracker", daemon=True).start()
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Queue rows, and give the mirror `patience_s` to take them."""
+        batch = tuple(dict(row) for row in rows)
+        with self._changed:
+            if self._reason or self._finishing:
+                self._lost += len(batch)
+                return
+            if self._pending + len(batch) > self._limits.num_rows:
+                self._drop(len(batch))
+                return
+            self._pending += len(batch)
+            self._jobs.put((partial(self._mirror.log, batch), len(batch)))
+            if not self._late:
+                self._late = not self._changed.wait_for(self._is_idle, self._limits.patience_s)
+
+    def summary(self, values: Row) -> None:
+        """Queue values of the whole run."""
+        with self._changed:
+            if not (self._reason or self._finishing):
+                self._jobs.put((partial(self._mirror.summary, dict(values)), 0))
+
+    def finish(self, exit_code: int) -> None:
+        """Close the mirror; waits `finish_s` + 1 seconds at most. A second call does nothing."""
+        with self._changed:
+            if self._finishing:
+                return
+            self._finishing = True
+        self._jobs.put((partial(self._close, exit_code), 0))
+        if not self._ended.wait(self._limits.finish_s):
+            self._stop(f"did not finish within {self._limits.finish_s:g} s")
+            # Else the interpreter's exit would wait for what hangs.
+            with suppress(Exception):
+                self._mirror.kill()
+            self._ended.wait(KILLED_S)
+
+    @property
+    def problem(self) -> str:
+        """Why the mirror is incomplete; empty while it is whole."""
+        with self._changed:
+            lost = f"{format_number(self._lost, 'row')} not mirrored" if self._lost else ""
+            cause = "; ".join(text for text in (self._reason, lost) if text)
+            remedy = f" -> {self._limits.remedy}" if self._limits.remedy else ""
+            return f"{cause} {EVERY_ROW}{remedy}" if cause else ""
+
+    def _is_idle(self) -> bool:
+        return self._pending == 0 or bool(self._reason)
+
+    def _drop(self, count: int) -> None:
+        """Count rows that found no room; the caller holds the lock."""
+        if not self._lost:
+            _log.warning(
+                "tracker: %d rows wait to be mirrored already; new ones are dropped, "
+                "metrics.jsonl has them",
+                self._pending,
+            )
+        self._lost += count
+
+    def _close(self, exit_code: int) -> None:
+        self._mirror.close(exit_code)
+        self._closed = True
+
+    def _work(self) -> None:
+        """Open the mirror and feed it until it is closed or raises; the thread's body."""
+        try:
+            self._mirror.open()
+            while not self._closed:
+                job, num_rows = self._jobs.get()
+                job()
+                self._done(num_rows)
+        except BaseException as error:  # a library's sys.exit would end the thread without a word
+            self._stop(describe(error))
+            with suppress(BaseException):  # `wandb.teardown` leaves by sys.exit if wandb-core died
+                self._mirror.abandon()
+        finally:
+            self._ended.set()
+
+    def _done(self, num_rows: int) -> None:
+        with self._changed:
+            if self._reason:
+                return  # already counted as lost
+            self._pending -= num_rows
+            self._late = self._late and self._pending > 0
+            self._changed.notify_all()
+
+    def _stop(self, reason: str) -> None:
+        """Switch the mirror off for good; only the first reason counts."""
+        with self._changed:
+            if self._reason:
+                return
+            self._reason = reason
+            self._lost += self._pending
+            self._pending = 0
+            self._changed.notify_all()
+        if not self._limits.is_quiet:
+            _log.warning("tracker: %s; training goes on", self.problem)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line, secrets masked."""
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    for variable in SECRETS:
+        if secret := os.environ.get(variable):
+            text = text.replace(secret, "***")
+    text = mask(text)
+    if isinstance(error, MirrorError):
+        return text
+    return f"stopped by {name}: {text}" if text else f"stopped by {name}"
+
+
+class MirrorError(Exception):
+    """A mirror's own finding, worded for the user."""

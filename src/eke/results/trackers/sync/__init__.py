@@ -1,0 +1,10 @@
+"""`eke sync`: runs from their folders to W&B, rebuilt from metrics.jsonl and record.json.
+
+W&B's own offline files are not read: they can be torn or empty, and `wandb sync` answers 0 when
+nothing arrived. Why: docs/design/tracking.md.
+"""
+
+from eke.results.trackers.sync.find import Found, find_runs
+from eke.results.trackers.sync.send import Options, Report, Verdict, sync
+
+__all__ = ["Found", "Options", "Report", "Verdict", "find_runs", "sync"]

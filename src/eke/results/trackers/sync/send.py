@@ -1,0 +1,237 @@
+"""Sends runs, one after the other, and says of each what became of it."""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from eke.common.errors import EkeError
+from eke.common.locks import is_locked
+from eke.common.paths import RunPaths
+from eke.results.trackers.async_tracker import EVERY_ROW, Guard, Limits
+from eke.results.trackers.sync import account
+from eke.results.trackers.sync.account import Account, NoAnswer, Refusal, Seen
+from eke.results.trackers.sync.content import Content, digest_of, read_content
+from eke.results.trackers.sync.find import Found
+from eke.results.trackers.sync.sync_state import Receipt, add_receipt, read_receipts, sole_sender
+from eke.results.trackers.wandb import WandbRun
+
+BATCH_ROWS = 1000
+"""Rows handed over at once."""
+ROWS_PER_S = 100.0
+"""12 000 rows took 3.6 s on a loopback server; a real one may be 30 times slower."""
+
+
+class Verdict(Enum):
+    """What became of one folder."""
+
+    sent = "sent"
+    there = "there already"
+    would = "would be sent"
+    running = "running"
+    left_out = "left out"
+    foreign = "not a run"
+    busy = "busy"
+    failed = "failed"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the same command is to be typed again."""
+        return self in (Verdict.failed, Verdict.busy)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One line of the table."""
+
+    folder: Path
+    verdict: Verdict
+    num_rows: int | None = None
+    url: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to send."""
+
+    project: str | None = None
+    """Instead of each run's own."""
+    entity: str | None = None
+    dry_run: bool = False
+    again: bool = False
+    """Send even what is there already."""
+    timeout_s: float = 60.0
+    """Seconds that one upload may take, besides those its number of rows allows."""
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds that the server may take for an answer."""
+        return min(account.ANSWER_S, self.timeout_s)
+
+
+def sync(found: Sequence[Found], options: Options) -> Iterator[Report]:
+    """Send each run that is not there yet; what goes wrong with one does not stop the others.
+
+    Raises:
+        ConfigError: there is no API key, or the server refuses it; nothing was sent then.
+        NoAnswer: the server does not answer, from the start or any more.
+        Refusal: the same, with what it, or the way to it, says.
+    """
+    ids: dict[str, Path] = {}
+    if options.dry_run:
+        yield from (_report(each, None, options, ids, Path()) for each in found)
+        return
+    with tempfile.TemporaryDirectory(prefix="eke-sync-", ignore_cleanup_errors=True) as scratch:
+        account.prepare(Path(scratch))
+        try:
+            user = account.log_in(options.answer_s)
+            for each in found:
+                report = _report(each, user, options, ids, Path(scratch))
+                yield report
+                if report.verdict is Verdict.failed and report.num_rows is not None:
+                    account.log_in(options.answer_s)  # has the server gone? the next would wait too
+        finally:
+            account.give_up_core()
+
+
+def _report(
+    found: Found, user: Account | None, options: Options, ids: dict[str, Path], scratch: Path
+) -> Report:
+    folder = found.paths.folder
+    if found.foreign:
+        return Report(folder, Verdict.foreign, note=found.foreign)
+    if is_locked(found.paths.lock):
+        return Report(folder, Verdict.running, note="left alone; send it when it has ended")
+    try:
+        content = read_content(found.paths, options.project, options.entity)
+        tracker = content.run.settings.option
+        if tracker != "wandb" and not found.is_named:
+            note = f"tracker={tracker}; name the folder itself to send it"
+            return Report(folder, Verdict.left_out, len(content.steps), note=note)
+        if (other := ids.setdefault(content.run.run_id, folder)) != folder:
+            return Report(folder, Verdict.failed, note=f"the same run as {other}")
+        if user is None:
+            return Report(folder, Verdict.would, len(content.steps), note=_target(content, ""))
+        with sole_sender(found.paths) as is_sole:
+            if not is_sole:
+                return Report(folder, Verdict.busy, note="another eke sync is sending it")
+            return _send(found.paths, content, user, options, scratch)
+    except EkeError as error:
+        return Report(folder, Verdict.failed, note=str(error))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        # A folder that somebody changed by hand: named, and the others go on.
+        return Report(folder, Verdict.failed, note=f"{type(error).__name__}: {error}")
+
+
+def _target(content: Content, entity: str) -> str:
+    """`entity/project/id`, as W&B's API wants it."""
+    settings = content.run.settings
+    parts = (settings.entity or entity, settings.project, content.run.run_id)
+    return "/".join(part for part in parts if part)
+
+
+def _send(
+    paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
+) -> Report:
+    """One run: nothing if it is there, else everything; then the server is asked what it has."""
+    path, count = _target(content, user.entity), len(content.steps)
+    place = (user.server, content.run.settings.entity or user.entity, content.run.settings.project)
+    receipts = [r for r in read_receipts(paths) if r.place == place]
+    if not options.again:
+        if any(r.digest == content.digest for r in receipts):
+            return Report(paths.folder, Verdict.there, count, receipts[0].url, content.note)
+        try:
+            seen = account.look(path, options.answer_s)
+        except Refusal:  # an account may be allowed to write and not to read
+            seen = None
+        if seen is not None and not difference(content, seen):
+            note = _keep_receipt(paths, Receipt(*place, content.digest, count, seen.url, True))
+            return Report(paths.folder, Verdict.there, count, seen.url, _join(content.note, note))
+    if problem := upload(content, options, scratch):
+        return Report(paths.folder, Verdict.failed, count, note=problem)
+    return _verify(paths, content, place, path, options)
+
+
+def _verify(
+    paths: RunPaths, content: Content, place: tuple[str, str, str], path: str, options: Options
+) -> Report:
+    """What the server has now; without its word, the client's acknowledgements count."""
+    count, url, note, is_verified = len(content.steps), "", "", False
+    try:
+        seen = account.look(path, options.answer_s)
+        found = difference(content, seen) if seen else "the server does not know the run"
+        if found:
+            return Report(paths.folder, Verdict.failed, count, seen.url if seen else "", found)
+        assert seen is not None, "no difference was found"
+        url, is_verified = seen.url, True
+    except (NoAnswer, Refusal) as error:
+        note = f"acknowledged, but could not be read back: {error}"
+    if digest_of(paths) != content.digest:
+        note = "the run went on while it was sent; the same command sends the rest"
+        return Report(paths.folder, Verdict.failed, count, url, note)
+    kept = _keep_receipt(paths, Receipt(*place, content.digest, count, url, is_verified))
+    return Report(paths.folder, Verdict.sent, count, url, _join(content.note, note, kept))
+
+
+def upload(content: Content, options: Options, scratch: Path) -> str:
+    """Send a run as one piece, from its first row; returns what went wrong, or nothing.
+
+    Each row goes to the same place on the server whatever was there: sending again changes nothing.
+    """
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    run = replace(content.run, directory=folder)
+    seconds = options.timeout_s + len(content.rows) / ROWS_PER_S
+    mirror = WandbRun(run, upload_s=seconds)
+    guard = Guard(
+        mirror,
+        Limits(1.25 * seconds, patience_s=0, num_rows=len(content.rows) + 1, is_quiet=True),
+    )
+    try:
+        for start in range(0, len(content.rows), BATCH_ROWS):
+            guard.log(content.rows[start : start + BATCH_ROWS])
+        guard.summary(content.summary)
+        guard.finish(content.exit_code)
+    except BaseException:  # Ctrl-C: what is under way must not hold up the exit
+        with suppress(Exception):
+            mirror.kill()
+        raise
+    return guard.problem.removesuffix(f" {EVERY_ROW}")
+
+
+def difference(content: Content, seen: Seen) -> str:
+    """What the server has not, or has differently; empty if it has the run whole."""
+    steps = content.steps
+    if seen.num_rows != len(steps):
+        return f"{seen.num_rows} of {len(steps)} rows arrived"
+    last = steps[-1] if steps else -1
+    if seen.last_step not in (last, -1):  # some servers do not tell
+        return f"the last row is of step {seen.last_step}, not of {last}"
+    if seen.state == "running":
+        return "the server takes the run for running"
+    for key, value in content.summary.items():
+        if not _same(seen.summary.get(key), value):
+            return f"the summary has {key} = {seen.summary.get(key)}, not {value}"
+    return ""
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9) or (math.isnan(one) and math.isnan(other))
+    return one == other
+
+
+def _keep_receipt(paths: RunPaths, receipt: Receipt) -> str:
+    """Write the receipt; returns why it could not be written."""
+    try:
+        add_receipt(paths, receipt)
+    except OSError as error:
+        return f"no receipt kept ({error.strerror})"
+    return ""
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)

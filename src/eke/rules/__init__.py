@@ -1,0 +1,103 @@
+"""Everything that can be known to be wrong before anything is loaded; milliseconds, no torch."""
+
+import dataclasses
+
+from eke.common.errors import Problem
+from eke.rules.attention import RULES as ATTENTION_RULES
+from eke.rules.auto import RULES as AUTO_RULES
+from eke.rules.compile import RULES as COMPILE_RULES
+from eke.rules.data import RULES as DATA_RULES
+from eke.rules.deepspeed import RULES as DEEPSPEED_RULES
+from eke.rules.device import RULES as DEVICE_RULES
+from eke.rules.distributed import RULES as DISTRIBUTED_RULES
+from eke.rules.engine import RULES as ENGINE_RULES
+from eke.rules.float8 import RULES as FLOAT8_RULES
+from eke.rules.kernels import RULES as KERNELS_RULES
+from eke.rules.limits import find_limit_problems, with_defaults_for
+from eke.rules.memory import RULES as MEMORY_RULES
+from eke.rules.model import RULES as MODEL_RULES
+from eke.rules.nvme import RULES as NVME_RULES
+from eke.rules.offload import RULES as OFFLOAD_RULES
+from eke.rules.optimizer import RULES as OPTIMIZER_RULES
+from eke.rules.packages import RULES as PACKAGE_RULES
+from eke.rules.peft import RULES as PEFT_RULES
+from eke.rules.precision import RULES as PRECISION_RULES
+from eke.rules.rule import Facts, Rule, Verdict
+from eke.rules.shapes import RULES as SHAPE_RULES
+from eke.rules.tracker import RULES as TRACKER_RULES
+from eke.rules.trainer_arguments import find_argument_problems
+from eke.rules.training import RULES as WORK_RULES
+
+RULES: tuple[Rule, ...] = (
+    *MODEL_RULES,
+    *WORK_RULES,
+    *AUTO_RULES,
+    *DATA_RULES,
+    *PRECISION_RULES,
+    *FLOAT8_RULES,
+    *SHAPE_RULES,
+    *OPTIMIZER_RULES,
+    *MEMORY_RULES,
+    *ATTENTION_RULES,
+    *COMPILE_RULES,
+    *KERNELS_RULES,
+    *DISTRIBUTED_RULES,
+    *DEEPSPEED_RULES,
+    *OFFLOAD_RULES,
+    *NVME_RULES,
+    *PEFT_RULES,
+    *ENGINE_RULES,
+    *DEVICE_RULES,
+    *TRACKER_RULES,
+    *PACKAGE_RULES,
+)
+
+BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
+"""They say of a lower bound what a forecast says of the whole."""
+
+NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
+"""For those who look for what makes room, and ask the forecast whether there is."""
+
+WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_effect)
+"""What these warn of runs as if it had not been asked for."""
+
+NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
+"""What these warn of saves nothing. Of a choice, those about other sections than its own are advice
+and no objection: that a model's vocabulary is no multiple of 8 is no reason against bfloat16."""
+
+__all__ = [
+    "AUTO_RULES",
+    "BY_SIZE",
+    "NOT_BY_SIZE",
+    "NO_BENEFIT",
+    "RULES",
+    "WITHOUT_EFFECT",
+    "Facts",
+    "Rule",
+    "Verdict",
+    "check",
+]
+
+
+def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem], list[Problem]]:
+    """All findings at once.
+
+    Args:
+        facts: the configuration and the device it is meant for.
+        rules: all of them; tests leave one out to see the failure it prevents.
+
+    Returns:
+        What makes the run impossible, and what it should be warned about.
+    """
+    limits = find_limit_problems(facts.config)
+    facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))
+    plain = [rule for rule in rules if not rule.sized]
+    found = [(rule, rule.problem(facts)) for rule in plain if rule.when(facts)]
+    refused = limits + find_argument_problems(facts.config)
+    refused += [p for rule, p in found if rule.verdict is Verdict.impossible]
+    warned = [problem for rule, problem in found if rule.verdict is not Verdict.impossible]
+    if not refused:
+        sized = [rule for rule in rules if rule.sized and rule.when(facts)]
+        refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]
+        warned += [rule.problem(facts) for rule in sized if rule.verdict is not Verdict.impossible]
+    return refused, warned

@@ -1,0 +1,395 @@
+"""Rules about attention. What a kernel takes is in PyTorch's sdp_utils.cpp, unless said."""
+
+from eke.config.schema import Backend, Compute, Packing
+from eke.models.sizes import DECODERS, is_ragged
+from eke.rules.capability import (
+    capability_of,
+    lacks_compiler,
+    older_than,
+    with_compiler,
+    without_compiler,
+)
+from eke.rules.rule import Facts, Rule, Verdict
+
+SDP = (
+    "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/"
+    "sdp_utils.cpp"
+)
+FLASH = "https://github.com/Dao-AILab/flash-attention#installation-and-features"
+FLEX = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
+
+TRITON_BUILD = "triton/runtime/build.py, _find_compiler"
+
+FLASH_CAPABILITY = (8, 0)
+FLEX_CAPABILITY = (7, 0)
+
+WIDEST_HEAD = {Backend.flash: 256, Backend.cudnn: 128}
+"""Kernel -> widest head; mem_efficient has no limit."""
+WIDEST_HEAD_HOPPER = 256
+"""cuDNN's on compute capability 9.0 and 10.x, from cuDNN 9.22 on."""
+CUDNN_DROPOUT_PARTS = 16
+"""cuDNN's dropout comes in sixteenths."""
+
+
+def _pinned(facts: Facts, *backends: Backend) -> bool:
+    attention = facts.config.attention
+    return attention.option == "sdpa" and attention.backend in backends
+
+
+def _flash_package(facts: Facts) -> bool:
+    return facts.config.attention.option in ("flash2", "flash3")
+
+
+def _cuda(facts: Facts) -> bool:
+    return facts.device.kind == "cuda"
+
+
+def _in_float32(facts: Facts) -> bool:
+    return facts.config.precision.compute is Compute.float32
+
+
+def _dropout(facts: Facts) -> float:
+    return facts.config.model.dropout or 0.0
+
+
+def _head_width(facts: Facts) -> int:
+    """0 where it is not known."""
+    model = facts.config.model
+    heads = model.num_attention_heads
+    return getattr(model, "head_dim", None) or (model.hidden_size // heads if heads else 0)
+
+
+def _widest(facts: Facts) -> int:
+    hopper = facts.device.capability is not None and facts.device.capability[0] in (9, 10)
+    if facts.config.attention.backend is Backend.cudnn and hopper:
+        return WIDEST_HEAD_HOPPER
+    return WIDEST_HEAD[facts.config.attention.backend]
+
+
+def _head_multiple(facts: Facts) -> int:
+    """What the width of a head must be a multiple of; flash pads it by itself."""
+    if _pinned(facts, Backend.cudnn):
+        return 8
+    if not _pinned(facts, Backend.mem_efficient):
+        return 1
+    if not _in_float32(facts):
+        return 1 if older_than(facts, (7, 0)) else 8
+    return 1 if older_than(facts, (8, 0)) else 4
+
+
+def _has_mask(facts: Facts) -> bool:
+    """Attention is given a mask: padding that could be attended to, or packed samples."""
+    config = facts.config
+    if config.model.family in DECODERS:
+        return config.data.packing is not Packing.off and is_ragged(facts.config)
+    return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
+
+
+def _backend(facts: Facts) -> str:
+    return facts.config.attention.backend.value
+
+
+def _option(facts: Facts) -> str:
+    return facts.config.attention.option
+
+
+def _any_backend(facts: Facts) -> str:
+    return "attention.backend=auto"
+
+
+def _mem_efficient(facts: Facts) -> str:
+    return "attention.backend=mem_efficient"
+
+
+def _sdpa(facts: Facts) -> str:
+    return "attention=sdpa"
+
+
+BACKEND_RULES = (
+    Rule(
+        id="backend_is_sdpas",
+        verdict=Verdict.no_effect,
+        path="attention.backend",
+        when=lambda f: (
+            f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
+        ),
+        value=_backend,
+        why=lambda f: f"chooses among the kernels of sdpa; attention={_option(f)} has one",
+        fix=_any_backend,
+        source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
+    ),
+    Rule(
+        id="backend_needs_cuda",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
+        value=_backend,
+        why=lambda f: (
+            f"PyTorch has this kernel for CUDA only, and {f.device.name} is a CPU, where it has "
+            "flash and math"
+        ),
+        fix=_any_backend,
+        source=SDP,
+    ),
+    Rule(
+        id="cpu_flash_has_no_dropout",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
+        value=_backend,
+        why=lambda f: (
+            f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
+        ),
+        fix=lambda f: "model.dropout=0",
+        source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
+    ),
+    Rule(
+        id="learnt_bias_needs_gradient",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: (
+            _pinned(f, Backend.flash, Backend.cudnn)
+            and f.config.model.family == "t5"
+            and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
+        ),
+        value=_backend,
+        why=lambda f: (
+            "T5 adds a learnt bias to its attention scores, for which this kernel has no gradient"
+        ),
+        fix=_any_backend,
+        source=SDP,
+    ),
+    Rule(
+        id="flash_takes_no_mask",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: (
+            _pinned(f, Backend.flash)
+            and _cuda(f)
+            and _has_mask(f)
+            and f.config.model.family != "t5"
+        ),
+        value=_backend,
+        why=lambda f: (
+            "PyTorch's flash kernel for CUDA takes no mask, which padded rows of "
+            "bidirectional models and packed rows need"
+        ),
+        fix=_mem_efficient,
+        source=SDP,
+    ),
+    Rule(
+        id="kernel_needs_ampere",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
+        value=_backend,
+        why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
+        fix=_mem_efficient,
+        source=SDP,
+    ),
+    Rule(
+        id="kernel_needs_16_bits",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
+        value=_backend,
+        why=lambda f: "this kernel computes in 16 bits; precision computes in float32",
+        fix=_mem_efficient,
+        source=SDP,
+    ),
+    Rule(
+        id="kernel_head_is_narrow",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: (
+            _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
+        ),
+        value=_backend,
+        why=lambda f: f"takes heads up to {_widest(f)} wide; these are {_head_width(f)}",
+        fix=_any_backend,
+        source=SDP,
+    ),
+    Rule(
+        id="kernel_head_is_aligned",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
+        value=_backend,
+        why=lambda f: (
+            f"takes heads whose width is a multiple of {_head_multiple(f)}; "
+            f"these are {_head_width(f)} wide"
+        ),
+        fix=_any_backend,
+        source=SDP,
+    ),
+    Rule(
+        id="cudnn_dropout_in_sixteenths",
+        verdict=Verdict.impossible,
+        path="attention.backend",
+        when=lambda f: (
+            _pinned(f, Backend.cudnn)
+            and _cuda(f)
+            and not (_dropout(f) * CUDNN_DROPOUT_PARTS).is_integer()
+        ),
+        value=_backend,
+        why=lambda f: (
+            f"cuDNN's dropout is a multiple of 1/{CUDNN_DROPOUT_PARTS}; model.dropout is "
+            f"{_dropout(f):g}"
+        ),
+        fix=_any_backend,
+        source="https://github.com/pytorch/pytorch/pull/174245",
+        versions="torch 2.13 (2.11 does not check, and some of cuDNN's kernels round)",
+    ),
+)
+
+SUPPORT = {
+    "sdpa": "supports_sdpa",
+    "flash2": "supports_flash_attn",
+    "flash3": "supports_flash_attn",
+    "flex": "supports_flex_attn",
+}
+"""Option -> field of `PretrainedModel` that says whether the model's class has it."""
+
+
+def _implemented(facts: Facts, option: str) -> bool:
+    return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
+
+
+CLASS_RULES = (
+    Rule(
+        id="attention_is_implemented",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: not _implemented(f, _option(f)),
+        value=_option,
+        why=lambda f: (
+            f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
+            f"task={f.config.task.option} does not have it"
+        ),
+        fix=lambda f: "attention=sdpa" if _implemented(f, "sdpa") else "attention=eager",
+        source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
+        "_supports_flex_attn",
+        versions="transformers 5.17 to 5.23",
+    ),
+)
+
+FLASH_RULES = (
+    Rule(
+        id="flash_package_needs_ampere",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
+        value=_option,
+        why=lambda f: (
+            f"FlashAttention needs CUDA compute capability 8.0 or newer; {capability_of(f)}"
+        ),
+        fix=_sdpa,
+        source=FLASH,
+    ),
+    Rule(
+        id="flash_package_needs_16_bits",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _flash_package(f) and _in_float32(f),
+        value=_option,
+        why=lambda f: "FlashAttention computes in 16 bits; precision computes in float32",
+        fix=lambda f: (
+            "precision=bf16"
+            if f.config.precision.option in ("fp32", "tf32")
+            else "precision.compute=bfloat16"
+        ),
+        source=FLASH,
+    ),
+    Rule(
+        id="flash_package_without_t5",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _flash_package(f) and f.config.model.family == "t5",
+        value=_option,
+        why=lambda f: "FlashAttention has no learnt bias of attention scores, which T5 adds",
+        fix=_sdpa,
+        source="transformers' T5PreTrainedModel._supports_flash_attn",
+        versions="transformers 5.17 to 5.23",
+    ),
+    Rule(
+        id="flash3_has_no_dropout",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
+        value=_option,
+        why=lambda f: f"FlashAttention-3 has no dropout, and model.dropout is {_dropout(f):g}",
+        fix=lambda f: "model.dropout=0",
+        source="transformers' PreTrainedModel._flash_attn_can_dispatch",
+        versions="transformers 5.23",
+    ),
+    Rule(
+        id="flash_package_packs_one_row",
+        verdict=Verdict.impossible,
+        path="data.packing",
+        when=lambda f: (
+            _flash_package(f)
+            and f.config.data.packing is Packing.on
+            and is_ragged(f.config)
+            and max(f.config.batch.micro_batch, f.config.batch.eval_per_device or 0) > 1
+        ),
+        value=lambda f: f.config.data.packing.value,
+        why=lambda f: (
+            "transformers finds packed samples for FlashAttention in a batch of one row only; in "
+            f"one of {f.config.batch.micro_batch} they would see each other"
+        ),
+        fix=lambda f: "data.packing=padding_free",
+        source="transformers' modeling_flash_attention_utils._is_packed_sequence",
+        versions="transformers 5.17 to 5.23",
+    ),
+)
+
+FLEX_RULES = (
+    Rule(
+        id="flex_needs_volta",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
+        value=_option,
+        why=lambda f: (
+            "FlexAttention has no backward pass on a CPU, and its Triton kernels need CUDA "
+            f"compute capability 7.0 or newer; {capability_of(f)}"
+        ),
+        fix=_sdpa,
+        source=FLEX,
+        versions="torch 2.11 to 2.13",
+    ),
+    Rule(
+        id="flex_needs_compiler",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
+        value=_option,
+        why=without_compiler,
+        fix=lambda f: f"{_sdpa(f)}{with_compiler(f)}",
+        source=TRITON_BUILD,
+    ),
+    Rule(
+        id="flex_without_gpt2",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flex" and f.config.model.family == "gpt2",
+        value=_option,
+        why=lambda f: "transformers' GPT-2 cannot run FlexAttention",
+        fix=_sdpa,
+        source="transformers' GPT2PreTrainedModel._supports_flex_attn",
+        versions="transformers 5.17 to 5.23",
+    ),
+    Rule(
+        id="flex_has_no_dropout",
+        verdict=Verdict.impossible,
+        path="attention",
+        when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
+        value=_option,
+        why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
+        fix=lambda f: "model.dropout=0",
+        source="transformers' integrations/flex_attention.py",
+        versions="transformers 5.17 to 5.23",
+    ),
+)
+
+RULES = (*BACKEND_RULES, *CLASS_RULES, *FLASH_RULES, *FLEX_RULES)

@@ -1,0 +1,115 @@
+"""Rules about the device a run is planned for."""
+
+from eke.common.units import format_bytes, format_count
+from eke.config.schema import PretrainedModel, Switch
+from eke.models.sizes import model_size, weight_bytes
+from eke.rules.memory_techniques import copies, first_that_fits, held_bytes, in_one
+from eke.rules.rule import Facts, Rule, Verdict
+
+
+def _state_reason(facts: Facts) -> str:
+    size = model_size(facts.config)
+    state, number = in_one(facts), copies(facts)
+    if state.start > state.total:
+        return (
+            f"{format_count(size.num_parameters)} parameters are {format_bytes(state.start)}, "
+            "which each process holds whole before it keeps its part of them"
+            + (f"; there are {number} processes" if number > 1 else "")
+            + f"; {facts.device.name} has {format_bytes(facts.device.memory_bytes or 0)}"
+        )
+    return (
+        f"{format_count(size.num_parameters)} parameters need {format_bytes(state.total)} for "
+        f"weights ({format_bytes(state.weights)}), gradients ({format_bytes(state.gradients)}) and "
+        f"optimizer state ({format_bytes(state.optimizer)}) alone"
+        + (f", {format_bytes(state.master)} more for float32 copies" if state.master else "")
+        + (f", in each of {number} processes" if number > 1 else "")
+        + f"; {facts.device.name} has "
+        f"{format_bytes(facts.device.memory_bytes or 0)}"
+    )
+
+
+def _state_fix(facts: Facts) -> str:
+    return first_that_fits(facts) or _small(facts)
+
+
+def _embedded(facts: Facts) -> int:
+    """Bytes of the first layer's input in one forward pass: in the weights' format."""
+    config = facts.config
+    tokens = config.batch.micro_batch * config.data.seq_len
+    return tokens * config.model.hidden_size * weight_bytes(config)
+
+
+def _batch_fix(facts: Facts) -> str:
+    """The same samples in smaller pieces; where one sample is too long, a shorter one."""
+    config = facts.config
+    free = (facts.device.memory_bytes or 0) - held_bytes(facts)
+    samples = free * config.batch.micro_batch // _embedded(facts)
+    if samples:
+        return f"batch.per_device={1 << (samples.bit_length() - 1)}"
+    tokens = free // (config.model.hidden_size * weight_bytes(config))
+    return f"batch.per_device=1 data.seq_len={max(4, tokens // 2)}"
+
+
+_SMALL = {"llama": "tiny", "mixtral": "tiny_moe"}
+"""Family -> its smallest option, where that is not `tiny_FAMILY`."""
+
+
+def _small(facts: Facts) -> str:
+    family = facts.config.model.family
+    if isinstance(facts.config.model, PretrainedModel):
+        return "model.name_or_path=A_SMALLER_CHECKPOINT"
+    return f"model={_SMALL.get(family, f'tiny_{family}')}"
+
+
+RULES = (
+    Rule(
+        id="declared_device_is_absent",
+        verdict=Verdict.impossible,
+        path="hardware",
+        when=lambda f: not f.planning and not f.device.present,
+        value=lambda f: f.config.hardware.option,
+        why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
+        fix=lambda f: "hardware=auto   (or add plan_only=true)",
+        source="docs/forecast.md",
+    ),
+    Rule(
+        id="pinning_needs_cuda",
+        verdict=Verdict.no_effect,
+        path="dataloader.pin_memory",
+        when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
+        value=lambda f: f.config.dataloader.pin_memory.value,
+        why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
+        fix=lambda f: "dataloader.pin_memory=auto",
+        source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
+    ),
+    Rule(
+        id="states_do_not_fit",
+        verdict=Verdict.impossible,
+        path="model",
+        when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
+        value=lambda f: f.config.model.option,
+        why=_state_reason,
+        fix=_state_fix,
+        source="a lower bound: activations come on top",
+        sized=True,
+    ),
+    Rule(
+        id="batch_does_not_fit",
+        verdict=Verdict.impossible,
+        path="batch.per_device",
+        when=lambda f: (
+            f.device.memory_bytes is not None
+            and held_bytes(f) <= f.device.memory_bytes < held_bytes(f) + _embedded(f)
+        ),
+        value=lambda f: f.config.batch.micro_batch,
+        why=lambda f: (
+            f"samples of {f.config.data.seq_len} tokens need {format_bytes(_embedded(f))} for "
+            f"their embeddings alone, on top of {format_bytes(held_bytes(f))} for weights, "
+            f"gradients and optimizer state; {f.device.name} has "
+            f"{format_bytes(f.device.memory_bytes or 0)}"
+        ),
+        fix=_batch_fix,
+        source="a lower bound: one vector per token, kept for the backward pass",
+        sized=True,
+    ),
+)

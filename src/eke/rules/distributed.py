@@ -1,0 +1,242 @@
+"""Rules about several processes."""
+
+from eke.config.schema import Packing, PeerToPeer
+from eke.hardware import usable_cores
+from eke.models.sizes import describe
+from eke.rules.rule import Facts, Rule, Verdict
+
+FSDP_DOCS = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+DP_DOCS = "https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html"
+NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-p2p-disable"
+
+
+def _is_cut(facts: Facts) -> bool:
+    """Whether FSDP2 gives each process a part of every tensor."""
+    sharing = facts.config.distributed
+    return sharing.option == "fsdp" and sharing.num_processes > 1
+
+
+def _optimizer_needs_whole(facts: Facts) -> bool:
+    return _is_cut(facts) and describe(facts.config.optimizer).fails_on_parts != ""
+
+
+def _why_whole(facts: Facts) -> str:
+    reason = describe(facts.config.optimizer).fails_on_parts
+    return f"distributed=fsdp gives each process a part of every tensor; {reason}"
+
+
+def _p2p_is_unused(facts: Facts) -> bool:
+    sharing = facts.config.distributed
+    one_device = facts.device.kind != "cuda" or per_node(facts) < 2
+    return sharing.p2p is PeerToPeer.off and one_device
+
+
+def per_node(facts: Facts) -> int:
+    """Processes on each machine, or on the one with the most."""
+    sharing = facts.config.distributed
+    return -(-sharing.num_processes // sharing.num_nodes)
+
+
+def _shared_evenly(facts: Facts) -> int:
+    """The next number of processes that machines can share."""
+    return per_node(facts) * facts.config.distributed.num_nodes
+
+
+def _is_data_parallel(facts: Facts) -> bool:
+    return facts.config.distributed.option == "dp"
+
+
+def _too_few_gpus(facts: Facts) -> bool:
+    usable = min(facts.config.distributed.num_processes, facts.device.count)
+    return _is_data_parallel(facts) and (facts.device.kind != "cuda" or usable < 2)
+
+
+RULES = (
+    Rule(
+        id="dp_needs_two_gpus",
+        verdict=Verdict.impossible,
+        path="distributed",
+        when=_too_few_gpus,
+        value=lambda f: f.config.distributed.option,
+        why=lambda f: (
+            "DataParallel splits rows over two GPUs or more; "
+            + (
+                f"this run would have {min(f.config.distributed.num_processes, f.device.count)}"
+                if f.device.kind == "cuda"
+                else f"on a CPU, {f.device.name}, PyTorch passes them through"
+            )
+        ),
+        fix=lambda f: "distributed=none" if f.device.kind == "cuda" else "distributed=ddp",
+        source=DP_DOCS,
+    ),
+    Rule(
+        id="dp_splits_rows",
+        verdict=Verdict.impossible,
+        path="data.packing",
+        when=lambda f: _is_data_parallel(f) and f.config.data.packing is Packing.padding_free,
+        value=lambda f: f.config.data.packing.value,
+        why=lambda f: "DataParallel gives each GPU some rows, and this micro-batch is one row",
+        fix=lambda f: "distributed=ddp",
+        source=DP_DOCS,
+    ),
+    Rule(
+        id="dp_is_not_compiled",
+        verdict=Verdict.impossible,
+        path="compile",
+        when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
+        value=lambda f: f.config.compile.option,
+        why=lambda f: (
+            "DataParallel copies the module in each forward pass, so compiled code is of no use"
+        ),
+        fix=lambda f: "compile=none   (or: distributed=ddp)",
+        source=DP_DOCS,
+    ),
+    Rule(
+        id="one_process_without_strategy",
+        verdict=Verdict.impossible,
+        path="distributed.num_processes",
+        when=lambda f: (
+            f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
+        ),
+        value=lambda f: f.config.distributed.num_processes,
+        why=lambda f: "distributed=none trains in one process",
+        fix=lambda f: (
+            f"distributed=ddp   (with num_processes={f.config.distributed.num_processes})"
+        ),
+        source="docs/design/ranks.md",
+    ),
+    Rule(
+        id="ddp_of_one",
+        verdict=Verdict.no_effect,
+        path="distributed",
+        when=lambda f: (
+            f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
+        ),
+        value=lambda f: f.config.distributed.option,
+        why=lambda f: "one process has nobody to share its work with",
+        fix=lambda f: "distributed=none",
+        source="arXiv:2006.15704",
+    ),
+    Rule(
+        id="fsdp_of_one",
+        verdict=Verdict.no_effect,
+        path="distributed",
+        when=lambda f: (
+            f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
+        ),
+        value=lambda f: f.config.distributed.option,
+        why=lambda f: "one process keeps all of every tensor",
+        fix=lambda f: "distributed=none",
+        source=FSDP_DOCS,
+    ),
+    Rule(
+        id="fsdp_needs_elementwise_optimizer",
+        verdict=Verdict.impossible,
+        path="optimizer",
+        when=_optimizer_needs_whole,
+        value=lambda f: f.config.optimizer.option,
+        why=_why_whole,
+        fix=lambda f: "optimizer=adamw   (or: distributed=ddp)",
+        source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
+        versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
+    ),
+    Rule(
+        id="fsdp_keeps_its_activations",
+        verdict=Verdict.impossible,
+        path="memory.activation_offload",
+        when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
+        value=lambda f: f.config.memory.activation_offload,
+        why=lambda f: (
+            "distributed=fsdp puts each layer's weights together for its forward pass, and they "
+            "would be sent to the host as if they were activations"
+        ),
+        fix=lambda f: "memory.activation_offload=false",
+        source=FSDP_DOCS,
+        versions="torch 2.13",
+    ),
+    Rule(
+        id="p2p_needs_gpus",
+        verdict=Verdict.no_effect,
+        path="distributed.p2p",
+        when=_p2p_is_unused,
+        value=lambda f: f.config.distributed.p2p.value,
+        why=lambda f: (
+            "says how several GPUs exchange data; "
+            + (
+                "this run has one process"
+                if f.device.kind == "cuda"
+                else f"{f.device.name} is a CPU"
+            )
+        ),
+        fix=lambda f: "distributed.p2p=auto",
+        source=NCCL_DOCS,
+    ),
+    Rule(
+        id="more_processes_than_cores",
+        verdict=Verdict.unsafe,
+        path="distributed.num_processes",
+        when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
+        value=lambda f: f.config.distributed.num_processes,
+        why=lambda f: (
+            f"processes would share {usable_cores()} cores, and wait for each other in each step"
+        ),
+        fix=lambda f: (
+            f"distributed.num_processes={usable_cores() * f.config.distributed.num_nodes}"
+        ),
+        source="a process computes on at least one core",
+    ),
+    Rule(
+        id="more_processes_than_devices",
+        verdict=Verdict.impossible,
+        path="distributed.num_processes",
+        when=lambda f: (
+            f.config.distributed.option != "none"
+            and f.device.kind == "cuda"
+            and per_node(f) > f.device.count
+        ),
+        value=lambda f: f.config.distributed.num_processes,
+        why=lambda f: (
+            f"one process takes one device; there are {f.device.count}"
+            + (" on each machine" if f.config.distributed.num_nodes > 1 else "")
+        ),
+        fix=lambda f: (
+            f"distributed.num_processes={f.device.count * f.config.distributed.num_nodes}"
+        ),
+        source="src/eke/training/distributed/ranks.py",
+    ),
+    Rule(
+        id="nodes_without_strategy",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: (
+            f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
+        ),
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
+        fix=lambda f: f"distributed=ddp distributed.num_processes={_shared_evenly(f)}",
+        source="docs/design/ranks.md",
+    ),
+    Rule(
+        id="nodes_share_unevenly",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: (
+            f"machines share the processes evenly, and {f.config.distributed.num_processes} "
+            "is no multiple"
+        ),
+        fix=lambda f: f"distributed.num_processes={_shared_evenly(f)}",
+        source="src/eke/launch/nodes",
+    ),
+    Rule(
+        id="nodes_not_at_hand",
+        verdict=Verdict.impossible,
+        path="distributed.num_nodes",
+        when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
+        value=lambda f: f.config.distributed.num_nodes,
+        why=lambda f: "this command starts processes on one machine only",
+        fix=lambda f: "distributed.num_nodes=1   (or: hydra/launcher=slurm)",
+        source="docs/slurm.md",
+    ),
+)

@@ -1,0 +1,215 @@
+"""Rules about techniques against the memory of activations and gradients."""
+
+from eke.config.schema import Batch, Checkpointing, Compute, Memory
+from eke.models.sizes import describe, has_master
+from eke.rules.capability import older_than
+from eke.rules.precision import BF16_CAPABILITY
+from eke.rules.rule import Facts, Rule, Verdict
+
+LOMO = "arXiv:2306.09782, section 3"
+ROTATED_IN_PLACE = ("llama", "qwen2", "mixtral", "other")
+"""Families whose query and key projections go into the rotation as they are, so that Liger's, which
+writes over its input, writes over what selective checkpointing has kept of them. Not Qwen3: there a
+norm lies between. Of an unknown architecture nobody knows."""
+
+PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
+"""Compilers whose backward pass is one call, which returns all gradients together."""
+
+
+def _memory(facts: Facts) -> Memory:
+    return facts.config.memory
+
+
+def _whole_backward(facts: Facts) -> bool:
+    compiler = facts.config.compile
+    whole = compiler.option in PARTITIONED and not compiler.regional
+    return _memory(facts).optimizer_in_backward and whole
+
+
+def _rotates_what_is_kept(facts: Facts) -> bool:
+    return (
+        facts.config.kernels.option == "liger"
+        and _memory(facts).checkpointing is Checkpointing.selective
+        and facts.config.model.family in ROTATED_IN_PLACE
+    )
+
+
+def accumulates(batch: Batch, num_processes: int) -> bool:
+    """Whether a step has several micro-batches; of an open one, if it were of one sample."""
+    if batch.target is not None:
+        return batch.target > batch.micro_batch * num_processes
+    return (batch.accumulation or 1) > 1
+
+
+def _one_micro_batch(facts: Facts) -> str:
+    batch = facts.config.batch
+    fixes = ["batch.accumulation=1"] if batch.accumulation is not None else []
+    fixes += ["batch.target=null"] if batch.target is not None else []
+    return " ".join(fixes)
+
+
+def _without_scaling(facts: Facts) -> str:
+    new_enough = not older_than(facts, BF16_CAPABILITY)
+    if facts.config.precision.option == "fp16":
+        return "precision=bf16" if new_enough else "precision=fp32"
+    return f"precision.compute={'bfloat16' if new_enough else 'float32'}"
+
+
+def _one_process(facts: Facts) -> str:
+    if facts.config.offload.option != "none":  # which needs the processes
+        return "memory.optimizer_in_backward=false"
+    distributed = facts.config.distributed
+    several = " distributed.num_processes=1" if distributed.num_processes > 1 else ""
+    return f"distributed=none{several}"
+
+
+RULES = (
+    Rule(
+        id="every_n_needs_checkpointing",
+        verdict=Verdict.no_effect,
+        path="memory.every_n",
+        when=lambda f: _memory(f).every_n > 1 and _memory(f).checkpointing is Checkpointing.off,
+        value=lambda f: _memory(f).every_n,
+        why=lambda f: "no layer is recomputed, memory.checkpointing = off",
+        fix=lambda f: "memory.checkpointing=full",
+        source="arXiv:1604.06174",
+    ),
+    Rule(
+        id="selective_is_written_over",
+        verdict=Verdict.impossible,
+        path="memory.checkpointing",
+        when=_rotates_what_is_kept,
+        value=lambda f: _memory(f).checkpointing.value,
+        why=lambda f: (
+            "kernels=liger rotates queries and keys in place, where their projections are kept for "
+            "the backward pass: it would rotate them twice, and gradients would be wrong"
+        ),
+        fix=lambda f: "memory.checkpointing=full",
+        source="liger_kernel/ops/rope.py, rope_forward: contiguous() copies nothing here",
+        versions="liger-kernel 0.8.5",
+    ),
+    Rule(
+        id="offload_needs_gpu",
+        verdict=Verdict.no_effect,
+        path="memory.activation_offload",
+        when=lambda f: _memory(f).activation_offload and f.device.kind == "cpu",
+        value=lambda f: _memory(f).activation_offload,
+        why=lambda f: f"{f.device.name} is a CPU: activations are in host memory already",
+        fix=lambda f: "memory.activation_offload=false",
+        source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
+    ),
+    Rule(
+        id="empty_cache_needs_gpu",
+        verdict=Verdict.no_effect,
+        path="memory.empty_cache_every",
+        when=lambda f: _memory(f).empty_cache_every is not None and f.device.kind == "cpu",
+        value=lambda f: _memory(f).empty_cache_every,
+        why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
+        fix=lambda f: "memory.empty_cache_every=null",
+        source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
+    ),
+    Rule(
+        id="in_backward_cannot_clip",
+        verdict=Verdict.impossible,
+        path="train.max_grad_norm",
+        when=lambda f: (
+            _memory(f).optimizer_in_backward and f.config.train.max_grad_norm is not None
+        ),
+        value=lambda f: f.config.train.max_grad_norm,
+        why=lambda f: (
+            "the norm of all gradients is known when the last one is there; with "
+            "memory.optimizer_in_backward the first ones have been used by then"
+        ),
+        fix=lambda f: "train.max_grad_norm=null",
+        source=LOMO,
+    ),
+    Rule(
+        id="in_backward_cannot_accumulate",
+        verdict=Verdict.impossible,
+        path="memory.optimizer_in_backward",
+        when=lambda f: (
+            _memory(f).optimizer_in_backward
+            and accumulates(f.config.batch, f.config.distributed.num_processes)
+        ),
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: "a gradient that is used and freed at once cannot be added to the next one's",
+        fix=_one_micro_batch,
+        source=LOMO,
+    ),
+    Rule(
+        id="in_backward_cannot_scale",
+        verdict=Verdict.impossible,
+        path="memory.optimizer_in_backward",
+        when=lambda f: (
+            _memory(f).optimizer_in_backward and f.config.precision.compute is Compute.float16
+        ),
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: (
+            "float16 scales the loss and skips a step whose gradients overflow, which is known "
+            "when the last one is there"
+        ),
+        fix=_without_scaling,
+        source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
+    ),
+    Rule(
+        id="in_backward_without_copies",
+        verdict=Verdict.impossible,
+        path="memory.optimizer_in_backward",
+        when=lambda f: _memory(f).optimizer_in_backward and has_master(f.config),
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: (
+            "precision.master=on steps on float32 copies of all weights at once, after the "
+            "backward pass"
+        ),
+        fix=lambda f: "precision.master=off",
+        source=LOMO,
+    ),
+    Rule(
+        id="in_backward_is_one_process",
+        verdict=Verdict.impossible,
+        path="memory.optimizer_in_backward",
+        when=lambda f: (
+            _memory(f).optimizer_in_backward
+            and (
+                f.config.distributed.num_processes > 1
+                or f.config.distributed.option not in ("none", "ddp")
+            )
+        ),
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: (
+            f"distributed={f.config.distributed.option} exchanges gradients in buckets after the "
+            "weights' own hooks have run"
+        ),
+        fix=_one_process,
+        source="arXiv:2006.15704, section 3.2",
+    ),
+    Rule(
+        id="in_backward_needs_other_optimizer",
+        verdict=Verdict.impossible,
+        path="memory.optimizer_in_backward",
+        when=lambda f: (
+            _memory(f).optimizer_in_backward
+            and describe(f.config.optimizer).fails_in_backward != ""
+        ),
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: (
+            f"optimizer={f.config.optimizer.option} "
+            f"{describe(f.config.optimizer).fails_in_backward}"
+        ),
+        fix=lambda f: "optimizer=adamw",
+        source="tests/equivalence/test_in_backward.py",
+    ),
+    Rule(
+        id="in_backward_needs_parts",
+        verdict=Verdict.no_effect,
+        path="memory.optimizer_in_backward",
+        when=_whole_backward,
+        value=lambda f: _memory(f).optimizer_in_backward,
+        why=lambda f: (
+            f"compile={f.config.compile.option} makes one call of the backward pass, which returns "
+            "all gradients together"
+        ),
+        fix=lambda f: "compile.regional=true",
+        source="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
+    ),
+)

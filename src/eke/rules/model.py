@@ -1,0 +1,325 @@
+"""Rules about model, task and data."""
+
+from eke.common.tokens import BYTE_VOCABULARY
+from eke.config.schema import (
+    BertModel,
+    Compute,
+    Evaluation,
+    GPT2Model,
+    LlamaModel,
+    MaskedLM,
+    MixtralModel,
+    Precision,
+    PretrainedModel,
+    SequenceClassification,
+    T5Model,
+)
+from eke.data.sources import BYTES, tokenizer_of
+from eke.models.sizes import BFLOAT16_BYTES, VALID_TASKS, weight_bytes
+from eke.rules.rule import Facts, Rule, Verdict
+
+_OPTION_FOR_TASK = {
+    "causal_lm": "model=tiny",
+    "masked_lm": "model=tiny_bert",
+    "seq2seq_lm": "model=tiny_t5",
+    "sequence_classification": "model=tiny_bert",
+}
+
+
+def _task_fix(facts: Facts) -> str:
+    task = VALID_TASKS[facts.config.model.family][0]
+    return f"task={task}   (or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]})"
+
+
+def _heads(facts: Facts) -> int:
+    return facts.config.model.num_attention_heads
+
+
+def _head_dim_is_derived(facts: Facts) -> bool:
+    return getattr(facts.config.model, "head_dim", None) is None
+
+
+def _divisor_below(number: int, limit: int) -> int:
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+
+
+def _key_value_heads(facts: Facts) -> int | None:
+    model = facts.config.model
+    return model.num_key_value_heads if isinstance(model, LlamaModel) else None
+
+
+def max_positions(facts: Facts) -> int | None:
+    """The longest sequence that the model has positions for; None where any length has."""
+    return getattr(facts.config.model, "max_position_embeddings", None)
+
+
+def _longest(facts: Facts) -> int:
+    """Tokens of the longest row that encoder or decoder may read."""
+    return max(facts.config.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
+
+
+def _length_fix(facts: Facts) -> str:
+    limit = max_positions(facts)
+    if _longest(facts) > facts.config.data.seq_len:
+        return f"task.target_len={limit}"
+    usable = limit and (limit >= 4 or _is_pretrained(facts))
+    return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
+
+
+def _is_pretrained(facts: Facts) -> bool:
+    return isinstance(facts.config.model, PretrainedModel)
+
+
+ROW_BYTES = 16
+"""torch._grouped_mm, by which transformers 5 computes all experts at once, takes rows whose length
+is a multiple of this (torch 2.13: "strides should be multiple of 16 bytes")."""
+
+
+def _operand_bytes(precision: Precision, of_weights: int) -> int:
+    """Of a number in the narrowest matrix products, of training or evaluation."""
+    narrow = precision.compute is not Compute.float32
+    narrow |= precision.evaluation in (Evaluation.bfloat16, Evaluation.float16)
+    return BFLOAT16_BYTES if narrow else of_weights
+
+
+def _aligned(key: str) -> Rule:
+    """The widths of experts fill whole rows of operands: eke.training.model.experts casts them."""
+
+    def unit(facts: Facts) -> int:
+        return ROW_BYTES // _operand_bytes(facts.config.precision, weight_bytes(facts.config))
+
+    def width(facts: Facts) -> int:
+        return int(getattr(facts.config.model, key))
+
+    return Rule(
+        id=f"experts_{key}_is_aligned",
+        verdict=Verdict.impossible,
+        path=f"model.{key}",
+        when=lambda f: f.config.model.family == "mixtral" and width(f) % unit(f) != 0,
+        value=width,
+        why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
+        fix=lambda f: f"model.{key}={-(-width(f) // unit(f)) * unit(f)}",
+        source="seen: torch._grouped_mm on a CPU takes multiples only",
+        versions="torch 2.13",
+    )
+
+
+def _experts(facts: Facts) -> tuple[int, int]:
+    """How many a token passes through, and how many there are."""
+    model = facts.config.model
+    if not isinstance(model, MixtralModel):
+        return 0, 0
+    return model.num_experts_per_tok, model.num_local_experts
+
+
+def _rotary_width(facts: Facts) -> int:
+    model = facts.config.model
+    assert isinstance(model, LlamaModel)
+    return model.head_dim or model.hidden_size // max(1, model.num_attention_heads)
+
+
+STRETCHED_FROM = 8192
+"""Tokens that Llama 3 saw before its positions were stretched: its config.json."""
+
+ROTARY = "Su et al. 2021, arXiv:2104.09864"
+HF_MODELS = "https://huggingface.co/docs/transformers/model_doc/auto"
+
+RULES = (
+    Rule(
+        id="task_needs_other_model",
+        verdict=Verdict.impossible,
+        path="task",
+        when=lambda f: f.config.task.option not in VALID_TASKS[f.config.model.family],
+        value=lambda f: f.config.task.option,
+        why=lambda f: (
+            f"model={f.config.model.option} is a {f.config.model.family} model, which is for "
+            + " or ".join(VALID_TASKS[f.config.model.family])
+        ),
+        fix=_task_fix,
+        source=HF_MODELS,
+    ),
+    Rule(
+        id="heads_divide_width",
+        verdict=Verdict.impossible,
+        path="model.num_attention_heads",
+        when=lambda f: (
+            (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
+            and f.config.model.num_attention_heads > 0
+            and f.config.model.hidden_size % f.config.model.num_attention_heads != 0
+        ),
+        value=_heads,
+        why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
+        fix=lambda f: (
+            "model.num_attention_heads="
+            f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
+        ),
+        # LlamaConfig.validate_architecture refuses it even where head_dim says another width.
+        source="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; transformers' LlamaConfig",
+        versions="transformers >= 5 (with head_dim set)",
+    ),
+    Rule(
+        id="key_value_heads_divide_heads",
+        verdict=Verdict.impossible,
+        path="model.num_key_value_heads",
+        when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
+        value=_key_value_heads,
+        why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
+        fix=lambda f: (
+            "model.num_key_value_heads="
+            f"{_divisor_below(max(1, _heads(f)), max(1, _key_value_heads(f) or 1))}"
+        ),
+        source="Ainslie et al. 2023, arXiv:2305.13245",
+    ),
+    Rule(
+        id="rotary_width_is_even",
+        verdict=Verdict.impossible,
+        path="model.hidden_size",
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and _head_dim_is_derived(f)
+            and f.config.model.hidden_size % max(1, _heads(f)) == 0  # else that is told first
+            and _rotary_width(f) % 2 != 0
+        ),
+        value=lambda f: f.config.model.hidden_size,
+        why=lambda f: (
+            f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
+            "must be even"
+        ),
+        fix=lambda f: f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}",
+        source=ROTARY,
+    ),
+    Rule(
+        id="rotary_head_dim_is_even",
+        verdict=Verdict.impossible,
+        path="model.head_dim",
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and not _head_dim_is_derived(f)
+            and _rotary_width(f) % 2 != 0
+        ),
+        value=_rotary_width,
+        why=lambda f: "rotary positions turn pairs, so the width of a head must be even",
+        fix=lambda f: f"model.head_dim={_rotary_width(f) + 1}",
+        source=ROTARY,
+    ),
+    Rule(
+        id="experts_for_each_token",
+        verdict=Verdict.impossible,
+        path="model.num_experts_per_tok",
+        when=lambda f: _experts(f)[0] > _experts(f)[1],
+        value=lambda f: _experts(f)[0],
+        why=lambda f: f"is more than there are: model.num_local_experts = {_experts(f)[1]}",
+        fix=lambda f: f"model.num_experts_per_tok={_experts(f)[1]}",
+        source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
+    ),
+    _aligned("hidden_size"),
+    _aligned("intermediate_size"),
+    Rule(
+        id="stretching_needs_long_positions",
+        verdict=Verdict.no_benefit,
+        path="model.rope_scaling_factor",
+        when=lambda f: (
+            isinstance(f.config.model, LlamaModel)
+            and f.config.model.rope_scaling_factor is not None
+            and f.config.model.max_position_embeddings <= STRETCHED_FROM
+        ),
+        value=lambda f: getattr(f.config.model, "rope_scaling_factor", None),
+        why=lambda f: (
+            f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
+            f"tokens; model.max_position_embeddings = {max_positions(f)} has none"
+        ),
+        fix=lambda f: "model.rope_scaling_factor=null",
+        source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
+    ),
+    Rule(
+        id="dropout_is_known",
+        verdict=Verdict.impossible,
+        path="model.dropout",
+        when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
+        value=lambda f: "null",
+        why=lambda f: (
+            f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
+        ),
+        fix=lambda f: "model.dropout=0.1",
+        source="docs/models.md",
+    ),
+    Rule(
+        id="sequence_fits_positions",
+        verdict=Verdict.impossible,
+        path="data.seq_len",
+        when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
+        value=lambda f: (
+            f"{n} task.target_len = {_longest(f)}"
+            if _longest(f) > (n := f.config.data.seq_len)
+            else n
+        ),
+        why=lambda f: (
+            f"is longer than the {max_positions(f)} tokens that this checkpoint has positions for"
+            if _is_pretrained(f)
+            else f"is longer than model.max_position_embeddings = {max_positions(f)} of "
+            f"model={f.config.model.option}"
+        ),
+        fix=_length_fix,
+        source=HF_MODELS,
+    ),
+    Rule(
+        id="vocabulary_holds_bytes",
+        verdict=Verdict.impossible,
+        path="model.vocab_size",
+        when=lambda f: (
+            tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
+        ),
+        value=lambda f: f.config.model.vocab_size,
+        why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
+        fix=lambda f: "data=synthetic" if _is_pretrained(f) else "model.vocab_size=320",
+        source="eke.common.tokens",
+    ),
+    Rule(
+        id="t5_is_always_tied",
+        verdict=Verdict.impossible,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: (
+            "transformers ties T5's embeddings whatever is asked for; false would only stop it "
+            "from scaling the logits"
+        ),
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
+        versions="transformers 5",
+    ),
+    Rule(
+        id="untied_bert_has_dead_bias",
+        verdict=Verdict.unsafe,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.model, BertModel)
+            and isinstance(f.config.task, MaskedLM)
+            and not f.config.model.tie_word_embeddings
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: (
+            "transformers then keeps a second output bias that nothing reads or trains: "
+            f"{f.config.model.vocab_size} numbers in the model's size and its checkpoints"
+        ),
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source="transformers' BertLMPredictionHead (cls.predictions.bias)",
+        versions="transformers 5",
+    ),
+    Rule(
+        id="tied_embeddings_need_head",
+        verdict=Verdict.no_effect,
+        path="model.tie_word_embeddings",
+        when=lambda f: (
+            isinstance(f.config.task, SequenceClassification)
+            and not f.config.model.tie_word_embeddings
+            and isinstance(f.config.model, LlamaModel | GPT2Model)
+        ),
+        value=lambda f: f.config.model.tie_word_embeddings,
+        why=lambda f: "a classifier has no output projection to tie",
+        fix=lambda f: "model.tie_word_embeddings=true",
+        source=HF_MODELS,
+    ),
+)

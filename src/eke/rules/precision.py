@@ -1,0 +1,181 @@
+"""Rules about number formats; float8 has a file of its own."""
+
+from eke.config.schema import (
+    Adapters,
+    Compute,
+    Config,
+    Evaluation,
+    Float8,
+    Lora,
+    PretrainedModel,
+    Switch,
+    TrainedBias,
+    Weights,
+)
+from eke.models.families import is_classification
+from eke.models.sizes import describe, has_master
+from eke.rules.capability import capability_of, older_than
+from eke.rules.rule import Facts, Rule, Verdict
+
+TF32_CAPABILITY = (8, 0)
+BF16_CAPABILITY = (8, 0)
+
+PYTORCH_NOTES = "https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere"
+PURE_BF16 = "Zamirai et al. 2020, arXiv:2010.06192"
+
+SMALLEST_STEP = 2.0**-9
+"""Of a weight near 1, in bfloat16: half of the distance to the next number below it."""
+
+NO_WAY_FROM_BF16 = "autocast does not widen it to float32, and float16 cannot hold its range"
+
+
+def _evaluates_in(facts: Facts, compute: Compute) -> bool:
+    return facts.config.precision.evaluation.value == compute.value
+
+
+def is_narrow(facts: Facts) -> bool:
+    """Whether the weights themselves have 16 bits."""
+    return facts.config.precision.weights is Weights.bfloat16
+
+
+def _other_evaluation(facts: Facts) -> bool:
+    """Another format than what the layers have in themselves."""
+    precision = facts.config.precision
+    if precision.evaluation is Evaluation.same:
+        return False
+    if precision.float8 is not Float8.off:
+        return True
+    return is_narrow(facts) and precision.evaluation is not Evaluation.bfloat16
+
+
+def _trains_adapters_alone(config: Config) -> bool:
+    """Adapters are float32; a classifier's head and biases have the format of the weights."""
+    peft = config.peft
+    biases = isinstance(peft, Lora) and peft.bias is not TrainedBias.none
+    return isinstance(peft, Adapters) and not biases and not is_classification(config)
+
+
+def _loses_updates(facts: Facts) -> bool:
+    config = facts.config
+    return (
+        is_narrow(facts)
+        and not _trains_adapters_alone(config)
+        and not has_master(config)
+        and not describe(config.optimizer).rounds_at_random
+        and config.optimizer.lr < SMALLEST_STEP
+    )
+
+
+def _bf16_fix(facts: Facts) -> str:
+    if facts.config.precision.compute is Compute.bfloat16:
+        return "precision=fp16"
+    return "precision.evaluation=same"
+
+
+def _model_type(facts: Facts) -> str:
+    model = facts.config.model
+    return model.model_type if isinstance(model, PretrainedModel) else ""
+
+
+RULES = (
+    Rule(
+        id="tf32_needs_ampere",
+        verdict=Verdict.impossible,
+        path="precision",
+        when=lambda f: (
+            f.config.precision.tf32 is Switch.on
+            and (f.device.kind == "cpu" or older_than(f, TF32_CAPABILITY))
+        ),
+        value=lambda f: f.config.precision.option,
+        why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
+        fix=lambda f: (
+            "precision=fp32" if f.config.precision.option == "tf32" else "precision.tf32=auto"
+        ),
+        source=PYTORCH_NOTES,
+    ),
+    Rule(
+        id="bf16_needs_ampere",
+        verdict=Verdict.impossible,
+        path="precision",
+        when=lambda f: (
+            (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
+            and older_than(f, BF16_CAPABILITY)
+        ),
+        value=lambda f: f.config.precision.option,
+        why=lambda f: (
+            f"bfloat16 matrix units need CUDA compute capability 8.0 or newer; {capability_of(f)}"
+        ),
+        fix=_bf16_fix,
+        source="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
+    ),
+    Rule(
+        id="narrow_weights_need_their_compute",
+        verdict=Verdict.impossible,
+        path="precision.compute",
+        when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
+        value=lambda f: f.config.precision.compute.value,
+        why=lambda f: f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
+        fix=lambda f: "precision.compute=bfloat16",
+        source="https://docs.pytorch.org/docs/stable/amp.html",
+    ),
+    Rule(
+        id="master_needs_narrow_weights",
+        verdict=Verdict.no_effect,
+        path="precision.master",
+        when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
+        value=lambda f: f.config.precision.master.value,
+        why=lambda f: "the weights are float32 themselves",
+        fix=lambda f: "precision.master=auto",
+        source="training/model/fp32_master_weights.py",
+    ),
+    Rule(
+        id="small_updates_are_lost",
+        verdict=Verdict.unsafe,
+        path="precision.weights",
+        when=_loses_updates,
+        value=lambda f: f.config.precision.weights.value,
+        why=lambda f: (
+            "bfloat16 rounds away what changes a weight by less than 2^-9 of it: at optimizer.lr = "
+            f"{f.config.optimizer.lr:g}, below {SMALLEST_STEP:.2g}, normalisation weights (near 1) "
+            "stay where they are, and others learn late or never"
+        ),
+        fix=lambda f: "precision.master=on",
+        source=PURE_BF16,
+    ),
+    Rule(
+        id="evaluation_has_its_own_format",
+        verdict=Verdict.impossible,
+        path="precision.evaluation",
+        when=_other_evaluation,
+        value=lambda f: f.config.precision.evaluation.value,
+        why=lambda f: (
+            "float8 layers multiply in float8 in evaluation, too"
+            if f.config.precision.float8 is not Float8.off
+            else f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}"
+        ),
+        fix=lambda f: "precision.evaluation=same",
+        source="training/model/precision.py: evaluation has its own autocast, but no weights",
+    ),
+    Rule(
+        id="t5_overflows_float16",
+        verdict=Verdict.unsafe,
+        path="precision",
+        when=lambda f: (
+            _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
+            and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
+        ),
+        value=lambda f: f.config.precision.option,
+        why=lambda f: (
+            f"{_model_type(f)}'s checkpoints were trained in bfloat16: their "
+            "activations exceed 65504, float16's largest number"
+        ),
+        fix=lambda f: (
+            "precision.evaluation=same"
+            if f.config.precision.compute is not Compute.float16
+            else "precision=bf16"
+            if f.config.precision.option == "fp16"
+            else "precision.compute=bfloat16"
+        ),
+        source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
+    ),
+)

@@ -1,0 +1,118 @@
+"""Rules about where results are shown."""
+
+import re
+from importlib.metadata import entry_points
+from urllib.parse import urlsplit
+
+from eke.config.schema import TrackerMode
+from eke.rules.credentials import has_wandb_key
+from eke.rules.rule import Facts, Rule, Verdict
+
+
+def _is_online(facts: Facts) -> bool:
+    return facts.config.tracker.mode is TrackerMode.online
+
+
+def _tracker(facts: Facts) -> str:
+    return facts.config.tracker.option
+
+
+def _is_folder(uri: str) -> bool:
+    return uri.startswith("file:") or ("://" not in uri and uri != "databricks")
+
+
+STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
+"""Schemes that MLflow 3.17 has stores for; packages add more."""
+
+
+def _is_unknown(uri: str) -> bool:
+    scheme = urlsplit(uri).scheme.partition("+")[0]  # mysql+pymysql: a driver
+    if _is_folder(uri) or scheme in STORES:
+        return False
+    return scheme not in entry_points(group="mlflow.tracking_store").names
+
+
+def _store(uri: str) -> str:
+    """What may have been meant: a server whose scheme was left out, or else a file."""
+    server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
+    return f"http://{uri}" if server else "sqlite:///mlflow.db"
+
+
+RULES = (
+    Rule(
+        id="online_needs_key",
+        verdict=Verdict.impossible,
+        path="tracker.mode",
+        when=lambda f: (
+            not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
+        ),
+        value=lambda _: "online",
+        why=lambda _: (
+            "no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
+            "an offline run can be sent later with eke sync"
+        ),
+        fix=lambda _: "tracker.mode=offline   (or: wandb login)",
+        source="wandb/sdk/lib/wbauth/authenticate.py",
+        versions="wandb 0.31",
+    ),
+    Rule(
+        id="mode_is_wandbs",
+        verdict=Verdict.no_effect,
+        path="tracker.mode",
+        when=lambda f: _tracker(f) != "wandb" and _is_online(f),
+        value=lambda _: "online",
+        why=lambda f: f"only wandb has modes; tracker={_tracker(f)} does not read it",
+        fix=lambda _: "tracker.mode=offline   (or: tracker=wandb)",
+        source="src/eke/results/trackers",
+    ),
+    Rule(
+        id="entity_is_wandbs",
+        verdict=Verdict.no_effect,
+        path="tracker.entity",
+        when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
+        value=lambda f: f.config.tracker.entity,
+        why=lambda f: f"only wandb has teams; tracker={_tracker(f)} does not read it",
+        fix=lambda _: "tracker.entity=null   (or: tracker=wandb)",
+        source="src/eke/results/trackers",
+    ),
+    Rule(
+        id="uri_is_mlflows",
+        verdict=Verdict.no_effect,
+        path="tracker.uri",
+        when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
+        value=lambda f: f.config.tracker.uri,
+        why=lambda f: f"only mlflow has a store elsewhere; tracker={_tracker(f)} does not read it",
+        fix=lambda _: "tracker.uri=null   (or: tracker=mlflow)",
+        source="src/eke/results/trackers",
+    ),
+    Rule(
+        id="uri_is_no_folder",
+        verdict=Verdict.impossible,
+        path="tracker.uri",
+        when=lambda f: (
+            _tracker(f) == "mlflow"
+            and f.config.tracker.uri is not None
+            and _is_folder(f.config.tracker.uri)
+        ),
+        value=lambda f: f.config.tracker.uri,
+        why=lambda _: "a URI is needed; MLflow 3.17 takes no folder as a store any more",
+        fix=lambda f: f"tracker.uri={_store(f.config.tracker.uri or '')}",
+        source="mlflow/store/tracking/file_store.py",
+        versions="mlflow 3.17",
+    ),
+    Rule(
+        id="uri_has_a_store",
+        verdict=Verdict.impossible,
+        path="tracker.uri",
+        when=lambda f: (
+            _tracker(f) == "mlflow"
+            and f.config.tracker.uri is not None
+            and _is_unknown(f.config.tracker.uri)
+        ),
+        value=lambda f: f.config.tracker.uri,
+        why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
+        fix=lambda _: "tracker.uri=https://SERVER   (or: sqlite:////FOLDER/mlflow.db)",
+        source="mlflow/tracking/_tracking_service/utils.py",
+        versions="mlflow 3.17",
+    ),
+)

@@ -1,0 +1,314 @@
+"""Rules about batch, length of training, schedule, loader and files."""
+
+import os
+import shutil
+from pathlib import Path
+
+from eke.common.did_you_mean import closest_path
+from eke.common.paths import user_path
+from eke.config.schema import SGD, Compute, Text
+from eke.hardware import usable_cores
+from eke.models.sizes import STAGE
+from eke.rules.rule import Facts, Rule, Verdict
+
+
+def _step_samples(facts: Facts) -> int:
+    """Samples of one forward pass over all devices."""
+    return facts.config.batch.micro_batch * facts.config.distributed.num_processes
+
+
+def _contradicts(facts: Facts) -> bool:
+    batch = facts.config.batch
+    return (
+        batch.per_device is not None
+        and batch.target is not None
+        and batch.accumulation is not None
+        and batch.target != batch.accumulation * _step_samples(facts)
+    )
+
+
+def _does_not_divide(facts: Facts) -> bool:
+    batch = facts.config.batch
+    return (
+        batch.target is not None
+        and batch.accumulation is None
+        and _step_samples(facts) > 0
+        and batch.target % _step_samples(facts) != 0
+    )
+
+
+def _multiple_of(facts: Facts) -> str:
+    """What a target has to be a multiple of."""
+    batch, processes = facts.config.batch, facts.config.distributed.num_processes
+    if batch.per_device is None:
+        return f"cannot be kept by batch=auto: it is not a multiple of the {processes} processes"
+    return (
+        f"is not a multiple of batch.per_device x processes = {batch.per_device} x {processes} = "
+        f"{_step_samples(facts)}"
+    )
+
+
+def _nearest_target(facts: Facts) -> int:
+    unit = _step_samples(facts)
+    return max(unit, round((facts.config.batch.target or unit) / unit) * unit)
+
+
+def _text_path(facts: Facts) -> Path | None:
+    data = facts.config.data
+    return user_path(data.path) if isinstance(data, Text) else None
+
+
+def _near_text_path(facts: Facts) -> Path | None:
+    missing = _text_path(facts)
+    return closest_path(missing) if missing is not None else None
+
+
+def _runs(facts: Facts) -> Path:
+    return user_path(facts.config.paths.runs)
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder, file or link, even one to nothing, at or above `path` that is there."""
+    path = path.absolute()
+    while not os.path.lexists(path):  # unlike Path.exists, False for a name that is too long
+        path = path.parent
+    return path
+
+
+def _runs_unwritable(facts: Facts) -> bool:
+    parent = existing_parent(_runs(facts))
+    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    return not facts.planning and not (writable and not _overlong_name(facts))
+
+
+def _overlong_name(facts: Facts) -> str:
+    """A folder's name that no file system takes; empty where there is none."""
+    return next((p for p in _runs(facts).parts if len(os.fsencode(p)) > MAX_NAME_BYTES), "")
+
+
+def _runs_reason(facts: Facts) -> str:
+    parent = existing_parent(_runs(facts))
+    if not os.path.exists(parent):
+        return f"{parent} is a link to what is not there"
+    if not parent.is_dir():
+        return f"{parent} is not a folder"
+    if overlong := _overlong_name(facts):
+        return f"{overlong[:20]}... is longer than the {MAX_NAME_BYTES} bytes a name may have"
+    return f"{parent} cannot be written"
+
+
+MAX_NAME_BYTES = 255
+"""NAME_MAX of Linux (limits.h) and of every file system in use."""
+
+
+MIN_FREE_BYTES = 64 * 2**20
+"""A run's own files without checkpoints: plan, record, metrics and log stay far below this."""
+
+
+def _free_bytes(facts: Facts) -> int:
+    return shutil.disk_usage(existing_parent(_runs(facts))).free
+
+
+BATCH = "per_device x accumulation x processes = target"
+
+
+def _processes(facts: Facts) -> int:
+    return facts.config.distributed.num_processes
+
+
+def _cores_per_process(facts: Facts) -> int:
+    return max(1, usable_cores() // _processes(facts))
+
+
+def _needs_norm(facts: Facts) -> str:
+    """What computes the norm of all gradients in any case; empty where nothing does."""
+    config = facts.config
+    if config.train.max_grad_norm is not None:
+        return f"train.max_grad_norm = {config.train.max_grad_norm} is compared with it"
+    if config.distributed.option in STAGE:
+        return f"DeepSpeed computes it in any case (distributed = {config.distributed.option})"
+    if config.precision.compute is Compute.float16:
+        return "steps that float16 overflowed are counted by it"
+    return ""
+
+
+LOADER = "https://docs.pytorch.org/docs/stable/data.html"
+
+RULES = (
+    Rule(
+        id="batch_contradiction",
+        verdict=Verdict.impossible,
+        path="batch.target",
+        when=_contradicts,
+        value=lambda f: f.config.batch.target,
+        why=lambda f: (
+            f"is not batch.per_device x batch.accumulation x processes = "
+            f"{f.config.batch.micro_batch} x {f.config.batch.accumulation} x "
+            f"{f.config.distributed.num_processes} = "
+            f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
+        ),
+        fix=lambda f: "batch.accumulation=null",
+        source=BATCH,
+    ),
+    Rule(
+        id="target_is_multiple",
+        verdict=Verdict.impossible,
+        path="batch.target",
+        when=_does_not_divide,
+        value=lambda f: f.config.batch.target,
+        why=_multiple_of,
+        fix=lambda f: f"batch.target={_nearest_target(f)}",
+        source=BATCH,
+    ),
+    Rule(
+        id="steps_or_epochs",
+        verdict=Verdict.impossible,
+        path="train.epochs",
+        when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
+        value=lambda f: f.config.train.epochs,
+        why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
+        fix=lambda f: "train.steps=null   (or train.epochs=null)",
+        source="one of the two is derived from the other",
+    ),
+    Rule(
+        id="warmup_within_run",
+        verdict=Verdict.impossible,
+        path="schedule.warmup_steps",
+        when=lambda f: (
+            f.config.schedule.warmup_steps is not None
+            and f.config.train.steps is not None
+            and f.config.schedule.warmup_steps > f.config.train.steps
+        ),
+        value=lambda f: f.config.schedule.warmup_steps,
+        why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
+        fix=lambda f: f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}",
+        source="the peak learning rate would never be reached",
+    ),
+    Rule(
+        id="nesterov_needs_momentum",
+        verdict=Verdict.impossible,
+        path="optimizer.nesterov",
+        when=lambda f: (
+            isinstance(f.config.optimizer, SGD)
+            and f.config.optimizer.nesterov
+            and f.config.optimizer.momentum == 0
+        ),
+        value=lambda f: True,
+        why=lambda f: "there is no momentum to look ahead with, optimizer.momentum = 0",
+        fix=lambda f: "optimizer.momentum=0.9",
+        source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
+    ),
+    Rule(
+        id="norm_is_known_anyway",
+        verdict=Verdict.no_effect,
+        path="train.record_grad_norm",
+        when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
+        value=lambda f: False,
+        why=_needs_norm,
+        fix=lambda f: (
+            "train.record_grad_norm=true"
+            if f.config.train.max_grad_norm is None
+            else "train.max_grad_norm=null   (or train.record_grad_norm=true)"
+        ),
+        source="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
+    ),
+    Rule(
+        id="too_short_to_time",
+        verdict=Verdict.no_effect,
+        path="train.steps",
+        when=lambda f: (
+            f.config.train.steps is not None
+            and f.config.train.steps <= f.config.train.timing_warmup_steps
+        ),
+        value=lambda f: f.config.train.steps,
+        why=lambda f: (
+            f"every step is within train.timing_warmup_steps = "
+            f"{f.config.train.timing_warmup_steps}: no speed will be reported"
+        ),
+        fix=lambda f: f"train.steps={f.config.train.timing_warmup_steps + 20}",
+        source="docs/design/measuring.md: warm-up steps are left out of every timing",
+    ),
+    Rule(
+        id="persistent_needs_workers",
+        verdict=Verdict.impossible,
+        path="dataloader.persistent",
+        when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
+        value=lambda f: f.config.dataloader.persistent,
+        why=lambda f: "there are no loader processes to keep, dataloader.workers = 0",
+        fix=lambda f: "dataloader.persistent=false",
+        source=LOADER,
+    ),
+    Rule(
+        id="prefetch_needs_workers",
+        verdict=Verdict.impossible,
+        path="dataloader.prefetch",
+        when=lambda f: (
+            f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
+        ),
+        value=lambda f: f.config.dataloader.prefetch,
+        why=lambda f: "there are no loader processes to prefetch, dataloader.workers = 0",
+        fix=lambda f: "dataloader.workers=2",
+        source=LOADER,
+    ),
+    Rule(
+        id="more_workers_than_cores",
+        verdict=Verdict.unsafe,
+        path="dataloader.workers",
+        when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
+        value=lambda f: f.config.dataloader.workers,
+        why=lambda f: (
+            f"loader processes would share {usable_cores()} cores, with the training, too"
+            + (f", and with {_processes(f) - 1} more of both" if _processes(f) > 1 else "")
+        ),
+        fix=lambda f: f"dataloader.workers={_cores_per_process(f)}",
+        source=LOADER,
+    ),
+    Rule(
+        id="text_exists",
+        verdict=Verdict.impossible,
+        path="data.path",
+        when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
+        value=_text_path,
+        why=lambda f: "there is no such file or folder",
+        fix=lambda f: f"data.path={_near_text_path(f) or 'FILE_OR_FOLDER'}",
+        source="the file system",
+    ),
+    Rule(
+        id="text_readable",
+        verdict=Verdict.impossible,
+        path="data.path",
+        when=lambda f: (
+            (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
+        ),
+        value=_text_path,
+        why=lambda f: "it cannot be read",
+        fix=lambda f: "data.path=FILE_OR_FOLDER",
+        source="the file system",
+    ),
+    Rule(
+        id="runs_writable",
+        verdict=Verdict.impossible,
+        path="paths.runs",
+        when=_runs_unwritable,
+        value=lambda f: f.config.paths.runs,
+        why=_runs_reason,
+        fix=lambda f: "paths.runs=runs",
+        source="the file system",
+    ),
+    Rule(
+        id="runs_has_space",
+        verdict=Verdict.impossible,
+        path="paths.runs",
+        when=lambda f: (
+            not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES
+        ),
+        value=lambda f: f.config.paths.runs,
+        why=lambda f: (
+            f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
+            f"{MIN_FREE_BYTES // 2**20} MiB"
+        ),
+        fix=lambda f: "paths.runs=FOLDER_ON_ANOTHER_DISK",
+        source="the file system",
+        passing=True,
+    ),
+)

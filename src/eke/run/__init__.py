@@ -1,1 +1,0 @@
-"""The worker: trains one plan, measures, and leaves a record."""

@@ -1,0 +1,1 @@
+"""Training: model, optimizer, batches, distribution, loop, checkpoints, trace of memory."""

@@ -1,0 +1,1 @@
+"""Batches: samples, tokens, collation, transfer to the device."""

@@ -1,0 +1,1 @@
+"""Distribution: process groups, sharding, DeepSpeed and its operators."""

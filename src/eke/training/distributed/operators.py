@@ -1,0 +1,156 @@
+"""DeepSpeed's operators in C++, which torch compiles at their first use on a machine.
+
+torch 2.13 keeps a build to itself by a file, `lock`, that only the process which made it removes.
+After a killed build every later one waits for that process, for ever and without a word
+(https://github.com/pytorch/pytorch/issues/189245). Here the kernel holds the lock, and takes it
+back from whoever dies. What is compiled is kept apart by processor: it has instructions of its own,
+and a home folder is often shared by machines that differ.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eke.common.files import open_file, own_folder
+from eke.data.sources import cache_folder
+from eke.hardware.cpu import cpu_name
+from eke.hardware.fingerprint import installed_versions
+
+log = logging.getLogger(__name__)
+
+ADAM, FILES = "DeepSpeed's Adam", "DeepSpeed's file operator"
+"""What is compiled: for AdamW on the host, and for training state on a disk."""
+
+FOLDER = "TORCH_EXTENSIONS_DIR"
+"""torch's variable with the folder of all builds."""
+
+LEFT_OUT = "-g"
+"""DeepSpeed's flag for debugging symbols, which take a third of the compiler's time."""
+
+SAY_AFTER_S = 3.0
+"""An operator that was compiled before is loaded within this; whoever waits longer is told why."""
+
+
+class Turn:
+    """A build's lock in place of torch's `FileBaton` (torch.utils.file_baton): a death frees it."""
+
+    def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
+        self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Wait for it. Whoever has waited finds everything built, and builds what is not."""
+        self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return True
+
+    def wait(self) -> None:
+        """Asked for only where `try_acquire` says no, which it never does."""
+
+    def release(self) -> None:
+        """Let the next one build."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def flags_of(builder: Any) -> list[str]:
+    """DeepSpeed's flags for the compiler, but for one."""
+    return [flag for flag in type(builder).cxx_args(builder) if flag != LEFT_OUT]
+
+
+def load_files() -> None:
+    """Compile and load what reads and writes a disk; where it is compiled, only load it.
+
+    Raises:
+        RuntimeError: libaio or a compiler is missing.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+
+    with compiling(FILES):
+        for maker in (PinMemoryBuilder, AsyncIOBuilder):  # the second loads the first by itself
+            builder: Any = maker()
+            builder.cxx_args = functools.partial(flags_of, builder)
+            builder.load(verbose=False)
+
+
+def load_adam() -> None:
+    """Compile and load AdamW on the host; where it is compiled, only load it.
+
+    Raises:
+        RuntimeError: a compiler is missing.
+    """
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    with compiling(ADAM):
+        builder: Any = CPUAdamBuilder()
+        builder.cxx_args = functools.partial(flags_of, builder)
+        builder.load(verbose=False)
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Around the first use of operators: in a folder of ours, with a lock of ours, not in silence.
+
+    Args:
+        what: is compiled, in words.
+    """
+    cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
+    folder = build_folder()
+    own_folder(folder)
+    torchs, before = cpp_extension.FileBaton, os.environ.get(FOLDER)
+    words = "compiling %s in C++: minutes, at the first use on a machine (%s)"
+    said = threading.Timer(SAY_AFTER_S, log.info, (words, what, folder))
+    said.daemon = True
+    said.start()
+    start = time.monotonic()
+    cpp_extension.FileBaton, os.environ[FOLDER] = Turn, str(folder)
+    try:
+        yield
+    finally:
+        cpp_extension.FileBaton = torchs
+        del os.environ[FOLDER]
+        if before is not None:
+            os.environ[FOLDER] = before
+        said.cancel()
+    if (seconds := time.monotonic() - start) > SAY_AFTER_S:
+        log.info("%s was ready after %.0f s; no step's time has that in it", what, seconds)
+
+
+def build_folder() -> Path:
+    """Where operators are built: under TORCH_EXTENSIONS_DIR, or in eke's cache."""
+    versions = installed_versions(("torch", "deepspeed"))
+    # The headers' folder is in ninja's rules: two environments would build over each other.
+    what = f"{cpu_name()} {versions} {LEFT_OUT} {sys.prefix}"
+    key = hashlib.sha256(what.encode()).hexdigest()[:12]
+    given = os.environ.get(FOLDER)
+    return (Path(given) if given else cache_folder() / "torch_extensions") / key
+
+
+def main() -> int:
+    """`python -m eke.training.distributed.operators`: compile what runs would compile."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    load_adam()
+    if AsyncIOBuilder().is_compatible():
+        load_files()
+    else:
+        log.info("%s is left out: libaio.h is not here", FILES)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""FSDP2: every tensor of the training state cut into one part per process.
+
+PyTorch's `fully_shard` turns parameters into DTensors, cut along their first dimension. What is
+saved is put together again, so that a checkpoint looks as if one process had written it, and what
+is loaded is cut without a word between the processes: each of them reads the whole file.
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eke.config.schema import FSDP
+from eke.plan.planner import Plan
+from eke.training.model.checkpointing import find_layers
+
+GROUPS = "param_groups"
+"""Key of an optimizer's `state_dict`, as torch calls it."""
+
+
+@dataclass(frozen=True)
+class WholeState:
+    """Weights and optimizer state as one process would have them, in host memory."""
+
+    weights: dict[str, Tensor]
+    """Under the names of the model's `state_dict`."""
+    optimizer: dict[str, Any]
+    """The optimizer's `state_dict`."""
+    training: list[Tensor] = field(default_factory=list)
+    """What the optimizer trains, in the order of its groups, where `weights` are an average."""
+
+
+def shard_model(plan: Plan, model: nn.Module, device: torch.device) -> None:
+    """Cut the parameters of `model` into one part per process, in place.
+
+    Each Transformer layer is gathered on its own; what lies around the layers (embeddings, also
+    where they are tied to the output, and heads) is one more unit, kept from forward to backward.
+
+    Args:
+        plan: `distributed` is an FSDP.
+        model: the same on each process, on its device.
+        device: of this process; the process group of all is there.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    config = plan.config.distributed
+    assert isinstance(config, FSDP)
+    mesh = init_device_mesh(device.type, (plan.batch.world_size,))
+    for layer in find_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+    # Its weights are needed first in the backward pass: freeing them in between saves nothing.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def exchange_gradients(model: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass exchanges gradients; else they add up here, whole."""
+    mine: Any = model
+    mine.set_requires_gradient_sync(wanted)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor put together from its parts, or itself where it has none; all ranks must ask."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, where it is not cut."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of what this process holds of them."""
+    return sum(part(tensor).nbytes for tensor in tensors)
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether this process holds less than all of it."""
+    return part(tensor).numel() < tensor.numel()
+
+
+def mesh_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Size of each dimension of the mesh that tensors are cut over; empty where none is."""
+    from torch.distributed.tensor import DTensor
+
+    for tensor in tensors:
+        if isinstance(tensor, DTensor):
+            return list(tensor.device_mesh.shape)
+    return []
+
+
+def cut_like(tensor: Tensor, place: Tensor) -> Tensor:
+    """This process's part of a whole tensor, where `place` is cut; nothing is sent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(place, DTensor):
+        return tensor
+    mesh = place.device_mesh
+    moved = tensor.to(place.device)
+    return distribute_tensor(moved, mesh, place.placements, src_data_rank=None)
+
+
+def gather_weights(model: nn.Module, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
+    """The whole weights and buffers in host memory, under the names of `state_dict`.
+
+    Every process must call it. Tensors are put together one at a time, so that no device ever holds
+    more than one of them; tied ones stay one tensor.
+
+    Args:
+        model: sharded by `shard_model`.
+        keep: whether this process wants them; the others get none.
+        frozen: frozen weights and buffers, too; else the trained ones alone.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after an evaluation some may still be whole
+    once: dict[int, Tensor] = {}
+    names: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not frozen and not tensor.requires_grad:
+            continue
+        if id(tensor) not in once:
+            gathered = whole(tensor.detach())
+            once[id(tensor)] = gathered.cpu() if keep else tensor
+        names[name] = once[id(tensor)]
+    return names if keep else {}
+
+
+def put_together(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a model that holds parts, FSDP2's or DeepSpeed's, its whole weights; for good.
+
+    4-bit weights keep what belongs to them.
+
+    Args:
+        model: changed in place; it can be saved and merged afterwards, not trained.
+        weights: all of them, under the names of `named_parameters`.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, own in list(module.named_parameters(recurse=False)):
+            found = weights[f"{prefix}.{name}".lstrip(".")]
+            if isinstance(own, DTensor):
+                module._parameters[name] = nn.Parameter(found, requires_grad=False)
+            else:
+                own.data = found.to(own.device)
+
+
+def gather_parameters(optimizer: torch.optim.Optimizer, keep: bool) -> list[Tensor]:
+    """What the optimizer steps on, whole and in host memory; every process must call it.
+
+    Args:
+        optimizer: over sharded parameters.
+        keep: whether this process wants it; the others get none.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gathered = [whole(p.detach()).cpu() if keep else whole(p.detach()) for p in parameters]
+    return gathered if keep else []
+
+
+def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
+    """`optimizer.state_dict()` with whole tensors in host memory; every process must call it.
+
+    Args:
+        optimizer: over sharded parameters.
+        keep: whether this process wants it; the others get none.
+    """
+    content = optimizer.state_dict()
+
+    def gather(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        gathered = whole(value)
+        return gathered.cpu() if keep else None
+
+    state = {number: _each(gather, values) for number, values in content["state"].items()}
+    # Beside states and groups: float32 copies of narrower weights, say
+    # (training/model/fp32_master_weights.py).
+    rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
+    return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}
+
+
+def cut_optimizer(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A `state_dict` with whole tensors, cut as this optimizer's parameters are, if they are.
+
+    State as large as its parameter is cut as that is; scalars stay what they are.
+    """
+    places = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def cut(place: Tensor) -> Callable[[Any], Any]:
+        def one(value: Any) -> Any:
+            same = isinstance(value, Tensor) and value.shape == place.shape
+            return cut_like(value, place) if same else value
+
+        return one
+
+    state = {
+        number: _each(cut(places[number]), values) for number, values in content["state"].items()
+    }
+    return {**content, "state": state}
+
+
+def _each(change: Callable[[Any], Any], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: change(value) for name, value in values.items()}

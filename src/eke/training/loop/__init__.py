@@ -1,0 +1,1 @@
+"""Loop: worker, steps, evaluation, measurement, results."""

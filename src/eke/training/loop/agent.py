@@ -1,0 +1,143 @@
+"""`python -m eke.training.loop.agent RUN_DIR PROCESSES [NODE NODES HOST:PORT]`: start ranks.
+
+This is what `torchrun --standalone` does (with several machines: `torchrun --node-rank`), through
+the same interface of torch, so that the first rank to die can be named in the record. Signals go on
+to the ranks, which agree on a step to stop after; when one of them fails, torch's agent ends the
+others on its machine.
+
+On one machine nothing listens on the network: torch's own store accepts anybody's connection and
+unpickles what it is given. The agent and the ranks meet in files of a folder that is this user's
+alone, and send through the loopback interface. Several machines have to listen (docs/security.md).
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from eke.common.paths import AGENT, MEETING, SUPERVISOR, RunPaths
+from eke.common.process_env import module_command
+from eke.common.streams import open_streams
+from eke.hardware import usable_cores
+from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_rank
+from eke.training.loop.stop import end_with_parent
+
+FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+"""Signals that ask a run to stop."""
+
+STOP_TIMEOUT_S = 24 * 3600
+"""How long ranks that were asked to stop may take to save; whoever is in a hurry kills us, and the
+kernel then kills them."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run all ranks to their end; returns 0, or what the run's exit should look like."""
+    paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
+    node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
+    end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
+    os.environ[AGENT] = str(os.getpid())
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(STOP_TIMEOUT_S)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_processes)))
+    quiet_elastic()
+    meeting = "" if endpoint else tempfile.mkdtemp(prefix="eke-ranks-")  # mode 0700
+    config = launch_config(num_processes, int(node), int(num_nodes), endpoint, meeting)
+    try:
+        worker = module_command("eke.training.loop.worker", str(paths.folder))
+        elastic_launch(config, worker[0])(*worker[1:])
+        return 0
+    except SignalException:
+        return EXIT_FAILED  # rank 0 has written how it ended
+    except ChildFailedError as error:
+        rank = culprit({r: (f.timestamp, f.exitcode) for r, f in error.failures.items()})
+        attempt = max(0, len(read_attempts(paths)) - 1)
+        write_dead_rank(paths, DeadRank(attempt, rank, error.failures[rank].exitcode, int(node)))
+        return EXIT_FAILED
+    finally:
+        if meeting:
+            shutil.rmtree(meeting, ignore_errors=True)
+
+
+def launch_config(
+    num_processes: int, node: int, num_nodes: int, endpoint: str, meeting: str
+) -> LaunchConfig:
+    """How torch's agent finds the others, and its ranks each other.
+
+    On several machines by fixed numbers: rank 0 has to be where the run's folder is held, and
+    torch's elastic rendezvous numbers machines as it likes.
+    """
+    if meeting:
+        os.environ |= {MEETING: f"{meeting}/ranks", **stay_on_this_machine()}
+        where: dict[str, Any] = {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": f"{meeting}/agent",
+            "rdzv_configs": {"store_type": "file"},
+        }
+    else:
+        where = {
+            "rdzv_backend": "static",
+            "rdzv_endpoint": endpoint,
+            "rdzv_configs": {"rank": node},
+        }
+    return LaunchConfig(
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        nproc_per_node=num_processes,
+        run_id=endpoint or str(os.getpid()),
+        max_restarts=0,  # a run continues from its checkpoint: typed again, or by its launcher
+        signals_to_handle=FORWARDED,
+        **where,
+    )
+
+
+def stay_on_this_machine() -> dict[str, str]:
+    """Variables that keep torch's agent, gloo and NCCL off the network."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    return {
+        # Without it the agent makes a store for its ranks, which listens on all addresses.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
+
+
+def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
+    """Which of several ranks that ended took the others along.
+
+    The first one; of those that ended in the same second one that a signal killed, else one that is
+    not rank 0: whoever is left behind fails with an ordinary exit code, and rank 0 leaves a record
+    that says so itself.
+
+    Args:
+        ends: rank -> time in whole seconds at which torch's agent saw it gone, and exit code.
+    """
+    return min(ends, key=lambda rank: (ends[rank][0], ends[rank][1] >= 0, rank == 0, rank))
+
+
+def quiet_elastic() -> None:
+    """Its notes about closing processes mean nothing to users; what they mean is in the record."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def threads_per_rank(num_processes: int) -> int:
+    """This machine's cores, shared out: ranks that each take all of them stand in their own way."""
+    return max(1, usable_cores() // num_processes)
+
+
+if __name__ == "__main__":
+    open_streams("utf-8")
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

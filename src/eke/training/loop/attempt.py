@@ -1,0 +1,183 @@
+"""One attempt at a run: build, train, and a record whatever happens."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from eke.common.paths import SHARED_DEVICE, RunPaths
+from eke.estimate.memory import note_pair
+from eke.estimate.time import note_pace
+from eke.hardware import foreign_processes
+from eke.plan.planner import Plan, check_inputs, check_software, remove_swap, swap_folder
+from eke.plan.record import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Failure,
+    Outcome,
+    metrics,
+    write_rank_failure,
+    write_record,
+)
+from eke.results.trackers import Tracker
+from eke.results.trackers.tracker import Untracked
+from eke.training.distributed.ranks import ALONE, Ranks
+from eke.training.loop.engines import train
+from eke.training.loop.failure import classify
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.model_card import write_cards
+from eke.training.loop.open_tracker import open_tracker, summary_values
+from eke.training.loop.process_info import seconds_since_start
+from eke.training.loop.results import make_record
+from eke.training.loop.silence_libraries import quiet_libraries
+from eke.training.loop.state import Job, build_job, choose_device
+from eke.training.loop.stop import StopFlag
+from eke.training.observe.memory import device_peak, memory_in_use
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Attempt:
+    """One start of a worker on a run."""
+
+    plan: Plan
+    paths: RunPaths
+    number: int
+    stop: StopFlag
+    empty: int | None
+    """Resident memory before torch was imported."""
+    ranks: Ranks = ALONE
+    stages: dict[str, int] = field(default_factory=dict)
+    startup_s: float | None = None
+    job: Job | None = None
+
+
+def work(attempt: Attempt) -> int:
+    """Train, and write the record whatever happens; returns the outcome's exit code."""
+    plan = attempt.plan
+    foreign = foreign_processes(plan.device)
+    tracker = open_tracker(plan, attempt.paths, attempt.number)
+    outcome, failure = attempt_training(attempt, tracker)
+    write_last_rows(attempt)
+    record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
+    record.timing.startup_s = attempt.startup_s
+    record.shared_device = is_shared(foreign)
+    write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
+    with contextlib.suppress(OSError):  # it is for people; the record is written
+        write_cards(attempt.paths, record)
+    note_pair(plan, record)
+    note_pace(plan, record)
+    tracker.summary(summary_values(record))
+    tracker.finish(outcome.exit_code)
+    if tracker.problem:
+        record.warnings.append(f"tracker: {tracker.problem}")
+        write_record(attempt.paths, record)
+    return outcome.exit_code
+
+
+def is_shared(foreign: list[str] | None) -> bool | None:
+    """Whether other processes may have slowed this run down; None when that is unknown."""
+    if os.environ.get(SHARED_DEVICE):
+        return True
+    return None if foreign is None else bool(foreign)
+
+
+def help_out(attempt: Attempt) -> int:
+    """Train as one of the ranks behind rank 0, which writes; only a failure is told from here."""
+    outcome, failure = attempt_training(attempt, Untracked())
+    if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
+        return EXIT_OK  # all ranks ended together, and rank 0 says how
+    if not failure.lost_contact:
+        rank = attempt.ranks.rank
+        write_rank_failure(attempt.paths, attempt.number, rank, outcome, failure)
+    return EXIT_FAILED
+
+
+def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
+    """Build and train, and say how it ended, whatever happens."""
+    quiet_libraries(attempt.plan)
+    meter = Meter(HostClock(), attempt.number, timed_from=0)
+    try:
+        note_first_stages(attempt)
+        with held_to(attempt.plan):
+            job = attempt.job = build_job(
+                attempt.plan,
+                attempt.paths,
+                attempt.number,
+                attempt.stop,
+                tracker,
+                meter,
+                attempt.stages,
+                attempt.ranks,
+            )
+        attempt.startup_s = seconds_since_start()
+        train(job)
+        job.note_stage("training")
+        if attempt.ranks.world_size > 1:
+            peak = device_peak(job.device) or job.profiled_peak
+            gathered = attempt.ranks.gather((peak, job.profiled))
+            job.peaks = [peak for peak, _ in gathered]
+            job.profiled = max(gathered, key=lambda each: each[0] or 0)[1]
+        return Outcome.ok, None
+    except BaseException as error:  # an out-of-memory, a bug and a signal all end in a record
+        outcome, failure = classify(error, meter.phase)
+        say_failure(outcome, failure)
+        return outcome, failure
+    finally:
+        remove_swap(swap_folder(attempt.plan, attempt.paths), attempt.ranks.rank)
+
+
+@contextmanager
+def held_to(plan: Plan) -> Iterator[None]:
+    """Import and read in here: before and behind it, inputs and software must be as planned.
+
+    Raises:
+        ChangedError: one of them is not, which also explains whatever went wrong in here.
+    """
+    check_software(plan)
+    check_inputs(plan)
+    try:
+        yield
+    finally:
+        check_software(plan)
+        check_inputs(plan)
+
+
+def note_first_stages(attempt: Attempt) -> None:
+    """Memory before anything, and once the libraries (on a GPU: the kernels) are loaded."""
+    device = choose_device(attempt.plan)
+    if device.type == "cpu" and attempt.empty is not None:
+        attempt.stages["empty"] = attempt.empty
+    if device.type == "cuda":
+        if (used := memory_in_use(device)) is not None:
+            attempt.stages["empty"] = used
+        torch.ones(1, device=device)  # loads the kernels, as the guides do
+    if (used := memory_in_use(device)) is not None:
+        attempt.stages["kernels_loaded"] = used
+
+
+def write_last_rows(attempt: Attempt) -> None:
+    """Write the steps since the last write, if the device still answers and the disk takes them.
+
+    Not for several ranks: each knows its own part of those losses, and another may be gone.
+    """
+    if attempt.job is None or attempt.ranks.world_size > 1:
+        return
+    try:
+        rows = attempt.job.meter.flush()
+        metrics.append_rows(attempt.paths.metrics, rows)
+        attempt.job.tracker.log(rows)
+    except (RuntimeError, OSError) as error:
+        log.warning("the last steps could not be written: %s", error)
+
+
+def say_failure(outcome: Outcome, failure: Failure) -> None:
+    """Into the log, with the traceback of what nobody foresaw (the record has the others')."""
+    log.error("%s: %s", outcome.value, failure.message)
+    if failure.traceback and outcome is Outcome.crashed:
+        log.error(failure.traceback)

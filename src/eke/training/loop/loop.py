@@ -1,0 +1,288 @@
+"""The training loop, to be read from top to bottom.
+
+Nothing here waits for the device between two writes of metrics.jsonl: losses, norms and times are
+kept on the device and read `train.log_every` steps at a time
+(tests/unit/training/loop/test_no_sync.py).
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NoReturn
+
+import torch
+
+from eke.common.files import replace_link
+from eke.common.paths import RunPaths
+from eke.common.units import format_seconds
+from eke.plan.record import Outcome, metrics
+from eke.training.batches.batches import MicroBatch
+from eke.training.checkpoint.checkpoint import EXPORT, checkpoint_name, save_checkpoint
+from eke.training.checkpoint.sharded_files import HoldsPart, save_parts
+from eke.training.distributed.ranks import StepTotals
+from eke.training.loop.failure import Diverged
+from eke.training.loop.random_state import capture_random_state, restore_random_state
+from eke.training.loop.state import Job
+from eke.training.loop.step import add_evaluation, take_step
+from eke.training.loop.stop import Interrupted, Stopped
+from eke.training.observe.first_step_probe import closer_look, look_at_evaluation
+from eke.training.optimizer import evaluation_weights, set_learning_rate
+
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 10.0
+"""Seconds between two step lines in the log."""
+
+
+def train(job: Job) -> None:
+    """Train to the last step, evaluating, saving and writing on the way.
+
+    Raises:
+        Stopped: a signal asked for it; the checkpoint is complete.
+        Diverged: a loss is not finite.
+        RunError: the attention kernel that was asked for does not take this model's inputs.
+    """
+    between = BetweenSteps(job)
+    if job.start_step == 0:
+        evaluate(job, 0)
+    batches = job.data.train_steps(job.start_step, job.ranks.rank, job.update.even)
+    job.model.train()
+    for step in range(job.start_step, job.plan.steps.total):
+        try:
+            with closer_look(job, step - job.start_step):
+                totals = train_step(job, batches, step)
+        except Interrupted:
+            between.give_up(step)
+        between.finish(step, totals)
+
+
+class BetweenSteps:
+    """What follows each optimizer step, whatever took it: writing, evaluating, saving, stopping."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.said = time.monotonic()
+
+    def finish(self, step: int, totals: StepTotals) -> None:
+        """Do what is due after this step, counted from 0.
+
+        Raises:
+            Stopped: a signal asked for it; the checkpoint is complete.
+            Diverged: a loss is not finite.
+        """
+        job, settings = self.job, self.job.plan.config.train
+        done = step + 1
+        is_last = done == job.plan.steps.total
+        stop = None if is_last else asked_to_stop(job, totals)  # what is done is not interrupted
+        eval_due = is_last or (settings.eval_every and done % settings.eval_every == 0)
+        save_due = settings.checkpoint_every and done % settings.checkpoint_every == 0
+        if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
+            rows = write_metrics(job)
+            if time.monotonic() - self.said > SAY_EVERY_S and rows and not is_last:
+                say(job, rows[-1])
+                self.said = time.monotonic()
+        if eval_due:
+            evaluate(job, done)
+        if settings.save_final if is_last else save_due or stop:
+            save(job, done)
+        if stop:
+            who = job.stop.signal or "another process"
+            raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
+
+    def give_up(self, step: int) -> NoReturn:
+        """Leave an unfinished step, counted from 0, as if it had never begun.
+
+        Raises:
+            Stopped: always; what was done before is saved.
+        """
+        job = self.job
+        write_metrics(job)
+        saved = "nothing new to save"
+        if step > job.start_step:
+            assert job.before_step is not None, "only such a step is interrupted"
+            restore_random_state(job.before_step)
+            save(job, step)
+            saved = "checkpoint saved"
+        assert job.stop.outcome is not None
+        raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
+
+
+def stops_within(job: Job) -> bool:
+    """Whether a step may be given up: several processes would have to agree on it in each part."""
+    alone = job.ranks.world_size == 1 and job.plan.deepspeed is None
+    return alone and job.plan.batch.accumulation > 1
+
+
+def enter(job: Job, phase: str) -> None:
+    """A phase of the step begins.
+
+    Raises:
+        Interrupted: it is a micro-batch's, and a signal asked to stop.
+    """
+    if phase == "forward" and job.stop.outcome is not None and stops_within(job):
+        raise Interrupted
+    job.meter.enter(phase)
+
+
+def asked_to_stop(job: Job, totals: StepTotals) -> Outcome | None:
+    """Alone, stop after this step; ranks stop after the step before which they knew of it."""
+    return job.stop.outcome if job.ranks.world_size == 1 else totals.stop
+
+
+def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
+    """One optimizer step over all micro-batches of the global batch; returns what it held."""
+    meter = job.meter
+    cut, totals = next_step(job, batches)
+    # The mean over every target of the global batch: the same however the batch is cut.
+    num_targets = max(1, totals.num_targets)
+    # Before the backward pass: an update may step within it.
+    learning_rate = job.plan.config.optimizer.lr * job.multiplier(step)
+    set_learning_rate(job.optimizer, learning_rate)
+    total, grad_norm = take_step(
+        job.stepped, cut, num_targets, step, learning_rate, partial(enter, job)
+    )
+    meter.end_step(step, total, grad_norm, learning_rate, totals.num_samples, totals.num_tokens)
+    return totals
+
+
+def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[MicroBatch], StepTotals]:
+    """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
+    job.before_step = capture_random_state() if stops_within(job) else None
+    job.meter.enter("data")
+    # A rank without samples in an epoch's last, short step still takes part in the exchange.
+    made = next(batches) or job.data.placeholders(1)
+    job.largest = max((batch.size for batch in made), key=lambda size: size.tokens)
+    cut = [job.transfer(batch) for batch in made]
+    return cut, job.ranks.totals(count_step(cut, job.stop.outcome))
+
+
+def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
+    """What this rank's part of a step holds; known on the host."""
+    return StepTotals(
+        sum(batch.num_targets for batch in cut),
+        sum(batch.num_samples for batch in cut),
+        sum(batch.num_tokens for batch in cut),
+        stop,
+    )
+
+
+@torch.no_grad()
+def evaluate(job: Job, step: int) -> None:
+    """Mean loss over the evaluation samples, written as a row of its own.
+
+    Raises:
+        Diverged: the last one is not finite. An earlier one may have overflowed in its own format.
+    """
+    start = time.perf_counter()
+    job.meter.phase = "eval"
+    job.model.eval()
+    total = torch.zeros((), device=job.device)
+    num_targets = 0
+    with evaluation_weights(job.optimizer):
+        for batch in job.data.eval_batches(job.ranks.rank, job.update.even):
+            moved = job.transfer(batch)
+            with look_at_evaluation(job):
+                add_evaluation(job.model, job.loss, job.formats, moved, total)
+            num_targets += batch.num_targets
+    counted = job.ranks.totals(StepTotals(num_targets, 0, 0))
+    loss = job.ranks.sum(total).item() / max(1, counted.num_targets)
+    job.model.train()
+    if job.ranks.is_main:
+        note_evaluation(job, step, loss)
+    job.eval_s += time.perf_counter() - start
+    is_last = step == job.plan.steps.total
+    if is_last and job.plan.config.train.stop_on_nonfinite and not math.isfinite(loss):
+        raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
+
+
+def note_evaluation(job: Job, step: int, loss: float) -> None:
+    """Write the row of one evaluation."""
+    row: metrics.Row = {
+        metrics.STEP: step,
+        metrics.ATTEMPT: job.attempt,
+        metrics.EVAL_LOSS: loss,
+    }
+    said = f"step {step}/{job.plan.steps.total}  eval loss {loss:.4f}"
+    if job.data.bytes_are_tokens:
+        row[metrics.BITS_PER_BYTE] = loss / math.log(2)
+        said += f"  ({loss / math.log(2):.3f} bits per byte)"
+    metrics.append_rows(job.paths.metrics, [row])
+    job.tracker.log([row])
+    log.info(said)
+
+
+def write_metrics(job: Job) -> list[metrics.Row]:
+    """Write the rows of the steps since the last write; all ranks take part, rank 0 writes.
+
+    Raises:
+        Diverged: one of the losses is not finite, and the run is to stop then.
+    """
+    rows = job.meter.flush(job.ranks)
+    if job.ranks.is_main:
+        metrics.append_rows(job.paths.metrics, rows)
+        job.tracker.log(rows)
+    if job.plan.config.train.stop_on_nonfinite:
+        for row in rows:
+            if not math.isfinite(row[metrics.LOSS]):
+                raise Diverged(f"the loss is {row[metrics.LOSS]} at step {row[metrics.STEP]}")
+    return rows
+
+
+def save(job: Job, step: int) -> None:
+    """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
+    start = time.perf_counter()
+    job.meter.phase = "checkpoint"
+    if isinstance(job.update, HoldsPart):
+        save_parts(
+            job.paths.checkpoints,
+            step,
+            job.bare_model,
+            job.update,
+            job.plan.config.train.keep_checkpoints,
+            job.ranks,
+            job.tokenizer,
+        )
+    else:
+        save_whole(job, step)
+    if job.ranks.is_main:
+        link_model(job.paths, step)
+    job.checkpoint_s += time.perf_counter() - start
+
+
+def save_whole(job: Job, step: int) -> None:
+    """Rank 0 has all there is to save, but for the other ranks' random states."""
+    random_states = job.ranks.gather(capture_random_state())
+    whole = job.update.gather(keep=job.ranks.is_main)
+    if job.ranks.is_main:
+        save_checkpoint(
+            job.paths.checkpoints,
+            step,
+            job.bare_model,
+            job.optimizer,
+            job.formats.scaler,
+            job.plan.config.train.keep_checkpoints,
+            random_states,
+            job.tokenizer,
+            whole,
+        )
+
+
+def link_model(paths: RunPaths, step: int) -> None:
+    """`model` in the run folder is the newest export: a name to load that stays the same."""
+    target = f"{paths.checkpoints.name}/{checkpoint_name(step)}/{EXPORT}"
+    with contextlib.suppress(OSError):  # a file system without links: the folder has a name, too
+        if not paths.model.exists() or paths.model.is_symlink():
+            replace_link(paths.model, target)
+
+
+def say(job: Job, row: metrics.Row) -> None:
+    """One line about the last step, for whoever reads the log."""
+    step, total, seconds = row[metrics.STEP], job.plan.steps.total, row[metrics.STEP_TIME]
+    log.info(
+        f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "
+        f"{row[metrics.TOKENS] / seconds:.0f} tokens/s  "
+        f"about {format_seconds((total - step) * seconds)} left"
+    )

@@ -1,0 +1,158 @@
+"""Timing of training steps, and the rows they become; nothing waits for the device until then."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eke.plan.record import metrics
+from eke.training.distributed.ranks import ALONE, Ranks
+
+
+class Clock(Protocol):
+    """Marks moments; how far apart they were is asked later."""
+
+    def stamp(self) -> Any:
+        """This moment on the device's time line."""
+        ...
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two moments that have passed."""
+        ...
+
+
+class HostClock:
+    """For a CPU: operations are over when they return."""
+
+    def stamp(self) -> float:
+        """This moment."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Seconds between two moments."""
+        return end - start
+
+
+class CudaClock:
+    """For a GPU: events in its stream, so that asking the time does not stop it."""
+
+    def stamp(self) -> torch.cuda.Event:
+        """This moment in the current stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch 2.13
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds between two events; waits for the second."""
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock that tells the device's time."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class StepNote:
+    """What is kept of one step until the next write: tensors stay on the device."""
+
+    step: int
+    stamps: list[tuple[str, Any]]
+    """Phase that starts, and when; the last one is the end."""
+    loss: Tensor
+    grad_norm: Tensor | None
+    """None where nobody wants to know."""
+    learning_rate: float
+    num_samples: int
+    num_tokens: int
+    unsteady: bool = False
+    """The compiler ran in this step, or its memory was measured."""
+
+
+def _stack(scalars: list[Tensor]) -> Tensor:
+    """Float32, shape (scalars,), from tensors of one element each."""
+    return torch.stack([_plain(scalar) for scalar in scalars])
+
+
+def _plain(scalar: Tensor) -> Tensor:
+    if scalar.dtype is torch.float32 and not scalar.shape and not scalar.requires_grad:
+        return scalar  # as most are: three operations less for every number
+    return scalar.detach().float().reshape(())
+
+
+@dataclass
+class Meter:
+    """Notes steps and turns them into rows."""
+
+    clock: Clock
+    attempt: int
+    timed_from: int
+    """Steps before this one are warm-up."""
+    phase: str = "build"
+    """What the run is doing now; an out-of-memory error is reported with it."""
+    notes: list[StepNote] = field(default_factory=list)
+    watcher: Callable[[str], None] | None = None
+    """Told of each phase before it begins."""
+    _stamps: list[tuple[str, Any]] = field(default_factory=list)
+
+    def enter(self, phase: str) -> None:
+        """A phase of the step begins; the one before ends."""
+        if self.watcher is not None:
+            self.watcher(phase)
+        self.phase = phase
+        self._stamps.append((phase, self.clock.stamp()))
+
+    def end_step(
+        self,
+        step: int,
+        loss: Tensor,
+        grad_norm: Tensor | None,
+        learning_rate: float,
+        num_samples: int,
+        num_tokens: int,
+    ) -> None:
+        """The step is over (on the host; the device may lag behind)."""
+        self._stamps.append(("end", self.clock.stamp()))
+        note = StepNote(step, self._stamps, loss, grad_norm, learning_rate, num_samples, num_tokens)
+        self.notes.append(note)
+        self._stamps = []
+
+    def flush(self, ranks: Ranks = ALONE) -> list[metrics.Row]:
+        """Rows of the steps noted since the last call: the one place that waits for the device.
+
+        Each rank has noted its own part of the loss, and the norm of the gradient all share.
+        """
+        if not self.notes:
+            return []
+        losses = ranks.sum(_stack([note.loss for note in self.notes]))
+        norms = [note.grad_norm for note in self.notes if note.grad_norm is not None]
+        values = torch.cat([losses, _stack(norms)] if norms else [losses]).tolist()  # one wait
+        known = iter(values[len(self.notes) :])
+        rows = []
+        for note, loss in zip(self.notes, values, strict=False):
+            rows.append(self._row(note, loss, None if note.grad_norm is None else next(known)))
+        self.notes = []
+        return rows
+
+    def _row(self, note: StepNote, loss: float, grad_norm: float | None) -> metrics.Row:
+        seconds = dict.fromkeys(metrics.PHASES, 0.0)
+        for (phase, start), (_, end) in zip(note.stamps, note.stamps[1:], strict=False):
+            seconds[phase] += self.clock.seconds(start, end)
+        row: metrics.Row = {
+            metrics.STEP: note.step + 1,
+            metrics.ATTEMPT: self.attempt,
+            metrics.LOSS: loss,
+            **({} if grad_norm is None else {metrics.GRAD_NORM: grad_norm}),
+            "train/learning_rate": note.learning_rate,
+            metrics.STEP_TIME: sum(seconds.values()),
+            **{metrics.PHASE_KEYS[phase]: value for phase, value in seconds.items()},
+            metrics.SAMPLES: note.num_samples,
+            metrics.TOKENS: note.num_tokens,
+        }
+        if note.step < self.timed_from or note.unsteady:
+            row[metrics.WARMUP] = 1
+        return row

@@ -1,0 +1,77 @@
+"""One optimizer step with its forward and backward passes: a run takes it, a forecast traces it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eke.training.batches.batches import MicroBatch
+from eke.training.batches.cache_release import CacheRelease
+from eke.training.model.loss import LossFunction
+from eke.training.model.precision import Formats
+from eke.training.optimizer.update import Update
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What takes part in a step."""
+
+    model: nn.Module
+    """As it is called."""
+    loss: LossFunction
+    update: Update
+    formats: Formats
+    offload: AbstractContextManager[Any]
+    """Context of each forward pass: where what it saves for backward is kept."""
+    cache_release: CacheRelease
+
+
+def take_step(
+    parts: Stepped,
+    cut: Sequence[MicroBatch],
+    num_targets: int,
+    step: int,
+    learning_rate: float,
+    enter: Callable[[str], None],
+) -> tuple[Tensor, Tensor | None]:
+    """One optimizer step; nothing in it waits for the device.
+
+    Args:
+        parts: model, optimizer and all between them; the optimizer has its learning rate.
+        cut: this rank's micro-batches, on the device.
+        num_targets: of the global batch: the loss is the mean over all of them, so that it is the
+            same however the batch is cut.
+        step: its number, from 0.
+        learning_rate: of this step.
+        enter: told when `forward`, `backward` and `optimizer` begin.
+
+    Returns:
+        This rank's part of the loss and the norm of the whole gradient, scalars on the device;
+        None where nobody wants to know the norm.
+    """
+    total: Tensor | None = None
+    for number, batch in enumerate(cut, start=1):
+        with parts.update.exchange(last=number == len(cut)):
+            enter("forward")
+            with parts.formats.autocast(), parts.offload:
+                loss = parts.loss(parts.model, batch) / num_targets
+            parts.cache_release.after_forward(step)
+            enter("backward")
+            parts.update.backward(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+        del loss
+    assert total is not None, "a rank without samples has a placeholder"
+    enter("optimizer")
+    return total, parts.update.apply(learning_rate)
+
+
+@torch.no_grad()
+def add_evaluation(
+    model: nn.Module, loss: LossFunction, formats: Formats, batch: MicroBatch, total: Tensor
+) -> None:
+    """Add the loss of one micro-batch of evaluation, summed over its targets, to `total`."""
+    with formats.eval_autocast():
+        total += loss(model, batch)

@@ -1,0 +1,171 @@
+"""`python -m eke.training.loop.worker RUN_DIR`: the process that trains; one per rank.
+
+It reads plan.json, trains, writes record.json, and leaves by `os._exit`: interpreter teardown of
+communication libraries can abort a perfectly good run, so no exit code may come after the record.
+"""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eke.common.errors import ChangedError, EkeError
+from eke.common.files import open_file, own_folder
+from eke.common.gc_tuning import importing
+from eke.common.paths import PROCESS, RANK, RunPaths
+from eke.common.streams import open_streams
+from eke.common.torch_compat import lacking
+from eke.hardware import environment
+from eke.plan.planner import Plan, check_software, outline_record, read_plan, with_own_software
+from eke.plan.record import (
+    EXIT_FAILED,
+    EXIT_USER,
+    Failure,
+    Outcome,
+    metrics,
+    start_attempt,
+    write_record,
+)
+from eke.training.loop.compiled_code import choose_compiled_code_folders
+from eke.training.loop.process_info import end_first, resident_bytes
+from eke.training.loop.silence_libraries import quiet_environment, quiet_imports
+from eke.training.loop.stop import StopFlag, stop_with_supervisor
+
+if TYPE_CHECKING:
+    from eke.training.distributed.ranks import Ranks
+
+PLAN_TIMEOUT_S = 120.0
+PLAN_POLL_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the plan of one folder; returns the exit code that stands in the record."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m eke.training.loop.worker RUN_DIR\n")
+        return EXIT_USER
+    paths = RunPaths(Path(arguments[0]).absolute())
+    stop = StopFlag()
+    stop.listen()
+    stop_with_supervisor()
+    drop_settings_of_launchers()
+    # Of a forked worker nobody can tell: what it has imported came with it.
+    empty = None if "torch" in sys.modules else resident_bytes()
+    try:
+        rank = int(os.environ.get(RANK, "0"))
+        if rank:
+            redirect_output(paths, rank)
+        set_up_output()
+        choose_compiled_code_folders()
+        return follow(paths, stop, empty) if rank else lead(paths, stop, empty)
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"the run folder cannot be written: {error}\n")
+        return EXIT_FAILED
+
+
+def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+    """Train alone, or as the rank that writes."""
+    plan = read_plan(paths)
+    if plan.probe:
+        end_first()
+    own = with_own_software(plan)
+    number = start_attempt(paths, own.machine, os.environ.get(PROCESS, ""))
+    metrics.seal(paths.metrics)
+    try:
+        check_software(plan, own)
+    except ChangedError as error:
+        failure = Failure("software", str(error))
+        return record_end(own, paths, number, Outcome.refused, failure)
+    # Imports torch: only now, so that signals are heard and the attempt is on disk before that.
+    try:
+        with importing():
+            from eke.training.loop.attempt import Attempt, work
+    except (ImportError, AttributeError) as error:
+        if not (why := lacking(error)):
+            raise
+        return record_end(plan, paths, number, Outcome.crashed, Failure("import", why))
+
+    ranks = join(plan)
+    ranks.tell(number)
+    return work(Attempt(plan, paths, number, stop, empty, ranks))
+
+
+def record_end(
+    plan: Plan, paths: RunPaths, attempt: int, outcome: Outcome, failure: Failure
+) -> int:
+    """The record of a run that could not begin, without torch; returns its exit code."""
+    rows, _ = metrics.read_rows(paths.metrics)
+    record = outline_record(plan, rows, attempt, outcome, failure)
+    record.environment = environment()
+    write_record(paths, record)
+    sys.stderr.write(f"{failure.message}\n")
+    return record.exit_code
+
+
+def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+    """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
+    with importing():
+        from eke.training.loop.attempt import Attempt, help_out
+
+    plan = wait_for_plan(paths)
+    if plan.probe:
+        end_first()
+    ranks = join(plan)
+    number = ranks.tell(None)
+    return help_out(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
+
+
+def join(plan: Plan) -> "Ranks":
+    """Meet the run's other processes, if it has any."""
+    from eke.training.distributed.ranks import choose_transport, join_ranks
+
+    choose_transport(plan.config.distributed.p2p)
+    return join_ranks(plan.device.kind, plan.config.distributed.timeout_s)
+
+
+def wait_for_plan(paths: RunPaths) -> Plan:
+    """The plan, which rank 0's supervisor writes; under a hand-typed torchrun we may be early.
+
+    Raises:
+        RunError: it did not come in time.
+    """
+    deadline = time.monotonic() + PLAN_TIMEOUT_S
+    while not paths.plan.exists() and time.monotonic() < deadline:
+        time.sleep(PLAN_POLL_S)
+    return read_plan(paths)
+
+
+def redirect_output(paths: RunPaths, rank: int) -> None:
+    """What a rank behind rank 0 prints, native code included, goes into a log of its own."""
+    own_folder(paths.folder)
+    descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
+def set_up_output() -> None:
+    """Times in the log, and no chatter of libraries."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    quiet_environment()
+    quiet_imports()
+
+
+def drop_settings_of_launchers() -> None:
+    """`accelerate launch` hands its own configuration on; what counts is eke's."""
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+
+
+if __name__ == "__main__":
+    open_streams("utf-8")
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Model: construction, attention, adapters, loss, precision, compilation."""

@@ -1,0 +1,217 @@
+"""Models on disk in the hub's layout: what plain transformers loads, and eke loads back.
+
+transformers is imported inside the functions: naming a builder must not cost its import.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from eke.common.errors import RunError
+from eke.common.units import format_number
+from eke.training.distributed.sharding import cut_like, part
+from eke.training.model.adapter_files import (
+    ADAPTER_WEIGHTS,
+    adapter_tensors,
+    is_adapted,
+    read_tensors,
+    save_adapter,
+)
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+SHARD_BYTES = 50 * 10**9
+"""Size above which weights are cut into several files: transformers 5's own max_shard_size."""
+
+
+def save_pretrained(
+    model: nn.Module,
+    folder: Path,
+    tokenizer: Any = None,
+    shard_bytes: int = SHARD_BYTES,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
+    """Write config.json, generation_config.json, the weights, and the tokenizer's files if given.
+
+    `transformers.AutoModelFor....from_pretrained(folder)` loads the result with equal logits. Of a
+    model with adapters only these are written, in peft's layout.
+
+    Args:
+        model: transformers' own class or peft's, without wrappers of torch.compile or DDP.
+        folder: is made; nothing outside of it is written.
+        tokenizer: a tokenizer of transformers.
+        shard_bytes: largest file of weights.
+        weights: instead of the model's own, where it holds only parts of them.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; what is there then is incomplete.
+    """
+    mine: Any = model
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _without_deepspeed(), _generation_as_published():
+            if is_adapted(model):
+                save_adapter(model, folder, weights)
+            else:
+                mine.save_pretrained(folder, max_shard_size=shard_bytes, state_dict=weights)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        for name in (CONFIG, GENERATION):
+            _drop_training_settings(folder / name)
+    except Exception as error:
+        system = system_error(error)
+        if system is None:
+            raise
+        raise OSError(system.errno, system.strerror, str(folder)) from error
+
+
+@contextlib.contextmanager
+def _without_deepspeed() -> Iterator[None]:
+    """Keep Accelerate from importing DeepSpeed only to ask whether the model is wrapped by it.
+
+    accelerate 1.15's extract_model_from_parallel, in transformers 5.23's save_pretrained: 1.3 s
+    and a line on standard output wherever the package is installed. What has not been imported has
+    wrapped nothing.
+    """
+    from accelerate.utils import other
+
+    asked = getattr(other, "is_deepspeed_available", None)
+    if asked is None or "deepspeed" in sys.modules:
+        yield
+        return
+    vars(other)["is_deepspeed_available"] = lambda: False
+    try:
+        yield
+    finally:
+        vars(other)["is_deepspeed_available"] = asked
+
+
+@contextlib.contextmanager
+def _generation_as_published() -> Iterator[None]:
+    """Save a generation config that contradicts itself as it was found, instead of raising.
+
+    Published ones do: a temperature, and no sampling (Llama 2's). transformers before 5.23 refuses
+    to write them, later ones where anything in them was changed; the run would end with its first
+    checkpoint.
+    """
+    from transformers import GenerationConfig
+
+    strict = GenerationConfig.validate
+    changed: Any = GenerationConfig
+    changed.validate = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        changed.validate = strict
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Put the saved weights into a model that is already built, tensor by tensor, in place.
+
+    Shared tensors stay shared. The folder was written by `save_pretrained` from an equal model.
+
+    Raises:
+        RunError: tensors are missing, unknown, or of another size or number format.
+        OSError: a file cannot be read.
+    """
+    if is_adapted(model):
+        places, saved = adapter_tensors(model), read_tensors(folder / ADAPTER_WEIGHTS)
+    else:
+        places, saved = model.state_dict(), _read(folder)
+    if not is_adapted(model) and _is_converted(model):
+        saved = _read_through_transformers(model, folder)
+    left = {_memory(tensor): name for name, tensor in places.items()}
+    for name, tensor in saved:
+        place = places[name].detach() if name in places else None
+        if place is None:
+            raise RunError(f"{folder}: {name} has no place in {type(model).__name__}")
+        if (tensor.shape, tensor.dtype) != (place.shape, place.dtype):
+            raise RunError(
+                f"{folder}: {name} is {tensor.dtype} {list(tensor.shape)}, the model's is "
+                f"{place.dtype} {list(place.shape)}"
+            )
+        place.copy_(cut_like(tensor, place))
+        left.pop(_memory(place), None)  # once under any of its names
+    if left:
+        raise RunError(
+            f"{folder}: it lacks {format_number(len(left), 'tensor')}: {min(left.values())}"
+        )
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The system's error behind one of a library, if there is one.
+
+    torch 2.13 raises a RuntimeError while the OSError is being handled; safetensors 0.8 names the
+    number, as Rust prints it.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OSError):
+            return link
+        link = link.__context__
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+
+
+def _is_converted(model: nn.Module) -> bool:
+    """Whether transformers 5 saves the model under other names and shapes than it computes with.
+
+    The experts of a layer, say, are one tensor in memory and many in a file.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    loaded = getattr(model, "_weight_conversions", None)
+    mapping: Any = get_model_conversion_mapping
+    return bool(loaded or mapping(model, add_legacy=False))
+
+
+def _read_through_transformers(model: nn.Module, folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The saved tensors under the model's own names, through a second model on the host.
+
+    Raises:
+        RunError: they are not all of the model's.
+    """
+    cls: Any = type(model)
+    config = copy.deepcopy(model.config)
+    dtype = next(model.parameters()).dtype
+    loaded, info = cls.from_pretrained(
+        folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True
+    )
+    for what in ("missing_keys", "unexpected_keys"):
+        if info[what]:
+            words = f"{len(info[what])} {what.replace('_keys', ' tensors')}: {min(info[what])}"
+            raise RunError(f"{folder}: {words}")
+    yield from loaded.state_dict().items()
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor is, and how long: equal for the names of one shared tensor."""
+    return part(tensor).data_ptr(), tensor.numel()
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every saved tensor, one at a time."""
+    files = [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        names = json.loads((folder / INDEX).read_text())["weight_map"].values()
+        files = [folder / name for name in sorted(set(names))]
+    for path in files:
+        yield from read_tensors(path)
+
+
+def _drop_training_settings(path: Path) -> None:
+    """`use_cache=false` is right for training alone; without it, generation has its default."""
+    if not path.is_file():
+        return
+    content = json.loads(path.read_text())
+    if content.pop("use_cache", True) is False:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

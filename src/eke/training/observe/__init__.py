@@ -1,0 +1,1 @@
+"""Observation: what is read from the running objects into the record."""

@@ -1,0 +1,266 @@
+"""Watching a training step on fake tensors: which storages come into being, and when they go."""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eke.training.trace.data_dependent_ops import Questions
+from eke.training.trace.fake_tensor_cache import Ghosts
+from eke.training.trace.history import (
+    ACTIVATIONS,
+    AUTOCAST,
+    BATCH,
+    LOGITS,
+    TEMPORARIES,
+    WORKSPACES,
+    History,
+)
+from eke.training.trace.host_kernels import PRODUCTS
+from eke.training.trace.workspaces import Workspaces
+
+aten: Any = torch.ops.aten
+
+_ADDITION, _ADDED = aten.add.Tensor, aten.add_.Tensor
+_DEVICE_OF = torch.ops.prim.device.default
+
+
+class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
+    """Runs every operator on fake tensors, and records the births and deaths of storages.
+
+    Args:
+        mode: makes the fake tensors.
+        device: whose storages are recorded.
+        questions: what is answered where the program asks for data.
+        workspaces: memory inside kernels, which no tensor tells of.
+    """
+
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        device: torch.device,
+        questions: Questions,
+        workspaces: Workspaces,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+        self.history = History()
+        self.kind = device.type
+        self.inside_attention = False
+        """Between entering and leaving scaled dot-product attention."""
+        self._ghosts = Ghosts(mode)
+        self._questions = questions
+        self._workspaces = workspaces
+        self._alive: dict[int, tuple[int, Any]] = {}
+        """Storage -> its number, and the reference that tells of its death."""
+        self._forgotten: set[int] = set()
+        """Numbers of storages that live on and are not counted."""
+        self._handles: set[bool] = set()
+        self._phase = ""
+        self._logits: tuple[int, int] | None = None
+        """Elements and width of the logits, once there are any."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Notes what the operator makes."""
+        if func is _DEVICE_OF:
+            return args[0].fake_device if type(args[0]) is FakeTensor else args[0].device
+        if func is _ADDITION and self._is_in_place(args):
+            func = _ADDED
+        kwargs = kwargs or {}
+        if func.namespace in WRITTEN_IN_PYTHON and (body := _body(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
+        answer = self._questions.answer(func, args, kwargs)
+        if answer is not NotImplemented:
+            self._note(func, args, answer)
+            return answer
+        if self._workspaces.handle_bytes and func in PRODUCTS:
+            self._use_handle()
+        hidden = self._workspaces.bytes_of(func, args, kwargs)
+        number = self.history.born(hidden, TEMPORARIES) if hidden else 0
+        out = self._ghosts.answer(func, types, args, kwargs)
+        self._note(func, args, out)
+        if hidden:
+            self.history.died(number, hidden)
+        return out
+
+    def begin(self, phase: str, counted: bool = True) -> None:
+        """A phase begins; `data` counts as the beginning of `forward`.
+
+        Args:
+            phase: its name.
+            counted: whether its peak is asked for.
+        """
+        self._phase = phase
+        self._logits = self._logits if phase == "backward" else None
+        self.history.begin(("forward" if phase == "data" else phase) if counted else "")
+
+    def add(self, tensors: Iterable[Tensor], component: str) -> None:
+        """Record tensors that are there already."""
+        for tensor in tensors:
+            self._born(tensor, component)
+
+    def call(self, tensors: Iterable[Tensor], component: str) -> None:
+        """Say what storages are that were recorded before."""
+        for tensor in tensors:
+            found = self._alive.get(tensor.untyped_storage()._cdata)
+            if found:
+                self.history.components[found[0]] = component
+
+    def saw_logits(self, logits: Tensor) -> None:
+        """The model has answered: what follows is the loss."""
+        self.call([logits], LOGITS)
+        self._logits = (logits.numel(), logits.shape[-1] if logits.dim() else 1)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Count a storage no more, and none of its views, though it lives on."""
+        storage = tensor.untyped_storage()
+        found = self._alive.get(storage._cdata)
+        if found is not None and found[0] not in self._forgotten:
+            self._forgotten.add(found[0])
+            self.history.died(found[0], storage.nbytes())
+
+    def _use_handle(self) -> None:
+        """The first product of a thread; on a GPU backward passes have one of their own."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward not in self._handles:
+            self._handles.add(in_backward)
+            self.history.born(self._workspaces.handle_bytes, WORKSPACES)
+
+    def _note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        if type(out) is FakeTensor:
+            self._born_of(out, func, args)
+        elif type(out) is tuple or type(out) is list:
+            for part in out:
+                if type(part) is FakeTensor:
+                    self._born_of(part, func, args)
+
+    def _born_of(self, tensor: FakeTensor, func: Any, args: tuple[Any, ...]) -> None:
+        if tensor.fake_device.type == self.kind:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._alive and storage.nbytes():
+                self._record(storage, self._component(tensor, func, args))
+
+    def _born(self, tensor: Tensor, component: str) -> None:
+        storage = tensor.untyped_storage()
+        if tensor.device.type == self.kind and storage._cdata not in self._alive:
+            self._record(storage, component)
+
+    def _record(self, storage: Any, component: str) -> None:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if not num_bytes:
+            return
+        number = self.history.born(num_bytes, component)
+        alive, died, forgotten = self._alive, self.history.died, self._forgotten
+
+        def end(_: Any = None) -> None:
+            if alive.pop(key, None) is not None and number not in forgotten:
+                died(number, num_bytes)
+
+        alive[key] = (number, _Watch(weakref.ref(storage, end), end))
+
+    def _component(self, tensor: Tensor, func: Any, args: tuple[Any, ...]) -> str:
+        phase = self._phase
+        if phase in ("forward", "evaluation"):
+            if func is aten._to_copy.default and _is_weight(args[0]):
+                return AUTOCAST
+            return LOGITS if self._logits else ACTIVATIONS
+        if phase == "backward":
+            if self._logits and tensor.numel() >= self._logits[0] and self._logits[0] > 1:
+                width = tensor.shape[-1] if tensor.dim() else 1
+                return LOGITS if width == self._logits[1] else TEMPORARIES
+            return ACTIVATIONS if torch.is_grad_enabled() else TEMPORARIES
+        return BATCH if phase == "data" else TEMPORARIES
+
+    def _is_in_place(self, args: tuple[Any, ...]) -> bool:
+        """Whether real tensors would be added to in place, where subclasses of Tensor are not.
+
+        Autograd sums gradients so (torch/csrc/autograd/input_buffer.cpp, accumulate), and plain
+        attention adds its mask so (aten/src/ATen/native/transformers/attention.cpp).
+        """
+        first = args[0]
+        if type(first) is not FakeTensor:
+            return False
+        if self.inside_attention:
+            return bool(first.dim() == 4 and torch.is_tensor(args[1]))
+        return engine_owns(first)
+
+
+WRITTEN_IN_PYTHON = frozenset({"torch_nn", "transformers"})
+"""Namespaces of operators that are Python functions over other operators, which are traced in their
+place: torch 2.13's linear_cross_entropy, and transformers' grouped products."""
+
+
+@functools.cache
+def _body(func: Any) -> Callable[..., Any] | None:
+    """The function behind an operator of `torch.library.custom_op`."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(func._schema.name)
+    return None if found is None else found._init_fn
+
+
+class _Watch:
+    """A weak reference, and the function that it calls."""
+
+    __slots__ = ("_end", "_reference")
+
+    def __init__(self, reference: Any, end: Callable[[], None]) -> None:
+        self._reference = reference
+        self._end = end
+
+    def __call__(self) -> None:
+        self._end()
+
+
+ENGINE_TENSOR_USES, ENGINE_STORAGE_USES = 4, 2
+"""References to a gradient that only autograd holds, as `engine_owns` sees them: the engine's own,
+the argument's and Python's (tests/unit/training/trace/test_traps.py)."""
+
+
+def engine_owns(gradient: Tensor) -> bool:
+    """Whether autograd alone holds a gradient, so that it would add the next one to it in place."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    storage: Any = gradient.untyped_storage()
+    counted: Any = gradient
+    uses = torch._C._storage_Use_Count
+    return bool(
+        counted._use_count() <= ENGINE_TENSOR_USES
+        and uses(storage._cdata) <= ENGINE_STORAGE_USES
+        and storage.nbytes() == gradient.numel() * gradient.itemsize
+    )
+
+
+def _is_weight(value: Any) -> bool:
+    """A weight, or a view of one: experts' are transposed before they are cast."""
+    viewed = value._base if value._is_view() else value
+    return isinstance(viewed, torch.nn.Parameter)
+
+
+@contextlib.contextmanager
+def watched_attention(trace: StorageTrace) -> Any:
+    """Tells the trace while scaled dot-product attention runs."""
+    import torch.nn.functional as F
+
+    true_call = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before, trace.inside_attention = trace.inside_attention, True
+        try:
+            return true_call(*args, **kwargs)
+        finally:
+            trace.inside_attention = before
+
+    F.scaled_dot_product_attention = watched
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = true_call

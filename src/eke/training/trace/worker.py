@@ -1,0 +1,89 @@
+"""`python -m eke.training.trace.worker`: plans on stdin, answers on stdout, one a line.
+
+The fake device is registered for a whole process, so this one does nothing else. An answer is
+`{"traced": ...}` or `{"reason": ...}`; it ends with its input. Whatever a library aborts, only this
+process dies of, and who asked sees its end.
+"""
+
+import importlib
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, TextIO
+
+from eke.common.gc_tuning import collect_seldom, importing
+from eke.common.torch_compat import lacking
+from eke.config.schema.codec import make_converter
+from eke.plan.planner import Plan
+
+QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+"""Notes of native code and libraries; sizes of models come from their configuration alone."""
+
+
+def main() -> int:
+    """Answer until there is nothing more to read."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints, prints elsewhere
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    collect_seldom()
+    serve(iter(sys.stdin.readline, ""), answers)
+    return 0
+
+
+def serve(lines: Iterable[str], answers: TextIO) -> None:
+    """Answer each line."""
+    for answer in map(answer_line, lines):
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+@cache
+def import_libraries() -> None:
+    """Those of a trace, once there is one to make.
+
+    Only once: what earlier traces have left behind would be frozen with them.
+    """
+    with importing():
+        from eke.training.model.imports import import_transformers
+
+        importlib.import_module("eke.training.trace.predict")
+        import_transformers()
+
+
+def answer_line(line: str) -> dict[str, Any]:
+    """The answer to one plan, as JSON values."""
+    converter = make_converter()
+    try:
+        plan = converter.structure(json.loads(line), Plan)
+    except Exception as error:  # cattrs raises groups of whatever went wrong
+        return {"reason": f"not a readable plan ({type(error).__name__})"}
+    try:
+        import_libraries()
+        from eke.training.trace.predict import trace
+        from eke.training.trace.trace_substitutions import Untraceable
+
+        try:
+            return {"traced": converter.unstructure(trace(plan))}
+        except Untraceable as error:
+            return {"reason": str(error)}
+    except (ImportError, AttributeError) as error:
+        if not (reason := lacking(error)):
+            raise
+        return {"reason": reason}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Recipes that adapt: which techniques suit a device, a model and what was typed; no torch."""
+
+from eke.tuning.recipes.fastest import FASTEST
+from eke.tuning.recipes.large_model import LARGE_MODEL
+from eke.tuning.recipes.low_memory import LOW_MEMORY
+from eke.tuning.recipes.question import Candidate, Choice, Recipe, Situation, Wish
+from eke.tuning.recipes.resolver import Kitchen, decided_by
+
+RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
+"""Option of `recipe=` -> what it wants; the other recipes are fixed selections."""
+
+__all__ = [
+    "RECIPES",
+    "Candidate",
+    "Choice",
+    "Kitchen",
+    "Recipe",
+    "Situation",
+    "Wish",
+    "decided_by",
+]

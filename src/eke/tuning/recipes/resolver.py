@@ -1,0 +1,167 @@
+"""A recipe's questions answered one after the other, each answer shown to the rules first."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eke.common.errors import ConfigError
+from eke.common.units import format_bytes
+from eke.config.schema import Config
+from eke.plan.planner import Decision, Plan
+from eke.tuning.recipes.question import Ask, Candidate, Choice, Recipe, Situation, Wish, by_section
+
+SHARED = ("data",)
+"""Sections of which a recipe changes keys, and the rest belongs to somebody else."""
+
+Sections = Callable[[tuple[str, ...]], Config]
+"""Overrides -> the whole configuration with them, composed as if they had been typed.
+
+Raises ConfigError where they cannot be composed with what was typed.
+"""
+
+
+@dataclass
+class Kitchen:
+    """Where the choices of one recipe for one configuration are made."""
+
+    recipe: Recipe
+    claims: frozenset[str]
+    compose: Sections
+    choices: list[Choice] = field(default_factory=list)
+    _sections: dict[tuple[str, ...], object] = field(default_factory=dict)
+
+    def settle(self, situation: Situation, make_base: Callable[[Config], Plan]) -> Situation:
+        """All questions, in order; the situation with every choice.
+
+        Args:
+            situation: without a plan.
+            make_base: plans a configuration that no rule refuses.
+
+        Raises:
+            ConfigError: the configuration cannot be planned, with or without the recipe.
+        """
+        self._read_menu()
+        situation = self._all(self.recipe.first, situation)
+        if situation.found.refused:
+            return situation  # by what was typed: the rules say so when it is planned
+        situation = replace(situation, base=make_base(situation.smallest))
+        situation = self._all(self.recipe.then, situation)
+        if self.recipe.search is not None:
+            for found in self.recipe.search(situation, self.is_decided, self.changed):
+                changed = self.changed(situation, found.overrides) or situation
+                self._note(found, found.reason)
+                situation = changed
+        if self.recipe.conclusion is not None:
+            self._say("memory forecast", self.recipe.conclusion(situation), is_new=False)
+        return situation
+
+    def is_decided(self, path: str) -> bool:
+        """Whether the user has decided about a group or a key."""
+        return path in self.claims
+
+    def changed(self, situation: Situation, overrides: tuple[str, ...]) -> Situation | None:
+        """The situation with overrides; None where they do not go with what was typed."""
+        parts: dict[str, Any] = {}
+        try:
+            for section, texts in by_section(overrides).items():
+                made = self._section(section, texts)
+                if section in SHARED:
+                    names = [text.partition("=")[0].partition(".")[2] for text in texts]
+                    fields = {name: getattr(made, name) for name in names}
+                    made = replace(getattr(situation.config, section), **fields)
+                parts[section] = made
+        except ConfigError:
+            return None
+        return replace(situation, config=replace(situation.config, **parts))
+
+    def _all(self, questions: tuple[Ask, ...], situation: Situation) -> Situation:
+        for ask in questions:
+            wish = ask(situation)
+            if wish is not None and not any(map(self.is_decided, wish.decides)):
+                situation = self._answer(wish, situation)
+        return situation
+
+    def _answer(self, wish: Wish, situation: Situation) -> Situation:
+        """The first candidate that the rules let through; the reasons against those before it."""
+        against = []
+        for candidate in wish.candidates:
+            changed = self.changed(situation, candidate.overrides)
+            if changed is None:
+                against.append(f"{name_of(candidate)} does not go with what was typed")
+                continue
+            if changed.config == situation.config:
+                self._note(candidate, "; ".join([candidate.reason, *against]))
+                return situation
+            sections = by_section(candidate.overrides)
+            problem = situation.found.new_in(changed.found, sections)
+            if problem is not None:
+                against.append(f"not {name_of(candidate)}: {problem.why}")
+                continue
+            reason = candidate.reason
+            if wish.shrinks:
+                told = smaller(situation, changed)
+                if told is None:
+                    against.append(f"not {name_of(candidate)}: it would need no less memory")
+                    continue
+                reason = f"{reason}; {told}"
+            self._note(candidate, "; ".join([reason, *against]))
+            return changed
+        reasons = against if wish.candidates else [wish.otherwise]
+        if wish.otherwise and reasons:
+            group = wish.decides[0]
+            stays = f"{group}={getattr(situation.config, group).option}"
+            self._say(stays, "; ".join(reasons), is_new=False)
+        return situation
+
+    def _note(self, candidate: Candidate, reason: str) -> None:
+        first, *others = candidate.overrides
+        keys = {text.partition("=")[0] for text in candidate.overrides}
+        self.choices = [each for each in self.choices if each.decision.key not in keys]
+        self._say(first, reason)
+        for text in others:
+            self._say(text, f"with {first}")
+
+    def _say(self, override: str, reason: str, is_new: bool = True) -> None:
+        key, _, value = override.partition("=")
+        decision = Decision(key, value, f"{decided_by(self.recipe.name)}{reason}")
+        self.choices.append(Choice(override if is_new else "", decision))
+
+    def _section(self, section: str, texts: tuple[str, ...]) -> object:
+        if texts not in self._sections:
+            self._sections[texts] = getattr(self.compose(texts), section)
+        return self._sections[texts]
+
+    def _read_menu(self) -> None:
+        """Compose what may come up, many sections at a time."""
+        for overrides in self.recipe.menu:
+            wanted: Mapping[str, tuple[str, ...]] = {
+                section: texts
+                for section, texts in by_section(overrides).items()
+                if not self.is_decided(section)
+            }
+            try:
+                config = self.compose(tuple(text for texts in wanted.values() for text in texts))
+            except ConfigError:
+                continue  # one by one, then
+            for section, texts in wanted.items():
+                self._sections[texts] = getattr(config, section)
+
+
+def decided_by(recipe: str) -> str:
+    """What the reason of a decision begins with that a recipe has made."""
+    return f"recipe={recipe}: "
+
+
+def name_of(candidate: Candidate) -> str:
+    """A candidate in a sentence."""
+    return " ".join(candidate.overrides)
+
+
+def smaller(before: Situation, after: Situation) -> str | None:
+    """How much less a whole step's samples need; None where it is not less, or not known."""
+    if before.forecast_whole is None or after.forecast_whole is None:
+        return None
+    old, new = before.forecast_whole.peak.expected, after.forecast_whole.peak.expected
+    if new >= old:
+        return None
+    return f"{format_bytes(new)} expected instead of {format_bytes(old)}"

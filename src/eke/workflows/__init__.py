@@ -1,0 +1,117 @@
+"""What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+import eke
+from eke.common.cluster_task import check_started_tasks
+from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.paths import program
+from eke.common.started_ranks import check_started_ranks
+from eke.config.compose import (
+    Arguments,
+    Composed,
+    answer_shell,
+    check_question,
+    compose,
+    help_text,
+    is_completion,
+    is_for_hydra,
+    launcher_of,
+    run_hydra_flags,
+    split_arguments,
+    sweep_by_hydra,
+)
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.workflows.auto_batch import Means
+from eke.workflows.console import complain, say
+from eke.workflows.plan_report import (
+    asks_for_all_devices,
+    compare_on_all_devices,
+    plan_text,
+    refuse_why_of_many,
+)
+from eke.workflows.planning import plan_for, without_cluster
+
+__all__ = ["main", "plan_for"]
+
+
+def main(
+    argv: Sequence[str],
+    *,
+    as_json: bool = False,
+    why: bool = False,
+    trace: bool = False,
+    also: Mapping[str, int] | None = None,
+) -> int:
+    """Everything behind `python train.py`; returns the exit code and shows no user a traceback.
+
+    Args:
+        argv: the command line without the program.
+        as_json: print the plan for machines, with `plan_only=true`.
+        why: also what would make it fit into memory, with `plan_only=true`.
+        trace: spend seconds on a trace of its memory, with `plan_only=true`.
+        also: flags of the command that calls, one of which may have been misspelt, and how many
+            values follow each.
+    """
+    try:
+        arguments = split_arguments(argv, also)
+        if arguments.help:
+            return say(help_text(arguments.config_dir))
+        if arguments.version:
+            return say(f"eke {eke.__version__}")
+        if arguments.hydra_flags:
+            return ask_hydra(arguments)
+        refuse_why_of_many(arguments, why)
+        if asks_for_all_devices(arguments):
+            return say(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
+        if arguments.multirun or launcher_of(arguments.overrides) == "slurm":
+            check_started_ranks("a sweep", 1)
+            check_started_tasks("a sweep", 1)
+            if is_for_hydra(arguments.overrides):
+                from eke.workflows.running import run_for_hydra  # only here, as in `run`
+
+                sweep_by_hydra(arguments.overrides, arguments.config_dir, run_for_hydra)
+                return EXIT_OK
+            from eke.workflows.sweep import sweep  # only here, too
+
+            return sweep(arguments, as_json, trace)
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
+        return run(composed, as_json, why, trace)
+    except EkeError as error:
+        return complain(str(error), error.exit_code)
+    except OSError as error:  # the disk is full, or a folder went away, between two runs
+        return complain(of_system(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
+
+
+def run(composed: Composed, as_json: bool = False, why: bool = False, trace: bool = False) -> int:
+    """Plan, and unless only the plan is wanted, run it or answer from its record.
+
+    Raises:
+        ConfigError: the command is wrong.
+    """
+    for text in without_cluster(composed.overrides):
+        say(f"  warning: {text}")
+    pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
+    if pooled:
+        reason = "is for the runs of a sweep, and this is a single run"
+        command = f"{program()} -m {shlex.join(composed.overrides)}"
+        raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
+    if composed.config.plan_only:
+        plan = plan_for(composed, planning=True, means=Means(trace=trace))
+        return say(plan_text(plan, as_json_text=as_json, why=why, trace=trace))
+    from eke.workflows.running import run_composed  # only here: a plan starts nothing
+
+    return run_composed(composed)
+
+
+def ask_hydra(arguments: Arguments) -> int:
+    """Hydra's own questions (`--cfg job`), answered by Hydra once the rest is known right."""
+    if is_completion(arguments):
+        return say(answer_shell(arguments.overrides).removesuffix("\n"))
+    check_question(arguments)
+    if not arguments.multirun:
+        compose(arguments.overrides, arguments.config_dir)
+    return say(run_hydra_flags(arguments))

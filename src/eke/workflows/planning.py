@@ -1,0 +1,240 @@
+"""From one composed configuration to its plan, wherever it is to run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.started_ranks import machines_at_hand
+from eke.common.units import format_bytes
+from eke.config.compose import Composed, is_set
+from eke.config.schema import Config, resolve_attention
+from eke.estimate.memory import (
+    Forecast,
+    as_text,
+    is_open,
+    known_forecast,
+    refuse_what_cannot_fit,
+    traced_forecast,
+    what_makes_room,
+)
+from eke.estimate.time import slowdown
+from eke.hardware import Device, choose
+from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
+from eke.plan.planner import Decision, Plan, make_plan
+from eke.rules import BY_SIZE, Facts, check
+from eke.workflows.auto_batch import Means, Permitted, at_rest, choose_batch, permitted
+from eke.workflows.fine_tuning import fine_tuned
+from eke.workflows.recipes import adapted
+
+PLANNING = Means()
+"""Of batch=auto where nothing is to start."""
+
+
+def plan_for(
+    composed: Composed,
+    planning: bool,
+    in_cluster: bool = False,
+    refuse: bool | None = None,
+    trace: bool = True,
+    means: Means = PLANNING,
+) -> Plan:
+    """Check and plan one configuration.
+
+    Args:
+        composed: what is wanted.
+        planning: nothing will be run.
+        in_cluster: it will run on a node of a cluster, not here.
+        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        means: what batch=auto may spend on its choice.
+
+    Raises:
+        ConfigError: every rule it breaks.
+    """
+    device, reason = choose(composed.config.hardware.option)
+    if in_cluster:
+        device, reason = device_of_nodes(composed.config, device)
+    num_nodes = composed.config.distributed.num_nodes if in_cluster else machines_at_hand()
+    return plan_on(composed, device, reason, planning, refuse, num_nodes, trace, means)
+
+
+def plan_on(
+    composed: Composed,
+    device: Device,
+    reason: str,
+    planning: bool,
+    refuse: bool | None = None,
+    num_nodes: int = 1,
+    trace: bool = True,
+    means: Means = PLANNING,
+) -> Plan:
+    """Check and plan one configuration for a device.
+
+    Args:
+        composed: what is wanted.
+        device: what it will run on.
+        reason: why that one.
+        planning: nothing will be run.
+        refuse: refuse what cannot fit into memory; None is whatever is to run.
+        num_nodes: machines that it can use.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        means: what batch=auto may spend on its choice.
+
+    Raises:
+        ConfigError: every rule it breaks.
+    """
+    device, reason = enough_of(composed.config, device, reason)
+    config = resolve_attention(resolve_model(composed.config, composed.overrides, planning))
+    choices = {**composed.choices, "attention": config.attention.option}
+    composed = replace(composed, choices=choices)
+    if not is_set(composed, "task.num_labels"):
+        config = follow_head(config)
+    config, first, _ = fine_tuned(resolve_tokenizer(config), composed)
+    recipe = adapted(composed, config, device, num_nodes)
+    # Once more, since a recipe may have chosen another optimizer.
+    config, again, remark = fine_tuned(recipe.config, composed)
+    usual = {decision.key: decision for decision in (*first, *again)}
+    refuse = not planning if refuse is None else refuse
+    # The forecast shows it, in more detail; or the user knows.
+    lenient = not refuse or config.ignore_forecast
+    facts = Facts(config, device, planning, num_nodes)
+
+    def plan_of(each: Permitted) -> Plan:
+        made = make_plan(
+            each.config, recipe.choices, composed.overrides, device, reason, each.warnings
+        )
+        return replace(made, config_dir=str(composed.config_dir or ""))
+
+    allowed = _allowed(facts, lenient, plan_of)
+    plan, seen_to_fit = plan_of(allowed[0]), False
+    if config.batch.per_device is None:
+        plan, seen_to_fit = choose_batch(plan, allowed, means, config.batch.target is not None)
+    plan = recipe.shown_in(plan)
+    plan = _explained(plan, usual, remark)
+    if means.in_pool:  # its turn comes when others have ended
+        plan = at_rest(plan)
+    return weighed(plan, trace) if refuse and not seen_to_fit else plan
+
+
+def _explained(plan: Plan, usual: dict[str, Decision], remark: str) -> Plan:
+    """The plan with what fine-tuning usually takes, and why."""
+    rate = usual.pop("optimizer.lr", None)
+    decisions = tuple(
+        replace(each, reason=f"{rate.reason}; {each.reason}")
+        if rate is not None and each.key == "learning rate"
+        else each
+        for each in plan.decisions
+    )
+    warnings = (*plan.warnings, remark) if remark else plan.warnings
+    return replace(plan, decisions=(*decisions, *usual.values()), warnings=warnings)
+
+
+def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) -> list[Permitted]:
+    """As `permitted`; what is refused for its size alone is told what makes room for all of it."""
+    try:
+        return permitted(facts, lenient)
+    except ConfigError as error:
+        if any(problem.rule not in BY_SIZE for problem in error.problems):
+            raise
+        try:
+            smallest = plan_of(permitted(facts, lenient=True)[0])
+        except ConfigError:  # something else is wrong with it, too: first what the rule says
+            raise error from None
+        raise ConfigError([_with_room(each, smallest) for each in error.problems]) from None
+
+
+def _with_room(problem: Problem, plan: Plan) -> Problem:
+    """What a rule says of a lower bound, with an override that makes room for all of the run.
+
+    Args:
+        problem: the rule's, whose own override makes room for what it has counted.
+        plan: of what is refused.
+    """
+    advice = what_makes_room(plan, known_forecast(plan), slowdown)
+    if advice is None or check(Facts(advice.plan.config, plan.device, planning=True))[0]:
+        return problem
+    remark = f"{format_bytes(advice.forecast.best.expected)} expected"
+    if not advice.keeps:
+        remark += ", another training"
+    return replace(problem, fix=f"{as_text(advice)}   ({remark})")
+
+
+def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
+    """The plan, with a warning where memory is short.
+
+    Args:
+        plan: of a run that is to start.
+        trace: spend seconds on a trace where formulas cannot tell whether there is room.
+        found: its forecast, if that is known.
+
+    Raises:
+        ConfigError: it cannot fit.
+    """
+    found = found or known_forecast(plan)
+    if trace and is_open(found):
+        found = traced_forecast(plan)
+    warning = refuse_what_cannot_fit(plan, found, slowdown)
+    return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
+
+
+def without_cluster(overrides: Sequence[str]) -> list[str]:
+    """What was typed for a cluster, and does nothing where there is none; as warnings."""
+    return [
+        f"{text} has no effect on this machine; hydra/launcher=slurm sends runs to a cluster"
+        for text in overrides
+        if text.lstrip("+").startswith(("resources.", "slurm.", "slurm="))
+    ]
+
+
+def without_pool(overrides: Sequence[str]) -> list[str]:
+    """What was typed for this machine's devices, and does nothing in a cluster; as warnings."""
+    return [
+        f"{text} has no effect in a cluster, where SLURM hands out devices"
+        for text in overrides
+        if text.startswith(("launcher.cpu_slots=", "launcher.runs_per_device="))
+    ]
+
+
+def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
+    """A device that is only declared, as many times as the run has processes on a machine.
+
+    Nobody has said how many there are, and what one of several needs is the question.
+
+    Args:
+        config: what is wanted.
+        device: what it will run on.
+        reason: why that one.
+    """
+    needed = processes_per_node(config)
+    if device.present or device.kind != "cuda" or needed <= device.count:
+        return device, reason
+    return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
+
+
+def processes_per_node(config: Config) -> int:
+    """On each machine, or on the one with the most; asked before any limit is."""
+    return -(-config.distributed.num_processes // max(1, config.distributed.num_nodes))
+
+
+def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
+    """The device that a cluster's nodes have, as declared, and why it is taken for granted.
+
+    Args:
+        config: what is wanted.
+        found: what `hardware` means on this machine.
+
+    Raises:
+        ConfigError: nobody has said what the nodes have, and this machine has no GPU to go by.
+    """
+    option = config.hardware.option
+    if option == "auto" and found.kind == "cpu":
+        why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
+        raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
+    count = processes_per_node(config) if found.kind == "cuda" else 1
+    note = f"{found.name}: what hardware={option} says the nodes have"
+    # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.
+    memory = found.memory_bytes if found.kind == "cuda" else None
+    nodes = replace(
+        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
+    )
+    return nodes, note

@@ -1,0 +1,111 @@
+"""One run: planned, started or answered from its record."""
+
+import signal
+from functools import partial
+from pathlib import Path
+
+from eke.common.cluster_task import check_started_tasks, this_task
+from eke.common.errors import ConfigError, Problem, RunError
+from eke.common.paths import user_path
+from eke.common.started_ranks import check_started_ranks, my_rank
+from eke.config.compose import Composed, compose
+from eke.estimate.memory import forecast_line, stop_tracing
+from eke.estimate.time import forecast_time, time_line
+from eke.launch import STOP_SIGNALS, Head, become_worker, follow, place_of, run_single
+from eke.plan.planner import Plan, render_plan
+from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
+from eke.results.report import render_summary
+from eke.workflows.auto_batch import Means
+from eke.workflows.batch_probe import means_of_a_run
+from eke.workflows.cached_result import plan_unless_answered
+from eke.workflows.console import say
+from eke.workflows.planning import plan_for
+
+FORKED_THERE = Problem(
+    "launcher.fork_server",
+    "true",
+    "the pool on this machine forks runs, and here another launcher starts them",
+    "launcher.fork_server=false",
+)
+
+
+def run_composed(composed: Composed) -> int:
+    """Run what was composed on this machine, or as one of several tasks of srun's.
+
+    Args:
+        composed: a single run.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: the command is wrong.
+    """
+    task = this_task()
+    check_started_tasks("a run", composed.config.distributed.num_nodes)
+    means = means_of_a_run(composed.config)
+    if task.count == 1:
+        return run_planned(plan_unless_answered(partial(plan_for, composed, means=means), place_of))
+    invitation = user_path(composed.config.paths.runs) / f".nodes-{task.step}.json"
+    if task.node:
+        for listened in STOP_SIGNALS:  # the first machine asks its processes, and all agree
+            signal.signal(listened, lambda *_: None)
+        follow(invitation, task, composed.config.distributed.timeout_s)
+        return EXIT_OK
+    with Head(invitation, task) as head:
+        return run_planned(plan_for(composed, planning=False, means=means), head)
+
+
+def run_planned(plan: Plan, head: Head | None = None) -> int:
+    """Run a plan, or answer from its record; returns the exit code.
+
+    Args:
+        plan: what is to be done.
+        head: knows the other machines of a run that has several.
+    """
+    check_started_ranks(plan.config.distributed.option, plan.batch.world_size)
+    place = place_of(plan)
+    if place.record is not None:
+        say(render_summary(place.record, str(place.paths.folder)))
+        say(f"  {place.note}")
+        return place.record.exit_code
+    say(f"{render_plan(plan)}\n  {forecast_line(plan)}")
+    say(f"  {time_line(forecast_time(plan), plan.device.kind)}")
+    if place.note:
+        say(f"  {place.note}")
+    if my_rank():
+        become_worker(place.paths)
+    say("")
+    stop_tracing()
+    record = run_single(plan, place, head)
+    say("\n" + render_summary(record, str(place.paths.folder)))
+    return record.exit_code
+
+
+def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float | None:
+    """One job of a sweep that Hydra runs: its objective is the loss at the end.
+
+    Raises:
+        ConfigError: a rule refuses the run.
+        RunError: it did not end well.
+        KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
+    """
+    composed = compose(overrides, config_dir, in_sweep=True)
+    if composed.config.launcher.fork_server:
+        raise ConfigError(FORKED_THERE)
+    if composed.config.plan_only:
+        say(render_plan(plan_for(composed, planning=True, means=Means())))
+        return None
+    means = means_of_a_run(composed.config)
+    plan = plan_unless_answered(partial(plan_for, composed, means=means), place_of)
+    place = place_of(plan)
+    say(f"\n{' '.join(overrides)}")
+    stop_tracing()
+    record = place.record or run_single(plan, place)
+    say(f"  {record.outcome}: {place.note or place.paths.folder}")
+    if record.exit_code == EXIT_RESUMABLE:
+        raise KeyboardInterrupt
+    if record.exit_code != EXIT_OK:
+        why = f": {record.failure.message}" if record.failure else ""
+        raise RunError(f"{record.outcome}{why} ({place.paths.log})")
+    return record.loss.eval_final

@@ -1,0 +1,396 @@
+"""A sweep: planned whole, then run on this machine's devices or in a cluster."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.paths import SweepPaths
+from eke.common.units import format_number
+from eke.config.compose import Arguments, launcher_of
+from eke.config.schema import Launcher
+from eke.config.sweep import Expanded, SweepCell, expand
+from eke.data.sources import looking_once
+from eke.estimate.memory import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
+from eke.estimate.time import forecast_time, sum_line
+from eke.hardware import usable_cores
+from eke.launch import (
+    Board,
+    Books,
+    Cell,
+    Devices,
+    Job,
+    Place,
+    Pool,
+    Rerun,
+    SweepFile,
+    done_again,
+    find_devices,
+    forking,
+    merge_duplicates,
+    open_board,
+    place_of,
+    smallest_first,
+    start_run,
+    sweep_exit_code,
+    sweep_id,
+    sweep_paths,
+    watching,
+)
+from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cluster
+from eke.plan.planner import Plan
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
+from eke.results.report import PlanningLine, label_cells, render_cells
+from eke.workflows.batch_probe import means_of_a_cell
+from eke.workflows.cached_result import plan_unless_answered
+from eke.workflows.console import say
+from eke.workflows.planning import plan_for, weighed, without_cluster, without_pool
+from eke.workflows.running import FORKED_THERE
+from eke.workflows.sweep_estimate import outlooks, outlooks_as_json, render_outlooks
+
+DETACHED_HERE = Problem(
+    "launcher.detach",
+    "true",
+    "a sweep on this machine ends with the process that watches over it",
+    "hydra/launcher=slurm   (or start it under tmux or nohup)",
+)
+
+FORKED_ELSEWHERE = Problem(
+    "launcher.fork_server",
+    "true",
+    "needs Linux, whose kernel hands a forked process over to the pool",
+    "launcher.fork_server=false",
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A sweep before it runs."""
+
+    identity: str
+    paths: SweepPaths
+    command: tuple[str, ...]
+    """What was typed behind `train.py`."""
+    name: str
+    """Of the file in `sweeps/`; empty for a sweep that was typed."""
+    cells: list[Cell]
+    jobs: list[Job]
+
+    def show(self, problem: str = "") -> int:
+        """Print what has become of the cells; returns the sweep's exit code.
+
+        Args:
+            problem: why its file is not up to date; empty when it is.
+        """
+        records = {number: job.record for job in self.jobs for number in job.cells}
+        shown = [(cell, records.get(number)) for number, cell in enumerate(self.cells)]
+        rows = [cell.row for cell in self.cells]
+        behind = f" is not up to date: {problem}" if problem else ""
+        say(f"\n{render_cells(shown, rows)}\n\n  {self.paths.sweep}{behind}")
+        return sweep_exit_code(self.cells)
+
+    def file(self) -> SweepFile:
+        """Its file, kept up to date while it runs."""
+        return SweepFile(self.paths, self.command, self.cells, self.name)
+
+    def rerun(self, board: Board) -> Rerun:
+        """What `rerun=true` asks for: all of it, or what an interrupted one has left."""
+        rerun = Rerun(self.paths, self.jobs)
+        if rerun.goes_on:
+            anew = f"rm {shlex.quote(str(self.paths.rerun))} begins it anew"
+            board.note(f"rerun=true goes on where it was interrupted; {anew}")
+        return rerun
+
+
+def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> int:
+    """Plan every cell before the first one runs, then run them here or in a cluster.
+
+    Refused cells are listed and left out, equal ones run once, finished ones are answered from
+    their records: the same command again finishes the sweep.
+
+    Args:
+        arguments: what was typed.
+        as_json: print what is expected of each cell for machines, with `plan_only=true`.
+        trace: spend seconds on traces where formulas cannot tell, with `plan_only=true`.
+    """
+    line = PlanningLine()
+    expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
+    composed = [cell.composed for cell in expanded.cells]
+    launcher = launcher_of(arguments.overrides)
+    if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
+        line.close()
+        raise ConfigError(problem)
+    own = [each.config for each in composed if each.config_dir]
+    identity = sweep_id([cell.overrides for cell in expanded.cells], own)
+    group = f"sweep-{identity}"
+    cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
+    planning = composed[0].config.plan_only
+    if trace or not planning:
+        weigh_open_cells(cells, plans, line.traced)
+    line.close()
+    duplicates = merge_duplicates(plans)
+    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
+    jobs = make_jobs(labels, plans, duplicates)
+    where = place_in_cluster if launcher == "slurm" else place_of
+    if as_json and planning:
+        return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
+    say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
+    idle = without_pool if launcher == "slurm" else without_cluster
+    unused = not_asked_for(jobs, cells, plans) if launcher == "slurm" else []
+    for text in [*idle(arguments.overrides), *unused]:
+        say(f"  warning: {text}")
+    first = composed[0].config
+    planned = Planned(
+        identity,
+        sweep_paths(first.paths.runs, identity),
+        as_typed(arguments),
+        named(composed[0].choices),
+        cells,
+        jobs if planning else smallest_first(jobs, bytes_at_risk),
+    )
+    if planning:
+        say("\n" + render_outlooks(cells, outlooks(jobs)))
+        say_finished(jobs, where)
+        say_hours(jobs)
+        if launcher == "slurm" and planned.jobs:
+            say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
+        return EXIT_OK
+    refuse_if_strict(cells, expanded)
+    if launcher == "slurm":
+        return run_in_cluster(planned, first.launcher.detach)
+    return run_here(planned, first.launcher)
+
+
+def not_asked_for(
+    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None]
+) -> list[str]:
+    """What cells would ask a cluster for, were their runs not those of cells that ask for else."""
+    told = []
+    for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
+        plan = plans[number]
+        if plan and make_request(plan) != make_request(job.plan):
+            mine = set(cells[number].overrides) - set(cells[job.number].overrides)
+            words = " ".join(sorted(mine)) or "what is usual"
+            told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
+    return list(dict.fromkeys(told))
+
+
+def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
+    """What is asked of the wrong launcher; None where nothing is."""
+    if launcher.detach and not in_cluster:
+        return DETACHED_HERE
+    if launcher.fork_server and in_cluster:
+        return FORKED_THERE
+    return FORKED_ELSEWHERE if launcher.fork_server and sys.platform != "linux" else None
+
+
+def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
+    """Which runs have finished already, and which of these would be done again, and why."""
+    places: list[Place] = []
+    told: list[str] = []
+    for job in jobs:
+        try:
+            places.append(where(job.plan))
+        except EkeError as error:  # a record that cannot be read
+            told.append(f"{job.label}: {error}")
+    if answered := sum(place.record is not None for place in places):
+        told.append(f"answered from its record: {format_number(answered, 'finished run')}")
+    if told := told + done_again(places):
+        say("\n" + "\n".join(told))
+
+
+def records_of(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> dict[int, dict[str, object]]:
+    """Number of a cell -> what is known of a finished run of it; only of those that have one."""
+    found: dict[int, dict[str, object]] = {}
+    for job in jobs:
+        try:
+            place = where(job.plan)
+        except EkeError as error:
+            known: dict[str, object] = {"unreadable": str(error)}
+        else:
+            folder = str(place.paths.folder)
+            known = {"answered_by": folder} if place.record else {}
+            known |= {"done_again": list(place.outdated)} if place.outdated else {}
+        found |= {number: known for number in job.cells if known}
+    return found
+
+
+def say_hours(jobs: Sequence[Job]) -> None:
+    """What a sweep's runs would take, each counted once: an estimate."""
+    if jobs:
+        text = sum_line([forecast_time(job.plan) for job in jobs], jobs[0].plan.device.kind)
+        say("\n" + text)
+
+
+def as_typed(arguments: Arguments) -> tuple[str, ...]:
+    """The command line again, from wherever it is typed."""
+    own = arguments.config_dir
+    folder = ("--config-dir", str(own.absolute())) if own else ()
+    return ("-m", *folder, *arguments.overrides)
+
+
+def named(choices: Mapping[str, str]) -> str:
+    """The named sweep; empty where everything that varies was typed."""
+    chosen = choices.get("sweep", "none")
+    return "" if chosen == "none" else chosen
+
+
+def run_here(planned: Planned, launcher: Launcher) -> int:
+    """Run a sweep on this machine's devices; returns its exit code."""
+    stop_tracing()
+    jobs, log = planned.jobs, planned.paths.fork_server
+    devices = devices_of({job.kind for job in jobs}, launcher)
+    with open_board(len(planned.cells)) as board, watching(planned.paths):
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(jobs, board, file, partial(place_of, old=rerun.old))
+        if not launcher.fork_server:
+            Pool(books, devices).run()
+        else:
+            with forking([job.plan for job in jobs], devices, log, board.note) as server:
+                Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
+        rerun.end()
+    return planned.show(file.problem)
+
+
+def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
+    """This machine's devices of each kind that runs need."""
+    slots, runs = launcher.cpu_slots, launcher.runs_per_device
+    return {kind: find_devices(kind, slots, runs) for kind in kinds}
+
+
+def run_in_cluster(planned: Planned, detach: bool) -> int:
+    """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
+    with open_board(len(planned.cells)) as board, watching(planned.paths):
+        file, rerun = planned.file(), planned.rerun(board)
+        books = Books(planned.jobs, board, file, partial(place_in_cluster, old=rerun.old))
+        cluster = Cluster(books, planned.paths, planned.identity)
+        cluster.submit()
+        try:
+            if not detach:
+                cluster.watch()
+        except KeyboardInterrupt:
+            say("")
+        rerun.end()
+    if not cluster.unfinished():
+        return planned.show(file.problem)
+    folder, left = shlex.quote(str(planned.paths.folder)), cluster.without_job()
+    if left:
+        why = left[0].waiting_for or "the command was interrupted"
+        missing = format_number(len(left), "run")
+        say(f"not in the queue, and the same command submits them: {missing} ({why})")
+    say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
+    if left or not detach:
+        return EXIT_RESUMABLE
+    failed = any(job.outcome is Outcome.crashed for job in planned.jobs)
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def make_jobs(
+    labels: Sequence[str], plans: Sequence[Plan | None], duplicates: Mapping[int, int]
+) -> list[Job]:
+    """One job for each run: a cell, and those that are the very same run."""
+    jobs = {
+        number: Job(number, labels[number], plan)
+        for number, plan in enumerate(plans)
+        if plan is not None and number not in duplicates
+    }
+    for number, first in duplicates.items():
+        jobs[first].cells.append(number)
+    return list(jobs.values())
+
+
+def bytes_at_risk(plan: Plan) -> int | None:
+    """Bytes that a run is expected to need, if it may run out of memory; else None."""
+    found = known_forecast(plan)
+    return found.best.expected if found.verdict in (Verdict.tight, Verdict.does_not_fit) else None
+
+
+def plan_cells(
+    expanded: Sequence[SweepCell],
+    group: str,
+    progress: Callable[[int, int], None],
+    in_cluster: bool = False,
+) -> tuple[list[Cell], list[Plan | None]]:
+    """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
+    cells: list[Cell] = []
+    plans: list[Plan | None] = []
+    with looking_once():
+        for point in expanded:
+            cell, plan = _plan_cell(point, group, in_cluster)
+            cells.append(cell)
+            plans.append(plan)
+            progress(len(cells), len(expanded))
+    return cells, plans
+
+
+def _plan_cell(point: SweepCell, group: str, in_cluster: bool) -> tuple[Cell, Plan | None]:
+    composed = point.composed
+    config = composed.config
+    config.tracker.group = config.tracker.group or group
+    cell = Cell(composed.overrides, row=point.row, round=config.repeat)
+    try:
+        plan_it = partial(
+            plan_for, composed, in_cluster=in_cluster, refuse=True, trace=False,
+            means=means_of_a_cell(config, in_cluster),
+        )  # fmt: skip
+        where = place_in_cluster if in_cluster else place_of
+        plan = plan_it(True) if config.plan_only else plan_unless_answered(plan_it, where)
+        if in_cluster:
+            make_request(plan)
+    except ConfigError as error:
+        cell.refuse(error)
+        return cell, None
+    cell.run_id = plan.run_id
+    return cell, plan
+
+
+def weigh_open_cells(
+    cells: Sequence[Cell], plans: list[Plan | None], progress: Callable[[int, int], None]
+) -> None:
+    """Trace the runs of which formulas cannot tell whether they fit, and refuse what does not.
+
+    Args:
+        cells: of a sweep; those that are refused are marked.
+        plans: their plans, None where a cell is refused already; changed in place.
+        progress: told how many of how many are traced.
+    """
+    unsure = {n: plan for n, plan in enumerate(plans) if plan and is_open(known_forecast(plan))}
+    if not unsure:
+        return
+    found = traced_forecasts(list(unsure.values()), progress, processes=usable_cores())
+    for (number, plan), forecast in zip(unsure.items(), found, strict=True):
+        try:
+            plans[number] = weighed(plan, found=forecast)
+        except ConfigError as error:
+            plans[number] = None
+            cells[number].refuse(error)
+
+
+def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
+    """With `sweep.strict=true`, no run of a sweep starts when any of them cannot.
+
+    Raises:
+        ConfigError: there is a refused cell; each is named with its reason.
+    """
+    refused = [
+        Problem(planned.name, "", cell.reason)
+        for cell, planned in zip(cells, expanded.cells, strict=True)
+        if cell.outcome == Outcome.refused.name
+    ]
+    if refused and expanded.strict:
+        fix = "sweep.strict=false runs the others"
+        raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
+
+
+def describe(cells: Sequence[Cell], num_duplicates: int, expanded: Expanded) -> str:
+    """How many cells there are, and how many of them will not run; what was left out, and why."""
+    refused = sum(cell.outcome == Outcome.refused.name for cell in cells)
+    parts = [format_number(len(cells), "cell")]
+    parts += [f"{refused} refused"] if refused else []
+    stuck = sum(cell.outcome == Outcome.crashed.name for cell in cells)
+    parts += [f"{stuck} that cannot start now"] if stuck else []
+    parts += [f"{num_duplicates} the same as others"] if num_duplicates else []
+    parts += [f"{each.count} excluded by {each.clause}" for each in expanded.excluded if each.count]
+    return "\n  ".join([", ".join(parts), *(f"warning: {text}" for text in expanded.warnings)])

@@ -1,0 +1,117 @@
+"""`eke report`: the command line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support import environment
+from unit.results.report.made import Run, make_sweep
+
+from eke.cli import main
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    runs = [Run({"precision": p}, repeat=r, speed=s) for r in range(3)
+            for p, s in (("fp32", 100.0 + r), ("bf16", 200.0 + r))]  # fmt: skip
+    return make_sweep(tmp_path / "runs", runs)
+
+
+def test_prints_and_writes_beside_the_sweep(sweep, capsys):
+    assert main(["report", str(sweep)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("precision=bf16 is fastest")
+    assert out.endswith("report.html, report.md, report.json, report.csv\n")
+    names = {path.name for path in sweep.iterdir()}
+    assert names == {"sweep.json", "report.html", "report.md", "report.json", "report.csv"}
+
+
+def test_a_report_is_no_part_of_the_next(sweep, capsys):
+    assert main(["report", str(sweep.parent)]) == 0
+    first = (sweep.parent / "report.json").read_text()
+    assert main(["report", str(sweep.parent), "--quiet"]) == 0
+    assert (sweep.parent / "report.json").read_text() == first
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--formats", "md"], {"report.md"}),
+        (["--formats", "csv,json"], {"report.csv", "report.json"}),
+        (["--formats", "none"], set()),
+    ],
+)
+def test_only_what_is_asked_for_is_written(sweep, tmp_path, options, names, capsys):
+    target = tmp_path / "out" / "deep"
+    assert main(["report", str(sweep), "--output", str(target), *options]) == 0
+    assert {path.name for path in target.iterdir()} == names
+    assert capsys.readouterr().out.startswith("precision=bf16 is fastest")
+
+
+def test_options_reach_the_comparison(sweep, capsys):
+    options = ["--baseline", "precision=bf16", "--by", "precision", "--formats", "json", "--quiet"]
+    assert main(["report", str(sweep), *options]) == 0
+    found = json.loads((sweep / "report.json").read_text())
+    assert found["machines"][0]["baseline"] == "precision=bf16"
+    assert [e["value"] for e in found["machines"][0]["effects"]] == ["fp32"]
+    assert "fastest" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nowhere"], "there is no such folder"),
+        (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
+        (["{sweep}", "--by", "optimizer"], "what differs is precision"),
+        (["{sweep}", "--by", "precison"], "-> --by precision"),
+    ],
+)
+def test_a_mistake_is_one_message_and_2(sweep, arguments, text, capsys):
+    typed = [each.format(sweep=sweep) for each in arguments]
+    assert main(["report", *typed]) == 2
+    captured = capsys.readouterr()
+    assert text in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["x", "--formats", "pdf"], ["x", "--nonsense"]])
+def test_a_wrong_option_is_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["report", *arguments])
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_the_table_is_printed_all_the_same(sweep, tmp_path, capsys):
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert main(["report", str(sweep), "--output", str(taken)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("precision=bf16 is fastest")
+    assert str(taken) in captured.err
+
+
+def test_no_torch_no_hydra_and_no_colours_in_a_pipe(sweep, tmp_path):
+    code = (
+        "import sys\nfrom eke.cli import main\n"
+        f"assert main(['report', {str(sweep)!r}]) == 0\n"
+        "assert not {'torch', 'transformers', 'hydra', 'wandb'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path),
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+
+
+def test_a_closed_pipe_is_no_traceback(sweep, tmp_path):
+    command = f"{sys.executable} -m eke.cli report {sweep} --formats none | head -1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment(tmp_path), check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count(os.linesep) == 1

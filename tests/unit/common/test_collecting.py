@@ -1,0 +1,63 @@
+"""Collections are put off while modules are imported, and never for good."""
+
+import gc
+
+import pytest
+
+from eke.common.gc_tuning import MANY, collect_seldom, importing
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    thresholds, enabled = gc.get_threshold(), gc.isenabled()
+    yield
+    gc.set_threshold(*thresholds)
+    (gc.enable if enabled else gc.disable)()
+    gc.unfreeze()
+
+
+def test_what_was_imported_is_not_looked_at_again() -> None:
+    before = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+        kept = [[n] for n in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_a_failed_import_leaves_collections_on() -> None:
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_who_has_switched_them_off_keeps_them_off() -> None:
+    gc.disable()
+    with importing():
+        pass
+    assert not gc.isenabled()
+
+
+def test_later_garbage_is_collected() -> None:
+    with importing():
+        pass
+    cycle: list[object] = []
+    cycle.append(cycle)
+    del cycle
+    assert gc.collect() > 0
+
+
+def test_a_tracing_worker_freezes_once_and_not_with_each_plan() -> None:
+    from eke.training.trace.worker import import_libraries
+
+    import_libraries()
+    before = gc.get_freeze_count()
+    garbage: list[object] = [[] for _ in range(1000)]
+    import_libraries()
+    assert gc.get_freeze_count() <= before
+    del garbage
+
+
+def test_a_command_collects_after_many_objects() -> None:
+    collect_seldom()
+    assert gc.get_threshold()[0] == MANY

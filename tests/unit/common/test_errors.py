@@ -1,0 +1,66 @@
+"""Errors say what, why and how to mend it, all at once."""
+
+import pytest
+
+from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError, of_system
+
+
+def test_a_problem_is_what_why_and_fix() -> None:
+    problem = Problem("batch.target", "12", "is not a multiple of 8", "batch.target=16")
+    assert problem.render() == (
+        "  batch.target = 12\n      is not a multiple of 8\n      -> batch.target=16"
+    )
+
+
+def test_a_problem_without_value_or_fix_has_no_empty_places() -> None:
+    assert Problem("data.path", "", "needs a value").render() == "  data.path\n      needs a value"
+
+
+def test_all_problems_at_once() -> None:
+    problems = [Problem("seed", "-1", "at least 0", "seed=0"), Problem("train.steps", "0", "why")]
+    error = ConfigError(problems)
+    assert error.problems == problems
+    text = str(error)
+    assert text.startswith("2 problems in this configuration:\n")
+    assert text.index("seed = -1") < text.index("train.steps = 0")
+
+
+def test_one_problem_is_counted_as_one() -> None:
+    assert str(ConfigError(Problem("a", "1", "why"))).startswith("1 problem in this configuration:")
+
+
+def test_what_the_machine_is_short_of_is_no_mistake_of_the_users() -> None:
+    short, wrong = Problem("a", "1", "why", passing=True), Problem("b", "2", "why")
+    error = ConfigError(short)
+    assert str(error).startswith("1 problem on this machine at the moment:")
+    assert (error.exit_code, ConfigError([short, wrong]).exit_code) == (1, 2)
+
+
+def test_plain_words_are_an_error_too() -> None:
+    assert str(ConfigError("no such file")) == "no such file"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(EkeError, 1), (ConfigError, 2), (BusyError, 2), (RunError, 1)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_every_error_carries_its_exit_code(error, code) -> None:
+    assert issubclass(error, EkeError)
+    assert error("words").exit_code == code
+
+
+FULL = "No space left on device; the disk is full: free some and run again"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(28, "No space left on device", "/runs/a"), f"/runs/a: {FULL}"),
+        (OSError(28, "No space left on device"), f"a file: {FULL}"),
+        (OSError("datasets' own words"), "a file: datasets' own words"),
+    ],
+    ids=["with its file", "without", "a library's"],
+)
+def test_what_the_system_could_not_do_names_the_file(error, text) -> None:
+    assert of_system(error) == text

@@ -1,0 +1,154 @@
+"""Files: the old content or the new, never half of it."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import environment
+
+from eke.common.files import append_line, plain, read_json, write_atomic, write_json
+from eke.common.locks import has_open
+
+
+def test_text_and_bytes_are_written(tmp_path) -> None:
+    write_atomic(tmp_path / "a", "ä\n")
+    assert (tmp_path / "a").read_bytes() == "ä\n".encode()
+    write_atomic(tmp_path / "a", b"\x00\xff")
+    assert (tmp_path / "a").read_bytes() == b"\x00\xff"
+    assert os.listdir(tmp_path) == ["a"], "no temporary is left"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("before", [b"old", None], ids=["over a file", "new"])
+def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "a"
+    if before is not None:
+        path.write_bytes(before)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(path, "new")
+    assert caught.value.filename == str(path)
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert len(os.listdir(tmp_path)) == (before is not None), "a temporary is left"
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from eke.common.files import append_line, write_atomic
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    {call}(Path(sys.argv[1]), "x" * 1000)
+except OSError as error:
+    print(type(error).__name__, error.errno, error.filename)
+"""
+
+
+def limited(call, path, tmp_path) -> str:
+    """What the call says in a process that may write no file beyond 100 bytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(call=call), str(path)],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_content(tmp_path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    assert limited("write_atomic", folder / "a", tmp_path).startswith(f"OSError {errno.EFBIG}")
+    assert (folder / "a").read_text() == "old"
+    assert os.listdir(folder) == ["a"]
+
+
+def test_an_append_that_fails_half_way_is_an_error(tmp_path) -> None:
+    """The system takes a part of the line without an error; only the rest shows it."""
+    path = tmp_path / "a"
+    assert limited("append_line", path, tmp_path) == f"OSError {errno.EFBIG} {path}"
+    assert path.read_text() == "x" * 100
+
+
+def test_append_is_one_write(tmp_path, monkeypatch) -> None:
+    written = []
+    true_write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: written.append(data) or true_write(fd, data))
+    append_line(tmp_path / "a", "one\ntwo")
+    append_line(tmp_path / "a", "ü" * 100_000)
+    assert written == [b"one\ntwo\n", "ü".encode() * 100_000 + b"\n"]
+    assert (tmp_path / "a").read_bytes() == b"".join(written)
+
+
+def test_two_processes_append_without_mixing_lines(tmp_path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from eke.common.files import append_line\n"
+        "for _ in range(200): append_line(Path(sys.argv[1]), sys.argv[2] * 3000)"
+    )
+    path = tmp_path / "a"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, path, c], env=environment(tmp_path))
+        for c in "ab"
+    ]
+    assert [w.wait() for w in writers] == [0, 0]
+    assert sorted(path.read_text().split()) == ["a" * 3000] * 200 + ["b" * 3000] * 200
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(values)
+def test_plain_values_are_strict_json(value) -> None:
+    def unspeakable(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = json.dumps(plain(value), allow_nan=False)
+    assert plain(json.loads(text, parse_constant=unspeakable)) == plain(value)
+
+
+def test_what_strict_json_cannot_say_is_spelled_out(tmp_path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": [math.nan, (math.inf, -math.inf)], 1: 0.5})
+    assert read_json(path) == {"a": ["nan", ["inf", "-inf"]], "1": 0.5}
+
+
+def test_reading_what_is_not_json(tmp_path) -> None:
+    (tmp_path / "a").write_text("{")
+    with pytest.raises(ValueError, match="Expecting"):
+        read_json(tmp_path / "a")
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "b")
+
+
+def test_who_has_a_file_open(tmp_path) -> None:
+    path = tmp_path / "lock"
+    path.write_text("")
+    assert not has_open(os.getpid(), path)
+    with open(path), open(tmp_path / "other", "w"):
+        assert has_open(os.getpid(), path)
+        assert not has_open(os.getppid(), path)
+    with pytest.raises(FileNotFoundError):
+        has_open(2**22 + 1, path)  # above the kernel's largest process number
+
+
+def test_a_text_that_names_other_bytes_can_be_written(tmp_path) -> None:
+    write_atomic(tmp_path / "a", f"in {os.fsdecode(b'odd-%s' % bytes([255]))}")
+    assert (tmp_path / "a").read_text() == "in odd-\\udcff"

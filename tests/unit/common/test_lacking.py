@@ -1,0 +1,70 @@
+"""What is said of a PyTorch that has not what eke uses."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+import torch
+from support import REPO
+
+from eke.common.torch_compat import TESTED, lacking
+
+
+def name_of_a_function() -> None:
+    torch._C._never_there  # noqa: B018  # raises
+
+
+def name_of_a_module() -> None:
+    from torch._C._profiler import _NeverThere  # noqa: F401  # raises
+
+
+def module() -> None:
+    import torch._never_there  # noqa: F401  # raises
+
+
+def operator() -> None:
+    torch.ops.aten.never_there.default  # noqa: B018  # raises
+
+
+def caught(does) -> BaseException:
+    with pytest.raises((ImportError, AttributeError)) as found:
+        does()
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("does", "what"),
+    [
+        (name_of_a_function, "torch._C._never_there"),
+        (name_of_a_module, "cannot import name '_NeverThere' from 'torch._C._profiler'"),
+        (module, "No module named 'torch._never_there'"),
+        (operator, "torch.ops.aten.never_there"),
+    ],
+)
+def test_it_is_named_with_the_release_that_has_it(does, what) -> None:
+    said = lacking(caught(does))
+    assert said.startswith(f"torch {version('torch')} lacks what eke uses ({what}); pip install ")
+    assert "\n" not in said
+
+
+def none_of_torchs() -> None:
+    import nowhere_at_all  # noqa: F401  # raises
+
+
+def not_a_module() -> None:
+    torch.ones(1).never_there  # noqa: B018  # raises
+
+
+@pytest.mark.parametrize("does", [none_of_torchs, not_a_module])
+def test_of_other_errors_nothing_is_said(does) -> None:
+    assert lacking(caught(does)) == ""
+
+
+def test_a_machine_without_torch_is_another_matter() -> None:
+    assert lacking(ModuleNotFoundError("No module named 'torch'", name="torch")) == ""
+    assert lacking(RuntimeError("torch.nowhere")) == ""
+
+
+def test_the_release_is_that_of_the_pins() -> None:
+    pins = (REPO / "constraints.txt").read_text()
+    assert re.search(r"^torch==(\S+)$", pins, re.M)[1] == TESTED

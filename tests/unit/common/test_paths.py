@@ -1,0 +1,57 @@
+"""Where things are."""
+
+import os
+import subprocess
+import sys
+
+import eke
+from eke.common.paths import RunPaths, conf_folder, program
+from eke.common.process_env import child_environment
+from eke.config.compose import help_text
+from eke.config.compose.formatting import multirun
+
+
+def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:
+    """Tools outside eke rely on these names."""
+    paths = RunPaths(tmp_path)
+    names = {
+        "config.yaml": paths.config,
+        "plan.json": paths.plan,
+        "record.json": paths.record,
+        "metrics.jsonl": paths.metrics,
+        "attempts.jsonl": paths.attempts,
+        "train.log": paths.log,
+        "checkpoints": paths.checkpoints,
+    }
+    assert {name: tmp_path / name for name in names} == names
+    assert paths.lock.parent == tmp_path
+
+
+def test_the_configuration_that_ships_is_found() -> None:
+    assert (conf_folder() / "config.yaml").is_file()
+
+
+def test_a_process_that_starts_elsewhere_imports_this_eke_and_what_was_there(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "inherited.py").write_text("import eke\nprint(eke.__file__)\n")
+    command = [sys.executable, "-P", "-m", "inherited"]
+    done = subprocess.run(
+        command, env=child_environment(), cwd="/", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == eke.__file__
+    monkeypatch.delenv("PYTHONPATH")
+    assert os.pathsep not in child_environment()["PYTHONPATH"]
+
+
+def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch) -> None:
+    assert program() == "python train.py"
+    package = tmp_path / "site-packages" / "eke"
+    package.mkdir(parents=True)
+    (package / "conf").symlink_to(conf_folder())
+    monkeypatch.setattr("eke.common.paths.__file__", str(package / "paths.py"))
+    assert program() == "eke train"
+    assert help_text().count("eke train ") == 5
+    assert "train.py" not in help_text()
+    assert multirun() == "eke train -m"

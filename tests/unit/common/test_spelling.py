@@ -1,0 +1,70 @@
+"""Files and folders that were probably meant."""
+
+from pathlib import Path
+
+import pytest
+
+from eke.common.did_you_mean import closest, closest_path
+from eke.common.errors import ConfigError
+from eke.data.sources.files import find_files
+from eke.models.checkpoints.locate import locate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("my_data.jsonl", "zoo of rows.csv", ".my_dat"):
+        (tmp_path / name).touch()
+    for name in ("my_model", "my_notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "my_model" / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("my_dat.jsonl", "my_data.jsonl"),
+        ("My-Data.jsonl", "my_data.jsonl"),
+        ("zzz", None),
+        ("zoo of rows.cs", None),
+        ("nowhere/my_data.jsonl", None),
+        ("null\0/my_data.jsonl", None),
+    ],
+    ids=["near", "case and dash", "far", "in quotes only", "no folder", "no path"],
+)
+def test_what_lies_beside_a_missing_path(folder, typed, meant) -> None:
+    assert closest_path(folder / typed) == (folder / meant if meant else None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("a100", (None,)),
+        ("A100-8", ("a100_80",)),
+        ("v10", ("v100_16",)),
+        ("h10", ("h100",)),
+        ("x", (None,)),
+        ("v010_16", ("v100_16",)),
+        ("b100", (None,)),
+    ],
+)
+def test_a_name_that_is_begun_or_mistyped_is_found_where_there_is_only_one(typed, meant) -> None:
+    assert closest(typed, ["a100_40", "a100_80", "h100", "h200", "v100_16"]) in meant
+
+
+def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_files("jsonl", "data.path", str(folder / "my_dat.jsonl"), None)
+    (problem,) = caught.value.problems
+    assert problem.fix == f"data.path={folder / 'my_data.jsonl'}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "proposed"),
+    [("my_modell", "/my_model"), ("my_note", "ANOTHER_FOLDER_OR_HUB_NAME")],
+    ids=["checkpoint", "no checkpoint"],
+)
+def test_a_checkpoint_that_was_probably_meant_is_proposed(folder, typed, proposed) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(str(folder / typed), None)
+    assert caught.value.problems[0].fix.endswith(proposed)

@@ -1,0 +1,157 @@
+"""Nothing that happens to standard output ends a command."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from support import environment
+from unit.results.report.made import Run, make_sweep
+
+from eke.common.streams import CONTROL
+
+SETUP = "import os, subprocess, sys; from eke.common.streams import *; use_utf8(); open_streams()\n"
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def python(code: str, tmp_path, shell: str = "", **variables: str) -> subprocess.CompletedProcess:
+    """Some code in a process of its own, with a shell's redirections."""
+    command = ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-c", SETUP + code]
+    return subprocess.run(
+        command, env={**environment(tmp_path), **variables}, capture_output=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", b"\\u597d \\xe9\n"),
+        ("latin-1", b"\\u597d \xe9\n"),
+        ("utf-8", "好 é\n".encode()),
+        ("ascii:strict", b"\\u597d \\xe9\n"),
+    ],
+)
+def test_a_sign_that_an_encoding_lacks_is_written_by_its_number(encoding, shown, tmp_path) -> None:
+    code = "print('\\u597d \\xe9'); print('\\u597d \\xe9', file=sys.stderr)"
+    done = python(code, tmp_path, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, shown)
+
+
+def test_bytes_of_a_name_are_shown(tmp_path) -> None:
+    done = python("print(os.fsdecode(b'odd\\xff'))", tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"odd\\udcff\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
+def test_a_closed_stream_goes_nowhere_and_no_file_takes_its_number(closed, tmp_path) -> None:
+    code = (
+        "print('lost'); print('lost', file=sys.stderr)\n"
+        "file = open('mine', 'w'); file.write(str(file.fileno())); file.flush()\n"
+        "subprocess.run(['sh', '-c', 'echo of a child'])\n"
+    )
+    done = python(f"os.chdir({str(tmp_path)!r})\n{code}", tmp_path, closed)
+    assert done.returncode == 0
+    assert int((tmp_path / "mine").read_text()) > 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path) -> None:
+    code = "print('a' * 9999, flush=True); print('b', flush=True); sys.exit(5 + lost())"
+    done = python(code, tmp_path, "> /dev/full")
+    assert done.returncode == 6
+    assert done.stderr.decode() == (
+        "standard output: No space left on device; the rest of it is lost\n"
+    )
+    assert python(code.replace("print(", "sys.stderr.write("), tmp_path, "2> /dev/full").returncode
+
+
+def test_who_is_gone_is_not_a_loss(tmp_path) -> None:
+    code = (
+        "heard = is_heard()\nfor _ in range(9): print('a' * 99999, flush=True)\n"
+        "sys.stderr.write(str((heard, is_heard(), lost())))"
+    )
+    done = python(code, tmp_path, "| head -c 1")
+    assert (done.stdout, done.stderr) == (b"a", b"(True, False, False)")
+
+
+def test_a_full_pipe_that_does_not_block_loses_nothing(tmp_path) -> None:
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETFL, os.O_NONBLOCK)
+    command = [sys.executable, "-c", SETUP + "print('a' * 999_999)"]
+    with subprocess.Popen(command, env=environment(tmp_path), stdout=writing) as writer:
+        os.close(writing)
+        time.sleep(0.3)
+        with os.fdopen(reading, "rb") as file:
+            assert len(file.read()) == 1_000_000
+        assert writer.wait() == 0
+
+
+def test_another_locale_reads_files_and_names_as_utf8_and_prints_as_it_would(tmp_path) -> None:
+    code = (
+        "open(sys.argv[1], 'w').write('\\u597d')\n"
+        "print(sys.flags.utf8_mode, sys.stdout.encoding, '\\u597d')\n"
+    )
+    command = [sys.executable, "-c", SETUP + code, str(tmp_path / "名")]
+    done = subprocess.run(
+        command, env={**environment(tmp_path), **C_LOCALE}, capture_output=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"1 ascii \\u597d\n", b"")
+    assert (tmp_path / "名").read_bytes() == "好".encode()
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables", "code"),
+    [
+        pytest.param("", {"PYTHONIOENCODING": "ascii"}, 0, id="ascii"),
+        pytest.param("", C_LOCALE, 0, id="C"),
+        pytest.param(">&- 2>&-", {}, 0, id="closed"),
+        pytest.param("> /dev/full", {}, 1, id="full"),
+    ],
+)
+def test_a_report_ends_well(shell, variables, code, tmp_path) -> None:
+    runs = [Run({"precision": p}, keys={"data.label": "好" * 50}) for p in ("fp32", "bf16")]
+    folder = make_sweep(tmp_path, runs)
+    command = ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-m", "eke"]
+    done = subprocess.run(
+        [*command, "report", str(folder)],
+        env={**environment(tmp_path), **variables}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
+    assert (folder / "report.html").exists()
+
+
+ESCAPES = {
+    "clear the screen": "\x1b[2J",
+    "move up": "\x1b[1A",
+    "title": "\x1b]0;mine\x07",
+    "clipboard": "\x1b]52;c;cm0gLXJm\x07",
+    "8-bit": "\x9b2J",
+    "right to left": "\u202etxt.exe",
+    "isolate": "\u2066a\u2069",
+    "overwrite the line": "ok\rbad",
+}
+
+
+@pytest.mark.parametrize("text", ESCAPES.values(), ids=list(ESCAPES))
+def test_nothing_that_is_written_moves_the_cursor_or_turns_the_text(text, tmp_path) -> None:
+    code = f"print({text!r} + 'seen'); print({text!r} + 'seen', file=sys.stderr)"
+    done = python(code, tmp_path)
+    for found in (done.stdout.decode(), done.stderr.decode()):
+        assert found.endswith("seen\n")
+        assert not CONTROL.search(found)
+
+
+def test_colours_tabs_and_bars_of_our_own_stay(tmp_path) -> None:
+    code = "print('\\x1b[1;31mred\\x1b[0m\\tx'); unfiltered(sys.stdout).write('\\r50 %\\x1b[K\\n')"
+    done = python(code, tmp_path)
+    assert done.stdout == b"\x1b[1;31mred\x1b[0m\tx\n\r50 %\x1b[K\n"
+
+
+def test_status_shows_a_sweep_of_another_users_words_as_text(tmp_path) -> None:
+    sweep = make_sweep(tmp_path, [Run(overrides=("seed=\x1b]0;mine\x07\x1b[2J\u202e",))])
+    command = [sys.executable, "-m", "eke", "status", str(sweep)]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not CONTROL.search(done.stdout.decode())

@@ -1,0 +1,366 @@
+"""What another user plants where this one's runs lie: nothing of his is written over or trusted."""
+
+import os
+from pathlib import Path
+
+import pytest
+from two_users import ATTACKER, VICTIM, hand, machine, needs_root, python, train
+
+pytestmark = needs_root
+
+__all__ = ["machine"]
+
+WRITERS = {
+    ".lock": "from eke.launch.processes.run_dir import claim\nwith claim(RunPaths(P(1))): pass",
+    "train.log": "from eke.launch.processes.worker_process import Worker\nWorker(RunPaths(P(1)))",
+    "train-node1.log": "from eke.launch.processes.worker_process import Spot, Worker\n"
+    "Worker(RunPaths(P(1)), spot=Spot(1, 2, 'x:1'))",
+    "rank log": "from eke.training.loop.worker import redirect_output\n"
+    "redirect_output(RunPaths(P(1)), 1)",
+    "metrics.jsonl": "from eke.plan.record import metrics\nmetrics.seal(RunPaths(P(1)).metrics)\n"
+    "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
+    "attempts.jsonl": "from eke.plan.record import start_attempt\n"
+    "start_attempt(RunPaths(P(1)), {})",
+    "sync lock": "from eke.results.trackers.sync.sync_state import sole_sender\n"
+    "with sole_sender(RunPaths(P(1))): pass",
+    "fork-server.log": "from eke.launch.fork.server import ForkServer\n"
+    "ForkServer(P(1) / 'fork-server.log', [], print)._launch()",
+    "operators lock": "from eke.training.distributed.operators import Turn\n"
+    "Turn(str(P(1) / 'lock')).try_acquire()",
+}
+"""Name of a file -> what writes it in the folder that is the first argument."""
+
+NAMES = {
+    "rank log": "RunPaths(P(1)).rank_log(1)",
+    "sync lock": "RunPaths(P(1)).sync_lock",
+    "train-node1.log": "RunPaths(P(1)).node_log(1)",
+    "operators lock": "P(1) / 'lock'",
+}
+RECORD = "from eke.common.files import write_json\nwrite_json(P(1) / 'record.json', 1)"
+SHOW = "from eke.common.paths import RunPaths\n"
+
+
+@pytest.fixture
+def run(machine) -> Path:
+    """The victim's own run folder, in which everybody may write."""
+    runs = machine / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    folder = runs / "0123456789abcdef"
+    folder.mkdir()
+    return hand(folder, VICTIM, 0o777)
+
+
+def name_of(what: str, run: Path) -> Path:
+    code = f"{SHOW}print({NAMES.get(what, f'P(1) / {what!r}')})"
+    done = python(ATTACKER, code, run, cwd=run.parents[1] / "attacker")
+    return Path(done.out.strip())
+
+
+EACH = """
+import traceback
+P, given = lambda n: folder, sys.argv
+for folder in map(Path, given[2:]):
+    try:
+        exec(given[1])
+    except Exception:
+        traceback.print_exc()
+"""
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_no_file_of_a_run_is_opened_through_a_link(what, run, machine) -> None:
+    thesis, new = machine / "victim" / "thesis.tex", machine / "victim" / ".bash_profile"
+    name = name_of(what, run).name
+    folders = [run.with_name(f"{number}{run.name[1:]}") for number in range(1, 5)]
+    for folder in folders:
+        folder.mkdir()
+        hand(folder, VICTIM, 0o777)
+    (folders[0] / name).symlink_to(thesis)
+    (folders[1] / name).symlink_to(new)
+    os.mkfifo(folders[2] / name)
+    (folders[2] / name).chmod(0o666)
+    for folder in folders[:3]:
+        hand(folder / name, ATTACKER)
+    os.link(thesis, folders[3] / name)
+    python(VICTIM, EACH, f"{SHOW}{WRITERS[what]}", *folders, cwd=machine / "victim")
+    assert thesis.read_text() == "years of work"
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("what", [*WRITERS, "record.json"])
+def test_nothing_is_written_in_another_users_folder(what, run, machine) -> None:
+    hand(run, ATTACKER)
+    code = WRITERS.get(
+        what, "from eke.common.files import write_json\nwrite_json(P(1) / 'record.json', 1)"
+    )
+    before = sorted(os.listdir(run))
+    done = python(VICTIM, f"{SHOW}{code}", run, cwd=machine / "victim")
+    assert sorted(os.listdir(run)) == before
+    if what not in ("sync lock",):  # a folder that cannot be written cannot be claimed: it is sent
+        assert f"another user (uid {ATTACKER})" in done.err
+    if what == ".lock":
+        assert "paths.runs=" in done.err
+
+
+def test_a_record_replaces_a_link_and_not_its_target(run, machine) -> None:
+    (run / "record.json").symlink_to(machine / "victim" / "thesis.tex")
+    hand(run / "record.json", ATTACKER)
+    assert python(VICTIM, RECORD, run, cwd=machine / "victim").code == 0
+    assert (machine / "victim" / "thesis.tex").read_text() == "years of work"
+    assert (run / "record.json").is_file()
+    assert not (run / "record.json").is_symlink()
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022])
+def test_a_dangling_submission_lock_makes_no_file_elsewhere(umask, machine) -> None:
+    runs = machine / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    new = machine / "victim" / ".bash_profile"
+    hand(runs, ATTACKER)
+    runs.chmod(0o777)
+    (runs / ".submitting").symlink_to(new)
+    hand(runs / ".submitting", ATTACKER)
+    code = (
+        f"os.umask({umask})\nfrom eke.launch.slurm.submit import submitting\n"
+        "with submitting(P(1) / 'sweep-1' / 'slurm'): print('submits')"
+    )
+    done = python(VICTIM, code, runs, cwd=machine / "victim")
+    assert "submits" not in done.out
+    assert "is a link" in done.err
+    assert not new.exists()
+    (runs / ".submitting").unlink()
+    assert "submits" in python(VICTIM, code, runs, cwd=machine / "victim").out
+    # Everybody who submits from the same folder may lock it, and it is no one else's.
+    hand(runs / "sweep-1", ATTACKER)
+    again = python(ATTACKER, code, runs, cwd=machine / "attacker")
+    assert "submits" in again.out, again.err
+
+
+@pytest.mark.parametrize("owner", [VICTIM, 0, ATTACKER], ids=["caller", "root", "another"])
+def test_runs_may_be_a_link_that_the_caller_or_root_made(owner, machine) -> None:
+    scratch = machine / "scratch"
+    scratch.mkdir()
+    hand(scratch, VICTIM)
+    (machine / "runs").symlink_to(scratch)
+    hand(machine / "runs", owner)
+    code = (
+        "from eke.launch.processes.run_dir import claim\nfrom eke.common.paths import RunPaths\n"
+        "from eke.common.files import write_json\n"
+        "with claim(RunPaths(P(1))): write_json(P(1) / 'record.json', {})"
+    )
+    done = python(VICTIM, code, machine / "runs" / "0123456789abcdef", cwd=machine / "victim")
+    written = (scratch / "0123456789abcdef" / "record.json").exists()
+    assert written == (owner != ATTACKER), done.err
+    if owner == ATTACKER:
+        assert "a link that another user" in done.err
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_another_users_runs_are_read(command, run, machine) -> None:
+    (run / "plan.json").write_text('{"steps": {"total": 20}}')
+    (run / "config.yaml").write_text("# seed=1\n")
+    hand(run, ATTACKER, 0o755)
+    code = "from eke import cli\nsys.exit(cli.main(json.loads(sys.argv[1])))"
+    words = f'["{command}", "{run.parent}"]'
+    done = python(VICTIM, code, words, cwd=machine / "victim")
+    assert run.name in done.text or "seed=1" in done.text
+    assert "Traceback" not in done.text
+    assert done.code == 0, done.text
+
+
+def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) -> None:
+    (run / "plan.json").write_text('{"steps": {"total": 20}}')
+    hand(run.parent, VICTIM)
+    (machine / "victim" / "runs").symlink_to(run.parent)
+    hand(machine / "victim" / "runs", VICTIM)
+    code = "from eke import cli\nsys.exit(cli.main(['report', 'runs']))"
+    done = python(VICTIM, code, cwd=machine / "victim")
+    assert done.code == 0, done.text
+    assert (run.parent / "report.md").exists()
+
+
+CACHES = {
+    "what was learned": "from eke.data.sources.cache import remember\nremember(P(1) / 'x', 'y')",
+    "forecast": "from eke.estimate.memory.history_store import add_line\n"
+    "add_line(P(1) / 'x', '{}')",
+    "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
+    "swap": "from eke.training.distributed.swapping import own_folder\nown_folder(P(1))",
+}
+
+
+@pytest.mark.parametrize("what", CACHES)
+def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
+    cache = machine / "cache"
+    cache.mkdir()
+    hand(cache, ATTACKER, 0o777)
+    python(VICTIM, CACHES[what], cache, cwd=machine / "victim")
+    assert not os.listdir(cache)
+
+
+CHOOSE = """
+from eke.training.loop.compiled_code import choose_compiled_code_folders
+choose_compiled_code_folders()
+print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"], sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("planted", ["", "folder", "link", "own, 0777", "file"])
+def test_compiled_code_lies_where_nobody_else_writes(planted, machine) -> None:
+    temporary = machine / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    place = temporary / f"eke-{VICTIM}"
+    if planted in ("folder", "own, 0777"):
+        place.mkdir()
+        hand(place, ATTACKER if planted == "folder" else VICTIM, 0o777)
+    elif planted == "link":
+        place.symlink_to(machine / "attacker")
+        hand(place, ATTACKER)
+    elif planted:
+        place.touch()
+        hand(place, ATTACKER)
+    done = python(VICTIM, CHOOSE, cwd=machine / "victim", TMPDIR=str(temporary))
+    assert done.code == 0, done.err
+    for folder in map(Path, done.out.splitlines()):
+        assert folder.stat().st_uid == VICTIM
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert not folder.is_relative_to(place) or not planted
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("what", ["foreign", "writable", "own"])
+def test_a_folder_for_compiled_code_that_was_typed_is_checked(what, variable, machine) -> None:
+    place = machine / "compiled"
+    place.mkdir()
+    owner, mode = (ATTACKER, 0o777) if what == "foreign" else (VICTIM, 0o700)
+    hand(place, owner, 0o777 if what == "writable" else mode)
+    given = {variable: str(place), "TMPDIR": str(machine / "victim")}
+    done = python(VICTIM, CHOOSE, cwd=machine / "victim", **given)
+    if what == "own":
+        assert str(place) in done.out, "it is checked, and not replaced"
+    else:
+        assert done.code
+        assert f"export {variable}=" in done.err
+
+
+LEASE = """
+from eke.launch.local.leases import holder_of, try_lease
+print(try_lease("cpu-0"), holder_of("cpu-0"))
+"""
+
+
+@pytest.mark.parametrize("planted", ["private folder", "fifo", "link", "words", "folder's link"])
+def test_a_lease_that_another_user_spoils_is_named_with_the_way_out(planted, machine) -> None:
+    folder = machine / "leases"
+    if planted == "folder's link":
+        (machine / "attacker" / "x").mkdir()
+        folder.symlink_to(machine / "attacker" / "x")
+        hand(folder, ATTACKER)
+    else:
+        folder.mkdir()
+        lock = folder / "cpu-0.lock"
+        if planted == "fifo":
+            os.mkfifo(lock)
+        elif planted == "link":
+            lock.symlink_to(machine / "victim" / "thesis.tex")
+        elif planted == "words":
+            lock.write_text("proc\x1b]0;PWN\x07\x1b[2J")
+            lock.chmod(0o444)
+        hand(folder, ATTACKER, 0o700 if planted == "private folder" else 0o1777)
+    done = python(VICTIM, LEASE, cwd=machine / "victim", EKE_LEASES=str(folder))
+    assert "export EKE_LEASES=FOLDER" in done.err
+    assert "\x1b" not in done.text
+    assert (machine / "victim" / "thesis.tex").read_text() == "years of work"
+
+
+def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
+    code = "from eke.cli.examination import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
+
+    def risks(uid: int) -> str:
+        return python(uid, code, run.parent, cwd=machine / "victim").out
+
+    assert "chmod +t" in risks(VICTIM)
+    assert "other users" not in risks(VICTIM)
+    run.parent.chmod(0o1777)
+    assert not risks(VICTIM).strip()
+    hand(run, ATTACKER)
+    assert f"uid {ATTACKER}" in risks(VICTIM)
+    assert "root" in risks(0)
+
+
+CHECKPOINTS = """
+from eke.training.checkpoint import checkpoint
+from eke.common.files import write_json
+for step in map(int, sys.argv[2:]):
+    try:
+        unfinished = checkpoint.unfinished_folder(P(1), step, 7)
+        checkpoint.begin_checkpoint(unfinished)
+        (unfinished / "model").mkdir()
+        (unfinished / "model" / "weights").write_text("mine")
+        checkpoint.finish_checkpoint(unfinished, step, keep=1)
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow  # imports torch
+def test_checkpoints_are_neither_written_nor_pruned_through_a_link(run, machine) -> None:
+    other = machine / "victim" / "other-tool"
+    for name in ("step-100", "step-00000002", "step-00000001-important"):
+        (other / name).mkdir(parents=True)
+        (other / name / "weights").write_text("precious")
+    hand(other, VICTIM)
+    (run / "checkpoints").symlink_to(other)
+    hand(run / "checkpoints", ATTACKER)
+    done = python(VICTIM, CHECKPOINTS, run / "checkpoints", 5, cwd=machine / "victim")
+    assert "Refused" in done.out, done.text
+    assert len(list(other.glob("*/weights"))) == 3
+    (run / "checkpoints").unlink()
+    folder = run / "checkpoints"
+    folder.mkdir()
+    (folder / "step-00000001").symlink_to(other)
+    (folder / ".step-00000005.7.tmp").symlink_to(other)
+    (folder / ".step-00000003.9.tmp").symlink_to(other)
+    (folder / "step-00000002-important").mkdir()
+    hand(folder, VICTIM, 0o777)
+    done = python(VICTIM, CHECKPOINTS, folder, 4, 5, 6, cwd=machine / "victim")
+    assert len(list(other.glob("*/weights"))) == 3
+    assert not (other / "weights").exists()
+    left = {each.name for each in folder.iterdir() if not each.is_symlink()}
+    assert left == {"step-00000006", "step-00000002-important"}, done.text
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_another_user_made_is_refused_with_the_way_out(machine) -> None:
+    typed = ("experiment=smoke", "hardware=cpu", "tracker=none", "train.steps=2")
+    runs = machine / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    where = f"paths.runs={runs}"
+    planned = train(VICTIM, *typed, where, "plan_only=true", cwd=machine / "victim")
+    name = planned.text.split("plan ", 1)[1].split()[0]
+    (runs / name / "checkpoints").mkdir(parents=True)
+    (runs / name / ".lock").symlink_to(machine / "victim" / "thesis.tex")
+    (runs / name / "train.log").symlink_to(machine / "victim" / ".bashrc")
+    hand(runs / name, ATTACKER, 0o777)
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 2, done.text
+    assert f"another user (uid {ATTACKER})" in done.err
+    assert "-> paths.runs=" in done.err
+    assert (machine / "victim" / "thesis.tex").read_text() == "years of work"
+    assert not (machine / "victim" / ".bashrc").exists()
+    # The victim's own folder, in which others may plant links: no file of his is written either.
+    hand(runs / name, VICTIM)
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 2, done.text
+    assert "is a link" in done.err
+    (runs / name / ".lock").unlink()
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert "is a link" in done.text, done.text
+    assert "Traceback" not in done.text
+    assert not (machine / "victim" / ".bashrc").exists()
+    (runs / name / "train.log").unlink()
+    done = train(VICTIM, *typed, where, cwd=machine / "victim")
+    assert done.code == 0, done.text

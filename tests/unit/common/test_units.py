@@ -1,0 +1,98 @@
+"""Numbers as people read them."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eke.common.units import format_bytes, format_count, format_flops, format_seconds, format_value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1.31 * 2**30, "1.31 GiB"),
+        (5 * 2**20, "5.00 MiB"),
+        (2**40, "1024.00 GiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
+)
+def test_bytes(value, text) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (0.25, "0.25"),
+        (999, "999"),
+        (1000, "1 k"),
+        (12_345, "12.3 k"),
+        (999_400, "999 k"),
+        (999_600, "1 M"),
+        (335_000_000, "335 M"),
+        (1.24e9, "1.24 B"),
+        (9.999e11, "1 T"),
+        (1.2e15, "1.2 P"),
+        (3e18, "3 E"),
+        (-1500, "-1.5 k"),
+    ],
+)
+def test_count(value, text) -> None:
+    assert format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 ms"),
+        (0.0123, "12.3 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (4.21, "4.21 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 m 00 s"),
+        (192, "3 m 12 s"),
+        (119.7, "2 m 00 s"),
+        (3599.4, "59 m 59 s"),
+        (3599.6, "1 h 00 m"),
+        (7500, "2 h 05 m"),
+    ],
+)
+def test_seconds(value, text) -> None:
+    assert format_seconds(value) == text
+
+
+@settings(deadline=None)
+@given(st.floats(1e-3, 1e20))
+def test_a_count_never_needs_an_exponent(value) -> None:
+    assert re.fullmatch(r"\d{1,3}(\.\d+)?( [kMBTPE])?", format_count(min(value, 9.99e20)))
+
+
+@settings(deadline=None)
+@given(st.floats(1e-6, 1e7))
+def test_a_duration_never_needs_an_exponent(value) -> None:
+    text = format_seconds(value)
+    assert "e+" not in text
+    assert "60 s" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "typed"),
+    [(None, "null"), (True, "true"), (False, "false"), (0, "0"), (1e-3, "0.001"), ("a", "a")],
+)
+def test_values_as_they_are_typed(value, typed) -> None:
+    assert format_value(value) == typed
+
+
+@pytest.mark.parametrize(
+    ("flops", "text"), [(96.2e9, "96.2 G"), (1.5e12, "1.5 T"), (989e12, "989 T"), (12e6, "12 M")]
+)
+def test_flops_count_billions_as_g(flops, text) -> None:
+    assert format_flops(flops) == text

@@ -1,0 +1,155 @@
+"""Composition: values, choices, Hydra's global state, imports, and garbage."""
+
+import subprocess
+import sys
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import conf_folder
+from eke.config.compose import Composed, compose
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.schema import SGD, BertModel, Config, Switch
+
+
+def test_defaults() -> None:
+    composed = compose([])
+    assert isinstance(composed.config, Config)
+    assert composed.config.seed == 0
+    assert composed.choices == {**make_catalogue().defaults, "attention": "sdpa"}
+    assert composed.overrides == ()
+
+
+def test_values_have_their_types() -> None:
+    typed = ["optimizer=sgd", "optimizer.momentum=0.5", "precision.tf32=off", "train.steps=7"]
+    config = compose(typed).config
+    assert isinstance(config.optimizer, SGD)
+    assert config.optimizer.momentum == 0.5
+    assert config.precision.tf32 is Switch.off
+    assert config.train.steps == 7
+
+
+def test_experiment_changes_choices_and_typed_options_win() -> None:
+    composed = compose(["experiment=guide_single_gpu", "schedule=cosine"])
+    assert isinstance(composed.config.model, BertModel)
+    assert composed.choices["model"] == "bert_large"
+    assert composed.choices["experiment"] == "guide_single_gpu"
+    assert composed.choices["schedule"] == "cosine"
+
+
+def test_overrides_are_kept_as_typed() -> None:
+    assert compose(["seed=1", "++seed=1", "seed=1"]).overrides == ("seed=1", "++seed=1", "seed=1")
+
+
+def test_interpolations_resolve() -> None:
+    assert compose(["seed=${train.log_every}", "train.log_every=4"]).config.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        pytest.param('tracker.group="a, b"', "a, b", id="comma"),
+        pytest.param("tracker.group=a b", "a b", id="space"),
+        pytest.param('tracker.group="\u00e4 (\u6587)"', "\u00e4 (\u6587)", id="unicode"),
+        pytest.param(r'tracker.group="a\"b"', 'a"b', id="quote"),
+        pytest.param('tracker.group=""', "", id="empty, quoted"),
+    ],
+)
+def test_odd_texts(typed: str, value: str) -> None:
+    assert compose([typed]).config.tracker.group == value
+
+
+def test_a_cell_may_name_its_sweep_and_launcher() -> None:
+    composed = compose(["sweep=precision_ladder", "hydra/launcher=nowhere"], in_sweep=True)
+    assert composed.choices["sweep"] == "precision_ladder"
+
+
+def test_hydras_global_state_is_put_back() -> None:
+    before = GlobalHydra.instance().hydra
+    compose([])
+    with pytest.raises(ConfigError):
+        compose(["seed=x"])
+    with pytest.raises(ConfigError):
+        compose(["data=text"])
+    assert GlobalHydra.instance().hydra is before
+
+
+def test_composing_inside_a_hydra_application() -> None:
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        outer = GlobalHydra.instance().hydra
+        assert compose(["seed=2"]).config.seed == 2
+        with pytest.raises(ConfigError):
+            compose(["optimizer.momentum=1", "data=text"])
+        assert GlobalHydra.instance().hydra is outer
+
+
+def test_composing_twice_gives_equal_and_separate_configurations() -> None:
+    one, two = compose(["seed=3"]), compose(["seed=3"])
+    assert one == two
+    one.config.train.steps = 99
+    assert two.config.train.steps is None
+
+
+def test_no_training_library_is_imported() -> None:
+    code = (
+        "import sys; from eke.config.compose import compose, help_text; compose([]); help_text();"
+        "print(sorted({'torch', 'transformers', 'accelerate', 'wandb'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+KEYS = [*make_catalogue().options, *make_catalogue().keys, "hydra.x", "hydra/launcher", "fp16"]
+VALUES = [
+    "bf16",
+    "1,2",
+    "null",
+    "${a}",
+    "[",
+    "{a:1}",
+    "'",
+    "off",
+    "1e999",
+    "-1",
+    "",
+    "???",
+    "glob(*)",
+]
+KEY = st.sampled_from(KEYS)
+VALUE = st.one_of(st.sampled_from(VALUES), st.text(max_size=8))
+TYPED = st.builds(
+    "{}{}{}{}".format, st.sampled_from(["", "+", "++", "~"]), KEY, st.just("="), VALUE
+)
+GARBAGE = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.one_of(TYPED, GARBAGE, st.text("=+~@/.,[]{}()$'\"\\ :-a1", max_size=12)), max_size=3
+    )
+)
+@example(["seed=" + "[" * 3000])
+@example(["precision=\x00"])
+@example(["tracker.group='${'"])
+@example(["hydra.run.dir=${seed"])
+@example(["data=../data/text"])
+@example(["hydra/job_logging=nope"])
+@example(["hydra=1"])
+@example(["model=bf16", "~"])
+@example(["++"])
+@example(["hydra.run=1"])
+@example(["seed=" + "9" * 400])
+def test_garbage_composes_or_is_a_config_error(typed: list[str]) -> None:
+    try:
+        composed: Composed | None = compose(typed)
+        problems: list[Problem] = []
+    except ConfigError as error:  # anything else fails the test
+        composed, problems = None, error.problems
+    assert composed is None or isinstance(composed.config, Config)
+    assert composed or problems
+    assert all(problem.path for problem in problems)

@@ -1,0 +1,180 @@
+"""The user's own options: they compose, and mistakes in them are told with file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from eke.common.errors import ConfigError, Problem
+from eke.config.compose import compose
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def problem_of(overrides: list[str], folder: Path) -> Problem:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides, folder)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@pytest.fixture(params=["plain", "with space", "quo'te\"s", "\u00fcn\u00ef"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / request.param
+    path.mkdir()
+    return path
+
+
+def test_own_experiment_composes(folder: Path) -> None:
+    write(folder, "experiment/mine.yaml", "# @package _global_\ntrain:\n  steps: 7\n")
+    composed = compose(["experiment=mine"], folder)
+    assert composed.config.train.steps == 7
+    assert composed.choices["experiment"] == "mine"
+
+
+def test_own_option_of_a_group_composes(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "optimizer/mine.yaml",
+        "defaults:\n  - /schema/optimizer/sgd@_here_\n  - _self_\noption: sgd\nmomentum: 0.25\n",
+    )
+    assert vars(compose(["optimizer=mine"], tmp_path).config.optimizer)["momentum"] == 0.25
+
+
+EXPERIMENT = "# @package _global_\n"
+BROKEN = [
+    pytest.param("train: [1\nseed: 2\n", 3, "not YAML", "", id="bracket"),
+    pytest.param("train:\n  steps: 1\n  steps: 2\n", 4, "duplicate key steps", "", id="twice"),
+    pytest.param("train:\n  stepz: 1\n", 3, "stepz", "write train.steps", id="unknown key"),
+    pytest.param("train:\n  steps: abc\n", 3, "a whole number", "write steps: null", id="type"),
+    pytest.param(
+        "precision:\n  tf32: off\n", 3, "one of auto, on, off", 'write tf32: "off"', id="bare off"
+    ),
+    pytest.param("seed: 1\nnope: 2\n", 3, "nope", "", id="unknown at the root"),
+    pytest.param(
+        "defaults:\n  - override /precision: bf17\n",
+        3,
+        "bf17",
+        "write precision: bf16",
+        id="option",
+    ),
+    pytest.param("- a\n", 1, "ListConfig", "", id="a list"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "why", "fix"), BROKEN)
+def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: str) -> None:
+    path = write(tmp_path, "experiment/mine.yaml", EXPERIMENT + text)
+    problem = problem_of(["experiment=mine", "seed=1"], tmp_path)
+    assert problem.path == f"{path}:{line}"
+    assert why in problem.why
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize("text", ["", "train:\n  steps: 7\n", "seed: 1\n# @package _global_\n"])
+def test_an_experiment_without_its_first_line(folder: Path, text: str) -> None:
+    path = write(folder, "experiment/mine.yaml", text)
+    problem = problem_of(["experiment=mine"], folder)
+    assert (problem.path, problem.fix) == (f"{path}:1", "write # @package _global_")
+
+
+@pytest.mark.parametrize("text", ["", "lr: 0.1\n", "momentum: 0.5\n"])
+def test_an_option_that_does_not_say_which_keys_it_has(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "optimizer/mine.yaml", text)
+    problem = problem_of(["optimizer=mine"], tmp_path)
+    assert problem.path == f"{path}:1"
+    assert "sgd" in problem.why
+    fix = problem.fix.removeprefix("write ")
+    assert fix.startswith("defaults: [/schema/optimizer/")
+    path.write_text(f"{fix}\nlr: 0.5\n")
+    assert compose(["optimizer=mine"], tmp_path).config.optimizer.lr == 0.5
+
+
+def test_defaults_without_a_schema(tmp_path: Path) -> None:
+    write(tmp_path, "optimizer/mine.yaml", "defaults:\n  - _self_\nlr: 0.1\n")
+    problem = problem_of(["optimizer=mine"], tmp_path)
+    assert (problem.path, problem.value) == ("optimizer", "mine")
+    assert "names no /schema/optimizer/NAME@_here_ in its defaults" in problem.why
+
+
+def test_a_folder_in_which_runs_are_kept_as_well(tmp_path: Path) -> None:
+    """`--config-dir .`: the files of a run are no options, nor are those of anything so deep."""
+    write(tmp_path, "runs/0c5a8c16148b9d5c/config.yaml", "seed: 1\n")
+    write(tmp_path, "experiment/mine.yaml", EXPERIMENT)
+    compose(["experiment=mine"], tmp_path)
+    write(tmp_path, "experiment/papers/yours.yml", EXPERIMENT)
+    assert "*.yaml only" in problem_of([], tmp_path).why
+
+
+def test_folder_does_not_exist(tmp_path: Path) -> None:
+    assert "no such folder" in problem_of([], tmp_path / "x").why
+
+
+def test_folder_is_a_file(tmp_path: Path) -> None:
+    assert "not a folder" in problem_of([], write(tmp_path, "x", "")).why
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "fix"),
+    [
+        pytest.param("experimnt/a.yaml", "not a group", "mv experimnt experiment", id="group"),
+        pytest.param(
+            "experiment/smoke.yaml",
+            "eke has an option of this name",
+            "mv experiment/smoke.yaml experiment/my_smoke.yaml",
+            id="shadowed",
+        ),
+        pytest.param("a.yaml", "has no effect", "mv a.yaml experiment/a.yaml", id="no group"),
+        pytest.param("experiment/a.yml", "*.yaml only", "mv a.yml a.yaml", id="yml"),
+    ],
+)
+def test_file_without_effect(tmp_path: Path, name: str, why: str, fix: str) -> None:
+    write(tmp_path, name, EXPERIMENT)
+    problem = problem_of([], tmp_path)
+    assert why in problem.why
+    assert problem.fix == fix
+
+
+OPTIONS = [
+    pytest.param("optimizer", "adamw", "nosuch", 3, id="optimizer"),
+    pytest.param("optimizer", "adamw", "sgd", 3, id="one with other keys"),
+    pytest.param("optimizer", "adamw", "mine", 3, id="a name of its own"),
+    pytest.param("model", "tiny", "nosuch", 3, id="model"),
+    pytest.param("attention", "eager", "nosuch", 3, id="attention"),
+    pytest.param("precision", "bf16", "nosuch", 3, id="precision"),
+    pytest.param("schedule", "constant", "nosuch", 3, id="schedule"),
+    pytest.param("memory", "none", "nosuch", 3, id="memory"),
+    pytest.param("peft", "lora", "ia3", 3, id="peft"),
+    pytest.param("tracker", "none", "wandbb", 3, id="tracker"),
+]
+
+
+@pytest.mark.parametrize(("group", "base", "option", "line"), OPTIONS)
+def test_an_unknown_option_in_a_file_is_refused(tmp_path, group, base, option, line) -> None:
+    text = f"defaults: [{base}, _self_]\n# mine.\noption: {option}\n"
+    write(tmp_path, f"{group}/mine.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        compose([f"{group}=mine"], tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.path == f"{tmp_path / group / 'mine.yaml'}:{line}"
+    mended = problem.fix.removeprefix("write option: ")
+    write(tmp_path, f"{group}/mine.yaml", text.replace(f"option: {option}", f"option: {mended}"))
+    assert compose([f"{group}=mine"], tmp_path).overrides == (f"{group}=mine",)
+
+
+def test_an_experiments_option_is_looked_up_too(tmp_path) -> None:
+    write(tmp_path, "experiment/mine.yaml", EXPERIMENT + "optimizer:\n  option: nosuch\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=mine"], tmp_path)
+    assert caught.value.problems[0].path == f"{tmp_path / 'experiment' / 'mine.yaml'}:3"
+
+
+@pytest.mark.parametrize("group", ["model", "precision", "slurm"])
+def test_what_only_names_values_may_have_the_files_name(tmp_path, group) -> None:
+    base = {"model": "tiny", "precision": "bf16", "slurm": "default"}[group]
+    write(tmp_path, f"{group}/mine.yaml", f"defaults: [{base}, _self_]\noption: mine\n")
+    assert getattr(compose([f"{group}=mine"], tmp_path).config, group).option == "mine"

@@ -1,0 +1,105 @@
+"""Settings of Hydra's own have an effect, or are refused with the key that has it."""
+
+from pathlib import Path
+
+import pytest
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.config.sweep import expand
+
+TOP = "# @package _global_\n"
+
+
+def refused(typed, folder=None, sweep=False):
+    with pytest.raises(ConfigError) as caught:
+        (expand if sweep else compose)(typed, folder)
+    return caught.value.problems
+
+
+ALL = sorted(f"hydra.{name}" for name in OmegaConf.structured(HydraConf) if name != "defaults")
+
+
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize("key", [k for k in ALL if k not in ("hydra.launcher", "hydra.sweeper")])
+def test_no_setting_of_hydras_schema_is_ignored(key, sweep) -> None:
+    """Asked of Hydra's own schema, so that one that it gets later is covered."""
+    (problem,) = refused([f"++{key}=1"], sweep=sweep)
+    assert problem.path == key
+
+
+INSTEAD = [
+    pytest.param("hydra.run.dir=elsewhere", "paths.runs=elsewhere", id="run folder"),
+    pytest.param("hydra.sweep.dir=elsewhere", "paths.runs=elsewhere", id="sweep folder"),
+    pytest.param("hydra.run.dir=out/${now:%Y}", "paths.runs=FOLDER", id="interpolated"),
+    pytest.param("hydra.job.chdir=true", "", id="chdir"),
+    pytest.param("hydra.verbose=true", "", id="verbose"),
+    pytest.param("hydra/job_logging=disabled", "", id="a group"),
+    pytest.param("hydra/luncher=slurm", "hydra/launcher=slurm", id="misspelt"),
+    pytest.param("hydra.verbose=true,false", "", id="swept"),
+]
+
+
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize(("typed", "fix"), INSTEAD)
+def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
+    (problem,) = refused([typed], sweep=sweep)
+    assert problem.fix == fix
+    assert bool(fix) is ("leave it out" not in problem.why)
+    assert "without -m" not in problem.why
+    if fix.startswith("paths.runs=e"):
+        assert compose([fix]).config.paths.runs == "elsewhere"
+
+
+def test_the_mode_that_m_says_anyway() -> None:
+    cells = expand(["hydra.mode=MULTIRUN", "seed=1,2"]).cells
+    assert [cell.overrides for cell in cells] == [("seed=1",), ("seed=2",)]
+    assert refused(["hydra.mode=RUN", "seed=1,2"], sweep=True)[0].path == "hydra.mode"
+
+
+def write(folder: Path, text: str, name: str = "mine") -> Path:
+    file = folder / "experiment" / f"{name}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(TOP + text)
+    return file
+
+
+FILES = [
+    pytest.param("hydra:\n  run:\n    dir: away\n", 4, "hydra.run.dir: away", "paths.runs=away",
+                 id="folder"),
+    pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: true", "delete it",
+                 id="chdir"),
+    pytest.param("defaults:\n  - override /hydra/launcher: slurm\n", 3, "hydra/launcher: slurm",
+                 "-m hydra/launcher=slurm", id="eke's launcher"),
+    pytest.param("defaults:\n  - override /hydra/launcher: nosuch\n", 3, "hydra/launcher: nosuch",
+                 "-m hydra/launcher=nosuch", id="a launcher that is not there"),
+    pytest.param("defaults:\n  - override /hydra/sweeper: eke\n", 3, "hydra/sweeper: eke",
+                 "-m hydra/sweeper=eke", id="sweeper"),
+    pytest.param("hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", 5,
+                 "hydra.sweeper.params.seed: 1,2", "sweep.product=", id="params"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize(("text", "line", "value", "fix"), FILES)
+def test_in_a_file_it_is_told_with_its_line(tmp_path, text, line, value, fix, sweep) -> None:
+    write(tmp_path, "# hydra: not this file\nseed: 3\n", "another")
+    file = write(tmp_path, text)
+    (problem,) = refused(["experiment=mine"], tmp_path, sweep)
+    assert (problem.path, problem.value) == (f"{file}:{line}", value)
+    assert fix in problem.fix
+
+
+def test_a_file_that_names_hydra_and_sets_nothing_of_it(tmp_path) -> None:
+    write(tmp_path, "# no hydra here\nseed: 3\n")
+    assert compose(["experiment=mine"], tmp_path).config.seed == 3
+
+
+def test_in_a_job_of_hydras_it_was_read(tmp_path, monkeypatch) -> None:
+    """A sweep of Hydra's own (`hydra/launcher=joblib`) has made that folder."""
+    write(tmp_path, "hydra:\n  sweep:\n    dir: away\nseed: 3\n")
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    assert compose(["experiment=mine"], tmp_path, in_sweep=True).config.seed == 3

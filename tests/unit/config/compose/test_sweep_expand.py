@@ -1,0 +1,259 @@
+"""From the command line of -m to cells."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.config.sweep import expand
+
+
+@pytest.fixture
+def own(tmp_path: Path):
+    """A folder with one named sweep, `mine`."""
+
+    def write(text: str) -> Path:
+        (tmp_path / "sweep").mkdir(exist_ok=True)
+        (tmp_path / "sweep" / "mine.yaml").write_text(f"# @package _global_\n# mine.\n{text}")
+        return tmp_path
+
+    return write
+
+
+def varied(expanded, *keys):
+    return [
+        tuple(o.partition("=")[2] for o in cell.overrides if o.partition("=")[0] in keys)
+        for cell in expanded.cells
+    ]
+
+
+def problems(*overrides, config_dir=None):
+    with pytest.raises(ConfigError) as caught:
+        expand(overrides, config_dir)
+    return caught.value.problems
+
+
+def test_product_last_key_fastest() -> None:
+    found = varied(expand(["seed=1,2", "precision=bf16,fp16"]), "seed", "precision")
+    assert found == [("1", "bf16"), ("1", "fp16"), ("2", "bf16"), ("2", "fp16")]
+
+
+def test_cells_are_what_hydra_composes() -> None:
+    """Put together from shared trees, or composed whole: the same configuration."""
+    typed = ["optimizer=sgd,adafactor", "memory=none,checkpointing", "optimizer.lr=0.1", "seed=5"]
+    for cell in expand(typed).cells:
+        whole = compose(cell.overrides, in_sweep=True)
+        assert cell.composed == whole
+        assert list(cell.composed.choices) == list(whole.choices)
+
+
+def test_an_option_that_writes_elsewhere(tmp_path) -> None:
+    (tmp_path / "memory").mkdir()
+    text = "# @package _global_\n# both.\nmemory: {option: both}\nseed: 7\n"
+    (tmp_path / "memory" / "both.yaml").write_text(text)
+    typed = ["memory=none,both", "precision=bf16,fp32"]
+    found = [cell.composed.config.seed for cell in expand(typed, tmp_path).cells]
+    assert found == [0, 0, 7, 7]
+
+
+def test_rows_zip_and_product(own) -> None:
+    folder = own(
+        "sweep:\n"
+        "  rows: {plain: {}, small: {batch.per_device: 2}}\n"
+        "  zip: {seed: [1, 2], optimizer.lr: [0.1, 1e-2]}\n"
+        "  product: {precision: [fp32, bf16]}\n"
+    )
+    expanded = expand(["sweep=mine"], folder)
+    assert [cell.row for cell in expanded.cells] == ["plain"] * 4 + ["small"] * 4
+    rates = [cell.composed.config.optimizer.lr for cell in expanded.cells]
+    assert rates == [0.1, 0.1, 0.01, 0.01] * 2
+    assert [c.composed.config.batch.per_device for c in expanded.cells][-1] == 2
+    assert expanded.cells[-1].name.startswith("small: ")
+
+
+def test_a_typed_key_replaces_the_files_own(own) -> None:
+    folder = own("sweep: {product: {precision: [fp32, bf16], seed: [1, 2]}, repeats: 4}\n")
+    expanded = expand(["sweep=mine", "precision=fp16", "sweep.repeats=1"], folder)
+    assert varied(expanded, "seed", "precision") == [("fp16", "1"), ("fp16", "2")]
+
+
+def test_repeats_go_in_rounds_every_other_one_the_other_way_round() -> None:
+    expanded = expand(["seed=1,2", "sweep.repeats=3"])
+    assert varied(expanded, "seed", "repeat") == [
+        ("1", "0"), ("2", "0"), ("2", "1"), ("1", "1"), ("1", "2"), ("2", "2"),
+    ]  # fmt: skip
+    assert expanded.cells[-1].composed.config.repeat == 2
+
+
+def test_each_repeat_has_its_own_seed_where_asked() -> None:
+    expanded = expand(["precision=fp32,bf16", "sweep.repeats=3", "sweep.seeds=per_repeat"])
+    found = [(c.composed.config.repeat, c.composed.config.seed) for c in expanded.cells]
+    assert found == [(k, k) for k in range(3) for _ in range(2)]
+    (problem,) = problems("seed=7", "sweep.repeats=3", "sweep.seeds=per_repeat")
+    assert (problem.path, problem.value) == ("sweep.seeds", "seed")
+
+
+def test_excluded_by_composed_values() -> None:
+    clauses = "sweep.exclude=[precision=fp16 and seed=2, optimizer.lr<=1e-9]"
+    expanded = expand(["precision=bf16,fp16", "seed=1,2", clauses, "sweep.strict=true"])
+    assert varied(expanded, "precision", "seed") == [("bf16", "1"), ("bf16", "2"), ("fp16", "1")]
+    assert [(e.clause, e.count) for e in expanded.excluded] == [
+        ("precision=fp16 and seed=2", 1),
+        ("optimizer.lr<=1e-9", 0),
+    ]
+    assert expanded.warnings == ("sweep.exclude: optimizer.lr<=1e-9 excludes nothing",)
+    assert expanded.strict
+
+
+@pytest.mark.parametrize(
+    ("clause", "said"),
+    [
+        pytest.param("precison=fp16", "did you mean precision", id="key"),
+        pytest.param("precision=fp17", "never fp17", id="option"),
+        pytest.param("precision<3", "is no number", id="order of options"),
+        pytest.param("seed=abc", "never abc", id="a text for a number"),
+        pytest.param("row=x", "there are none", id="row"),
+        pytest.param("seed=1 seed=2", "no expression", id="grammar"),
+        pytest.param("seed in (1, 2)", "all 2 cells", id="everything"),
+    ],
+)
+def test_a_wrong_clause(clause, said) -> None:
+    (problem,) = problems("seed=1,2", f"sweep.exclude=[{clause}]")
+    assert problem.path == "sweep.exclude"
+    assert said in problem.why
+
+
+def test_a_bracket_that_does_not_pair_up_is_taken_away() -> None:
+    (problem,) = problems("seed=1,2", "sweep.exclude=[seed=1")
+    assert problem.fix == "'sweep.exclude=[\"seed=1\"]'"
+    assert problems("seed=1,2", "sweep.exclude=[not")[0].fix == ""
+
+
+def test_braces_that_a_shell_took_apart_are_put_together() -> None:
+    torn = [f"sweep.zip={piece}" for piece in ("seed:[1", "2]", "optimizer.lr:[0.1", "0.2]")]
+    (problem,) = problems(*torn)
+    assert problem.fix == "'sweep.zip={seed:[1,2],optimizer.lr:[0.1,0.2]}'"
+    assert "a shell takes braces apart" in problem.why
+
+
+def test_zip_of_unequal_lengths() -> None:
+    (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1,0.2]}")
+    assert "2 values" in problem.why
+    assert "seed has 3" in problem.why
+
+
+def test_what_is_proposed_for_lists_of_unequal_lengths_can_be_typed() -> None:
+    (problem,) = problems("sweep.zip={seed:[1,2,3],optimizer.lr:[0.1]}")
+    assert "optimizer.lr has 1 value and seed has 3" in problem.why
+    override, _, where = problem.fix.partition("   ")
+    assert where == "(in place of sweep.zip)"
+    assert len(expand(shlex.split(override), None).cells) == 3
+
+
+def test_a_mistake_in_many_cells_is_told_once() -> None:
+    (problem,) = problems("precison=bf16", "seed=range(0,50)")
+    assert problem.path == "precison"
+    (problem,) = problems("precision=bf16,fp61", "seed=range(0,50)")
+    assert problem.value == "fp61"
+
+
+def test_a_value_that_some_cells_cannot_take() -> None:
+    (problem,) = problems("optimizer=adamw,sgd", "optimizer.momentum=0.5", "seed=1,2,3")
+    assert "in 3 of 6 cells" in problem.why
+    assert "optimizer=adamw has no momentum" in problem.why
+
+
+def test_one_key_from_two_places(own) -> None:
+    folder = own("sweep: {product: {seed: [1, 2]}, rows: {a: {seed: 3}}}\n")
+    (problem,) = problems("sweep=mine", config_dir=folder)
+    assert problem.path == "sweep.rows"
+    (problem,) = problems("repeat=1,2", "sweep.repeats=2")
+    assert problem.value == "repeat"
+
+
+@pytest.mark.parametrize(
+    ("typed", "path"),
+    [
+        pytest.param("sweep=guide_tabel", "sweep", id="sweep"),
+        pytest.param("sweep=none,guide_table", "sweep", id="two sweeps"),
+        pytest.param("sweep.repeats=0", "sweep.repeats", id="no repeat"),
+        pytest.param("sweep.repeats=often", "sweep.repeats", id="type"),
+        pytest.param("sweep.seeds=mine", "sweep.seeds", id="seeds"),
+        pytest.param("sweep.rounds=2", "sweep.rounds", id="key"),
+        pytest.param("optimizer.lr=interval(0,1)", "optimizer.lr", id="interval"),
+        pytest.param("seed=range(0,1000000)", "seed", id="too many"),
+    ],
+)
+def test_refused(typed, path) -> None:
+    assert problems(typed)[0].path == path
+
+
+SEEDS = [
+    pytest.param("seed=range(3),7", [0, 1, 2, 7], id="range and value"),
+    pytest.param("seed=7,range(3)", [7, 0, 1, 2], id="value and range"),
+    pytest.param("seed=range(2),range(5,1,-2)", [0, 1, 5, 3], id="two ranges"),
+    pytest.param("seed=choice(1,2),5", [1, 2, 5], id="choice and value"),
+    pytest.param("seed=tag(x,choice(1,2)),range(4,5)", [1, 2, 4], id="tagged"),
+    pytest.param("seed=range(0),9", [9], id="an empty range"),
+    pytest.param("sweep.product={seed:'range(2),7'}", [0, 1, 7], id="product of a file"),
+]
+
+
+@pytest.mark.parametrize(("typed", "seeds"), SEEDS)
+def test_lists_within_lists(typed, seeds) -> None:
+    assert [cell.composed.config.seed for cell in expand([typed]).cells] == seeds
+
+
+def test_shuffled_parts_come_in_the_same_order_each_time() -> None:
+    found = [varied(expand(["seed=shuffle(range(9)),99"]), "seed") for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert found[0][-1] == ("99",)
+    assert sorted(found[0][:-1]) == [(str(seed),) for seed in range(9)]
+    assert found[0][:-1] != sorted(found[0][:-1])
+
+
+def test_a_glob_among_other_options() -> None:
+    cells = expand(["model=glob(tiny_g*),gpt2,glob(tiny_b*)"]).cells
+    assert [cell.composed.choices["model"] for cell in cells] == ["tiny_gpt2", "gpt2", "tiny_bert"]
+    (problem,) = problems("model=gpt2,glob(nosuch*)")
+    assert (problem.path, problem.value) == ("model", "gpt2,glob(nosuch*)")
+
+
+FAILED = [
+    pytest.param("seed=choice(range(3),7)", "'seed=range(3),7'", id="choice of a range"),
+    pytest.param("seed=sort(3,range(2))", "'seed=3,range(2)'", id="sort"),
+    pytest.param("train.steps=5,str(range(3))", "'train.steps=5,range(3)'", id="str, behind a 5"),
+    pytest.param("model=shuffle(glob(tiny_g*))", "'model=glob(tiny_g*)'", id="shuffled glob"),
+    pytest.param("seed=tag(a,1,2)", "seed=0", id="nothing near"),
+    pytest.param("seed=nosuch(1,2)", "seed=1,2", id="no such function"),
+    pytest.param("seed=1,interval(0,1)", "hydra/sweeper=optuna", id="an interval in a list"),
+]
+
+
+@pytest.mark.parametrize(("typed", "fix"), FAILED)
+def test_what_hydra_cannot_list_is_told_with_what_it_can(typed, fix) -> None:
+    (problem,) = problems(typed)
+    assert problem.fix == fix
+    assert "quotes" not in problem.why
+    for word in shlex.split(fix) if fix.startswith(("'", "seed")) else []:
+        assert expand([word]).cells
+
+
+def test_hydras_own_place_is_refused(own) -> None:
+    folder = own("hydra: {sweeper: {params: {seed: '1,2'}}}\n")
+    (problem,) = problems("sweep=mine", config_dir=folder)
+    assert problem.path == f"{folder / 'sweep' / 'mine.yaml'}:3"
+    assert "sweep.product=" in problem.fix
+
+
+def test_a_single_run_has_no_sweep() -> None:
+    with pytest.raises(ConfigError, match=r"train\.py -m sweep\.repeats=2"):
+        compose(["sweep.repeats=2"])
+
+
+def test_what_a_wandb_agent_types() -> None:
+    composed = compose(["++optimizer.lr=0.01", "++precision=bf16"])
+    assert composed.choices["precision"] == "bf16"
+    assert composed.config.optimizer.lr == 0.01

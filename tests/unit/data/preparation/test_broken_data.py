@@ -1,0 +1,601 @@
+"""Input that cannot be used: one clear message each, with a fix, and nothing half-written."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from prepared import BERT, GPT, numbered, save_bpe, write_jsonl
+from support import environment
+from unit.plan.cases import config_of, decision, plan_of
+
+from eke.common.errors import ConfigError
+from eke.data.preparation.lines import lines
+from eke.data.preparation.prepare import prepare
+from eke.data.sources import request_of
+
+GOOD = "".join(json.dumps(row) + "\n" for row in numbered(300)).encode()
+
+
+def refusal(*overrides):
+    """The problems of preparing in this process."""
+    with pytest.raises(ConfigError) as caught:
+        prepare(request_of(config_of(*overrides)))
+    return caught.value.problems
+
+
+def left_behind(cache):
+    """Names in the cache's folder of stores, locks left out."""
+    folder = cache / "eke" / "data"
+    return (
+        sorted(p.name for p in folder.glob("*") if p.suffix != ".lock") if folder.exists() else []
+    )
+
+
+WHOLE_FILES = {
+    "empty": ("jsonl", b"", "data.path", "the file is empty"),
+    "blank lines": ("jsonl", b"\n  \n\n", "data.path", "all of 3 rows are empty"),
+    "one array": ("jsonl", b'[{"text": "a"}]', "data.path", "a.jsonl:1 is a list, not an object"),
+    "no json": ("jsonl", b"text\nmore text\n", "data.path", r"a.jsonl:1 is not JSON"),
+    "wrong column": ("jsonl", b'{"txet": "a"}\n' * 3, "data.text", "there are: txet"),
+    "all nulls": ("jsonl", b'{"text": null}\n' * 2, "data.path", "text is null, not text"),
+    "all nested": ("jsonl", b'{"text": {"a": 1}}\n' * 2, "data.path", "text is an object"),
+    "utf-16": ("jsonl", GOOD.decode().encode("utf-16"), "data.path", "is UTF-16, not UTF-8"),
+    "utf-16 csv": ("csv", "text\na\n".encode("utf-16"), "data.path", "is UTF-16, not UTF-8"),
+    "semicolons": ("csv", b"text;label\na;1\n", "data.path", "has ';' between its columns"),
+    "tabs": ("csv", b"text\tlabel\na\t1\n", "data.path", r"has '\\t' between its columns"),
+    "one row": ("jsonl", b'{"text": "a"}\n', "data.path", "no usable row is left to evaluate"),
+    "csv without the column": ("csv", b"txt,label\na,b\n", "data.text", "there are: txt, label"),
+    "csv with a column twice": ("csv", b"text,text\na,b\n", "data.path", "names text twice"),
+    "csv header only": ("csv", b"text\n", "data.path", "has no rows"),
+    "no parquet": ("parquet", GOOD, "data.path", "is no parquet file"),
+    "cut gzip": ("jsonl.gz", gzip.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
+    "cut bz2": ("jsonl.bz2", bz2.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
+    "cut xz": ("jsonl.xz", lzma.compress(GOOD)[:-40], "data.path", "cut short or damaged"),
+    "no gzip": (
+        "csv.gz",
+        b"\x1f\x8b\x08 no gzip at all",
+        "data.path",
+        "cannot|cut short|not CSV|damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILES.values(), ids=WHOLE_FILES.keys())
+def test_a_file_that_cannot_be_used_has_one_message(case, tmp_path, own_cache) -> None:
+    ending, content, path, words = case
+    file = tmp_path / f"a.{ending}"
+    file.write_bytes(content)
+    (problem,) = refusal(f"data={ending.split('.')[0]}", f"data.path={file}")
+    assert problem.path == path
+    assert re.search(words, problem.why)
+    assert problem.fix.startswith("data")
+    assert left_behind(own_cache) == []
+
+
+def test_a_semicolon_may_be_part_of_a_name(tmp_path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text;1\none\ntwo\n")
+    plan = plan_of("data=csv", f"data.path={file}", "data.text='text;1'", "batch.per_device=1")
+    assert decision(plan, "data rows")[0] == "2"
+
+
+def test_the_line_that_mends_separators_does(tmp_path) -> None:
+    file = tmp_path / "a b.csv"
+    file.write_text('text;label\n"one; two";0\n"three, four";1\n')
+    (problem,) = refusal("data=csv", f"data.path='{file}'")
+    command = problem.fix.partition("(made by: ")[2][:-1].replace("NEW_FILE", "new.csv")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    plan = plan_of("data=csv", f"data.path={tmp_path / 'new.csv'}", "batch.per_device=1")
+    value, reason = decision(plan, "data rows")
+    assert (value, "0 bad" in reason) == ("2", True)
+
+
+def test_a_table_without_rows_says_so_and_one_among_others_is_no_matter(tmp_path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    kind = pyarrow.string()
+    for name, texts in (("0", []), ("1", ["one", "two", "three"])):
+        table = pyarrow.table({"text": pyarrow.array(texts, kind)})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+    (problem,) = refusal("data=parquet", f"data.path={folder / '0.parquet'}")
+    assert problem.why == "has no rows"
+    plan = plan_of("data=parquet", f"data.path={folder}", "batch.per_device=1")
+    assert decision(plan, "data rows")[0] == "3"
+
+
+ROWS = {
+    "not json": (b'{"text": "cut', "is not JSON"),
+    "a list": (b"[1, 2]", "is a list, not an object"),
+    "a number": (b"5", "is one value, not an object"),
+    "no column": (b'{"txt": "a"}', "there is no text"),
+    "null": (b'{"text": null}', "text is null, not text"),
+    "a number as text": (b'{"text": 5}', "text is the number 5, not text"),
+    "nested": (b'{"text": ["a"]}', "text is a list, not text"),
+    "not utf-8": (b'{"text": "\xff"}', r"is not UTF-8 \(byte 11\)"),
+    "half a surrogate": (b'{"text": "\\ud800"}', r"text is not UTF-8 \(character 1\)"),
+    "twice": (b'{"text": "a", "text": "b"}', "text is there twice"),
+    "endless nesting": (b"[" * 200_000, "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS.values(), ids=ROWS.keys())
+def test_a_bad_row_is_counted_and_named(case, tmp_path) -> None:
+    line, words = case
+    lines = GOOD.splitlines()
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\n".join([*lines[:6], line, *lines[6:]]) + b"\n")
+    plan = plan_of("data=jsonl", f"data.path={file}", "data.seq_len=16", "train.steps=1")
+    value, reason = decision(plan, "data rows")
+    assert value == "300"
+    assert "of 301 read; 1 bad, 0 empty" in reason
+    assert re.search("a.jsonl:7 " + words, reason)
+
+
+def test_too_many_bad_rows_are_refused_with_the_share_that_mends_it(
+    tmp_path, in_another_process
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(GOOD + b"bad\n" * 9)
+    typed = ("data=jsonl", f"data.path={file}", "data.seq_len=16", "train.steps=1")
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*typed)
+    (problem,) = caught.value.problems
+    assert "9 of 309 rows cannot be used (2.91%), more than data.max_bad_frac = 0.01" in problem.why
+    assert "a.jsonl:301 is not JSON (character 1); a.jsonl:302" in problem.why
+    assert problem.fix == "data.max_bad_frac=0.03"
+    assert plan_of(*typed, problem.fix).steps.num_train_samples > 200
+
+
+def test_nothing_that_is_odd_but_right_is_lost(tmp_path) -> None:
+    """Byte order mark, Windows line ends, blank lines, no end of the last line, a NEL character."""
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(
+        b'\xef\xbb\xbf{"text": "one"}\r\n\r\n{"text": "tw\xc2\x85o"}\r\n{"text": "three"}'
+    )
+    plan = plan_of("data=jsonl", f"data.path={file}", "batch.per_device=1", "train.steps=1")
+    value, reason = decision(plan, "data rows")
+    assert value == "3"
+    assert "of 4 read; 0 bad, 1 empty" in reason
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(
+        b'\xef\xbb\xbftext,label\r\n"with, comma",1\r\n"two\r\nlines ""quoted""",0\r\n\r\n'
+        b"too,many,values\r\nfew\r\n\xff,1\r\nplain,0\r\n"
+    )
+    typed = ("data=csv", f"data.path={file}", "model=tiny_bert", "task=sequence_classification",
+             "data.max_bad_frac=0.5", "batch.per_device=1", "train.steps=1")  # fmt: skip
+    value, reason = decision(plan_of(*typed), "data rows")
+    assert value == "3"
+    assert "of 7 read; 3 bad, 1 empty" in reason
+    assert "a.csv:6 has 3 values, and the first line names 2 columns" in reason
+
+
+@pytest.mark.parametrize("option", ["csv", "parquet"])
+def test_tables_of_one_folder_with_other_columns(option, tmp_path, own_cache) -> None:
+    """The column that a mistake names must be one that can be typed: here the first file's."""
+    for name, column in (("1", "body"), ("2", "content")):
+        file = tmp_path / "tables" / f"{name}.{option}"
+        file.parent.mkdir(exist_ok=True)
+        rows = [f"row {number}" for number in range(9)]
+        if option == "csv":
+            file.write_text("\n".join([column, *rows]) + "\n")
+        else:
+            pyarrow.parquet.write_table(pyarrow.table({column: rows}), file)
+    folder = ("data.path=" + str(tmp_path / "tables"), f"data={option}")
+    (column,) = refusal(*folder)
+    assert column.path == "data.text"
+    assert column.fix == "data.text=body"
+    (unlike,) = refusal(*folder, column.fix)
+    assert unlike.path == "data.path"
+    assert unlike.value.endswith(f"2.{option}")
+    assert f"1.{option} has a column body, and this file has none; it has: content" in unlike.why
+    assert unlike.fix == f"data.path={tmp_path}/tables/1.{option}"
+    assert plan_of(f"data={option}", column.fix, unlike.fix, "batch.per_device=1", "train.steps=1")
+
+
+def test_an_evaluation_file_with_other_columns(tmp_path, own_cache) -> None:
+    train, evaluation = tmp_path / "train.csv", tmp_path / "eval.csv"
+    train.write_text("text\none\ntwo\n")
+    evaluation.write_text("body\none\ntwo\n")
+    (unlike,) = refusal("data=csv", f"data.path={train}", f"data.eval_path={evaluation}")
+    assert (unlike.path, unlike.value) == ("data.eval_path", str(evaluation))
+    assert unlike.fix == "data.eval_path=FILE"
+
+
+@pytest.mark.parametrize("column", ["what, if", "it's", 'the "text"', "two words", "null", "a=b"])
+def test_a_column_of_any_name_can_be_typed_as_proposed(column, tmp_path, own_cache) -> None:
+    file = tmp_path / "a.csv"
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([[column], *[[f"row {n}"] for n in range(9)]])
+    typed = ("data=csv", f"data.path={file}", "batch.per_device=1", "train.steps=1")
+    (problem,) = refusal(*typed)
+    assert plan_of(*typed, *shlex.split(problem.fix)).steps.num_train_samples == 8
+
+
+def test_an_open_quote_is_a_bad_row_and_not_the_rest_of_the_file(tmp_path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text('text\none\ntwo\n"open\nthree\n')
+    typed = ("data=csv", f"data.path={file}", "data.max_bad_frac=0.5", "batch.per_device=1")
+    value, reason = decision(plan_of(*typed, "train.steps=1"), "data rows")
+    assert value == "2"
+    assert "a.csv:4 is not CSV: unexpected end of data" in reason
+
+
+# --- labels -------------------------------------------------------------------------------------
+
+CLASSIFY = ("data=jsonl", "model=tiny_bert", "task=sequence_classification", "train.steps=1")
+
+
+def test_a_column_is_proposed_where_one_is_meant(tmp_path) -> None:
+    """The name that is nearest, or the only one; never just the first of several."""
+    for columns, fix in (
+        (("txet", "id"), "txet"),
+        (("body",), "body"),
+        (("ask", "reply"), "COLUMN"),
+    ):
+        file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "a")] * 3)
+        (problem,) = refusal("data=jsonl", f"data.path={file}")
+        assert problem.fix == f"data.text={fix}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "fix"),
+    [
+        (("prompt", "completion"), "data.prompt=prompt data.response=completion"),
+        (("id", "instruction", "output"), "data.prompt=instruction data.response=output"),
+        (("Question", "Answer"), "data.prompt=Question data.response=Answer"),
+    ],
+)
+def test_a_prompt_and_its_answer_are_proposed_as_such(tmp_path, columns, fix) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "some words")] * 3)
+    (problem,) = refusal("data=jsonl", f"data.path={file}")
+    assert problem.fix == fix
+    plan_of("data=jsonl", f"data.path={file}", "data.num_eval_samples=1", "train.steps=1",
+            "batch.per_device=1", *fix.split())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "meant"),
+    [
+        ("csv", "a.jsonl", "jsonl"),
+        ("csv", "a.parquet", "parquet"),
+        ("text", "a.jsonl", "jsonl"),
+        ("text", "a.csv", "csv"),
+    ],
+)
+def test_a_file_of_another_format_is_not_read_as_this_one(tmp_path, option, name, meant) -> None:
+    """A CSV reader takes the first row for names of columns; data=text trains on the JSON."""
+    write_jsonl(tmp_path / name, [{"text": "some words"}] * 30)
+    typed = (f"data={option}", f"data.path={tmp_path / name}")
+    if option == "text":  # bytes of files, of which nothing is prepared
+        with pytest.raises(ConfigError) as caught:
+            plan_of(*typed)
+        (problem,) = caught.value.problems
+    else:
+        (problem,) = refusal(*typed)
+    assert problem.fix == f"data={meant}"
+
+
+@pytest.mark.parametrize(
+    ("labels", "words", "fix"),
+    [
+        ([0, 1, 0.5, 0.7, 9], "label is the number 0.5", "data.max_bad_frac="),
+        ([0, 1, 4], "label is 4, outside 0 to 1", "task.num_labels=5"),
+        (["a", "b", "c"], "has 3 different labels: a, b, c", "task.num_labels=3"),
+        ([0, 1, "a"], "label is a, where rows before it had a number", "data.max_bad_frac="),
+        ([0, 1, None], "label is null, neither a whole number nor a text", "data.max_bad_frac="),
+        ([0, 1, 0.5], "label is the number 0.5", "data.max_bad_frac="),
+        ([0, -1, 1], "label is -1, outside 0 to 1", "data.max_bad_frac="),
+    ],
+    ids=[
+        "fractions and one too large",
+        "out of range",
+        "names",
+        "mixed",
+        "null",
+        "fraction",
+        "negative",
+    ],
+)
+def test_wrong_labels(labels, words, fix, tmp_path) -> None:
+    rows = [{"text": f"row {n}", "label": labels[n % len(labels)]} for n in range(60)]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*CLASSIFY, f"data.path={file}")
+    (problem,) = caught.value.problems
+    assert words in problem.why
+    assert problem.fix.startswith(fix)
+    assert plan_of(*CLASSIFY, f"data.path={file}", problem.fix).steps.num_train_samples > 10
+
+
+@pytest.mark.parametrize("label", [1, "same"], ids=["number", "text"])
+def test_one_class_is_nothing_to_tell_apart(label, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(60, label=label))
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*CLASSIFY, f"data.path={file}")
+    (problem,) = caught.value.problems
+    assert problem.path == "data.label"
+    assert re.search(rf"\d+ rows to train on, of one class only: {label}$", problem.why)
+    assert problem.fix == "data.label=COLUMN"
+
+
+def test_dropping_the_rows_of_a_class_leaves_none_to_tell_apart(tmp_path) -> None:
+    """Labels of -1 and 1: a share of bad rows would be proposed, and one class be learnt."""
+    rows = [{"text": f"row {n}", "label": (-1) ** n} for n in range(60)]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*CLASSIFY, f"data.path={file}")
+    (problem,) = caught.value.problems
+    assert problem.path == "data.label"
+    assert "a.jsonl:2 label is -1, outside 0 to 1" in problem.why
+
+
+# --- tokenizers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("special", "task", "words"),
+    [
+        (BERT, (), "is smaller than the 286 tokens of data.tokenizer="),
+        (GPT, ("model=tiny_bert", "task=masked_lm"), "has no mask token"),
+        ({"unk_token": "?"}, ("model=tiny_t5", "task=sequence_classification"), "no end-of-text"),
+    ],
+    ids=["too large", "no mask", "no end"],
+)
+def test_tokenizers_that_do_not_fit(special, task, words, tmp_path) -> None:
+    folder = save_bpe(tmp_path / "tokenizer", special)
+    file = write_jsonl(
+        tmp_path / "a.jsonl", [{**row, "label": n % 2} for n, row in enumerate(numbered(40))]
+    )
+    typed = ("data=jsonl", f"data.path={file}", f"data.tokenizer={folder}", *task, "train.steps=1")
+    small = ("model.vocab_size=280",)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*typed, *small)
+    found = next(each for each in caught.value.problems if words in each.why)
+    fix = found.fix
+    assert fix in ("model.vocab_size=286", "data.tokenizer=bytes")
+    assert plan_of(*typed, *small, fix).steps.num_train_samples > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nowhere/at-all", "{tmp}/empty", "{tmp}/a.jsonl"])
+def test_a_tokenizer_that_is_not_there(name, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
+    name = name.format(tmp=tmp_path)
+    (problem,) = refusal("data=jsonl", f"data.path={file}", f"data.tokenizer={name}")
+    assert problem.path == "data.tokenizer"
+    assert "AutoTokenizer cannot load it" in problem.why
+
+
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tmp_path) -> None:
+    folder = save_bpe(tmp_path / "tokenizer", GPT)
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
+    typed = ("data=jsonl", f"data.path={file}", f"data.tokenizer={folder}/tokenizer.json")
+    (problem,) = refusal(*typed)
+    assert problem.fix == f"data.tokenizer={folder}"
+
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "key", "words"),
+    [
+        ("data.path={tmp}/nowhere.jsonl", "data.path", "no such file"),
+        ("data.path={tmp}/*.nothing", "data.path", "no such file"),
+        ("data.path={tmp}/folder", "data.path", "matches .*; there are files that end in .md"),
+        ("data.path={tmp}/a.jsonl data.eval_path={tmp}/b.jsonl", "data.eval_path", "no such file"),
+        ("data.path={tmp}/" + "x" * 300, "data.path", "File name too long"),
+    ],
+    ids=["file", "glob", "folder", "evaluation", "long"],
+)
+def test_files_that_are_not_there(typed, key, words, tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.md").write_text("notes")
+    write_jsonl(tmp_path / "a.jsonl", numbered(3))
+    with pytest.raises(ConfigError, match=words) as caught:
+        request_of(config_of("data=jsonl", *typed.format(tmp=tmp_path).split()))
+    assert caught.value.problems[0].path == key
+    assert caught.value.problems[0].fix.startswith("data.")
+
+
+def test_an_unreadable_file(tmp_path, monkeypatch) -> None:
+    # root may read everything, so a folder stands in for a file that cannot be opened.
+    file = tmp_path / "a.jsonl"
+    file.mkdir()
+    monkeypatch.setattr("pathlib.Path.is_dir", lambda path: False)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        request_of(config_of("data=jsonl", f"data.path={file}"))
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
+    with pytest.raises(ConfigError) as caught:
+        plan_of("data=jsonl", f"data.path={file}", "train.steps=1")
+    (problem,) = caught.value.problems
+    assert problem.path == "XDG_CACHE_HOME"
+    assert "the cache folder cannot be written: Not a directory" in problem.why
+    assert problem.fix.startswith("export XDG_CACHE_HOME=")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from eke.workflows import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_nothing_and_the_next_run_goes_on(tmp_path, own_cache) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(3000))
+    typed = ("data=jsonl", f"data.path={file}", "plan_only=true", "tracker=none", "hardware=cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *typed],
+        # Python would leave half a .pyc in the repository, and everything after would load it.
+        env={
+            **environment(tmp_path),
+            "XDG_CACHE_HOME": str(own_cache),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "the cache folder cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert left_behind(own_cache) == []
+    assert plan_of(*typed[:2], "train.steps=1").steps.num_train_samples > 2000
+
+
+def test_parquet_of_other_types(tmp_path) -> None:
+    texts = [None if n % 3 == 1 else f"text {n}" for n in range(60)]
+    table = pyarrow.table({"text": texts, "label": [0.0, 1.0, 1.0] * 20})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    typed = ("data=parquet", f"data.path={tmp_path}", "model=tiny_bert", "train.steps=1",
+             "task=sequence_classification")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"a.parquet row 2 text is null, not text"):
+        plan_of(*typed)
+    assert decision(plan_of(*typed, "data.max_bad_frac=0.34"), "data rows")[0] == "40"
+    numbers = pyarrow.table({"text": [1, 2, 3]})
+    pyarrow.parquet.write_table(numbers, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="text is the number 1, not text"):
+        plan_of("data=parquet", f"data.path={tmp_path}", "train.steps=1")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "fix"),
+    [
+        ("parquet", "a.txt", "data=text"),
+        ("parquet", "a.jsonl.gz", "data=jsonl"),
+        ("jsonl", "a.md", "data=text"),
+        ("jsonl", "a.csv", "data=csv"),
+    ],
+)
+def test_a_file_of_another_format_is_read_by_the_fix(option, name, fix, tmp_path) -> None:
+    (tmp_path / name).write_text("some text\n" * 9)
+    (problem,) = refusal(f"data={option}", f"data.path={tmp_path}", "data.pattern='*'")
+    assert problem.path == "data.path"
+    assert problem.fix == fix
+
+
+def test_a_cut_parquet_file(tmp_path) -> None:
+    whole = tmp_path / "whole.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"text {n}" for n in range(5000)]}), whole)
+    (tmp_path / "a.parquet").write_bytes(whole.read_bytes()[:-200])
+    (problem,) = refusal("data=parquet", f"data.path={tmp_path / 'a.parquet'}")
+    assert "is no parquet file" in problem.why
+    assert problem.fix == "data.path=FILE_OR_FOLDER"
+    damaged = bytearray(whole.read_bytes())
+    damaged[100:2000] = os.urandom(1900)
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    (problem,) = refusal("data=parquet", f"data.path={tmp_path / 'a.parquet'}")
+    assert problem.path == "data.path"
+
+
+def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
+    file = tmp_path / "a.jsonl"
+    with open(file, "wb") as opened:
+        opened.write(GOOD + b'{"text": "' + b"word " * (1 << 22) + b'"}\n')
+    typed = ("data=jsonl", f"data.path={file}", "data.seq_len=32", "train.steps=1")
+    with pytest.raises(ConfigError, match=rf"line 301 of {re.escape(str(file))} is longer") as why:
+        plan_of(*typed)
+    (problem,) = why.value.problems
+    plan = plan_of(*typed, problem.fix.split()[0])
+    assert "0 bad, 0 empty (left out), 1 truncated" in decision(plan, "data rows")[1]
+
+
+READ = """
+import re, sys
+from pathlib import Path
+from eke.data.sources import Request
+from eke.data.preparation.columns import Columns
+from eke.data.preparation.lines import csv_rows, jsonl_rows
+reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
+request = Request("jsonl", "", "", text="text", max_row_bytes=16 << 20)
+try:
+    print(len(list(reader("a", sys.argv[1], "", Columns(request)))), "rows")
+except Exception as error:
+    print(error)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "values.csv.gz"])
+def test_a_small_file_of_one_huge_line_takes_little_memory(name, tmp_path) -> None:
+    """1.5 GB in 1.5 MB: members of a gzip file are one after another."""
+    member = gzip.compress((b"a value,\n" if name == "values.csv.gz" else b"a" * 9) * (11 << 17))
+    start = b'text,b\n"' if "csv" in name else b'{"text": "'
+    (tmp_path / name).write_bytes(gzip.compress(start) + member * 120)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path / name)],
+        env=environment(tmp_path), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *said, memory = done.stdout.splitlines()
+    assert "data.max_row_bytes" in " ".join(said)
+    assert f"of {tmp_path / name} is longer" in " ".join(said)
+    assert int(memory) < 200 << 20
+
+
+@pytest.mark.parametrize("size", [16 << 20, 1 << 20, 5])
+def test_the_longest_row_is_no_part_of_a_runs_identity(size, tmp_path) -> None:
+    file = write_jsonl(tmp_path / "a.jsonl", numbered(300))
+    typed = ("data=jsonl", f"data.path={file}", "data.seq_len=32", "train.steps=1")
+    usual = plan_of(*typed)
+    if size == 5:
+        assert refusal(*typed, "data.max_row_bytes=5", "data.eval_frac=0.2")
+    else:
+        assert plan_of(*typed, f"data.max_row_bytes={size}").run_id == usual.run_id
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path, own_cache) -> None:
+    """The preparing process alone: two files, one ten times the other."""
+    peaks = []
+    for number, size in enumerate((20, 200)):
+        file = tmp_path / f"{number}.jsonl"
+        line = b'{"text": "' + b"some words of a text " * 20 + b'%d"}\n'
+        with open(file, "wb") as opened:
+            for n in range(size * 2**20 // len(line)):
+                opened.write(line % n)
+        request = request_of(config_of("data=jsonl", f"data.path={file}", "data.seq_len=512"))
+        code = (
+            "import resource, sys\nfrom eke.data.preparation.__main__ import main\n"
+            "assert main(['-']) == 0\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=request.to_json(), text=True,
+            env={**environment(tmp_path), "XDG_CACHE_HOME": str(own_cache)},
+            capture_output=True, check=True,
+        )  # fmt: skip
+        peaks.append(int(done.stdout.splitlines()[-1]) * 1024)
+    assert peaks[1] - peaks[0] < 60 * 2**20, peaks
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".xz"])
+def test_other_alphabets_and_broken_ones_are_read_alike_in_compressed_files(
+    ending, tmp_path
+) -> None:
+    """The datasets library decodes compressed streams as UTF-8 whatever is asked for."""
+    content = '{"text": "\u65e5\u672c na\u00efve"}\n'.encode() * 30 + b'{"text": "\xe9"}\n'
+    pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[ending]
+    file = tmp_path / f"a.jsonl{ending}"
+    file.write_bytes(pack(content))
+    found = list(lines(str(file), 1 << 20))
+    assert [number for number, _ in found] == list(range(1, 32))
+    assert b"".join(text.encode("latin-1") for _, text in found) == content

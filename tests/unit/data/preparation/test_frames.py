@@ -1,0 +1,174 @@
+"""Rows hold what the checkpoint's own tokenizer writes, in tokenizers of many kinds."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tokenizer_kinds import KINDS, save_kind
+from transformers import AutoTokenizer
+
+from eke.data.preparation.columns import Fields
+from eke.data.preparation.documents import encode_stream
+from eke.data.preparation.sequences import Sequences
+from eke.data.preparation.tokenizers import is_doubled, load_tokenizer
+from eke.data.sources import Request
+
+TEXTS = ["the cat saw a bird", "what is 4 plus 52?", " hello  world\n", "a"]
+LONG = "the cat saw a small red bird, and the dog liked it. " * 40
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Folder and loaded tokenizer of each kind."""
+    found = {}
+    for number, kind in enumerate(KINDS):
+        folder = save_kind(tmp_path_factory.mktemp(f"kind{number}"), kind)
+        found[kind] = (str(folder), AutoTokenizer.from_pretrained(folder))
+    return found
+
+
+def sequences(folder: str, task: str, **more) -> Sequences:
+    request = Request("jsonl", "", "", text="text", task=task, tokenizer=folder, **more)
+    return Sequences(request, load_tokenizer(request))
+
+
+def made(folder: str, task: str, *rows: tuple[str, ...], seq_len: int = 64, **more):
+    found = sequences(folder, task, seq_len=seq_len, **more).of([Fields(row) for row in rows])
+    return [None if each is None else (each[0].tolist(), each[1]) for each in found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", ["sequence_classification", "masked_lm"])
+def test_rows_of_classifiers_and_masked_models(kind, task, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    if task == "masked_lm" and tokenizer.mask_token is None:
+        task = "sequence_classification"
+    found = made(folder, task, *((text,) for text in [*TEXTS, LONG]), seq_len=24)
+    right = tokenizer([*TEXTS, LONG], truncation=True, max_length=24)["input_ids"]
+    assert [tokens for tokens, _ in found] == right
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sources_and_targets(kind, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    pairs = [(text, TEXTS[-number]) for number, text in enumerate(TEXTS)] + [(LONG, LONG)]
+    found = made(folder, "seq2seq_lm", *pairs, seq_len=24, target_len=12, response="say")
+    for (source, target), row in zip(pairs, found, strict=True):
+        right = tokenizer(source, truncation=True, max_length=24)["input_ids"]
+        answer = tokenizer(text_target=target, truncation=True, max_length=12)["input_ids"]
+        assert row == (right + answer, len(right))
+
+
+def test_truncation_takes_the_side_that_the_tokenizer_says(tmp_path) -> None:
+    folder = save_kind(tmp_path, "bytes with a template", truncation_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.truncation_side == "left"
+    right = tokenizer(LONG * 9, truncation=True, max_length=12)["input_ids"]
+    assert made(str(folder), "masked_lm", (LONG * 9,), seq_len=12) == [(right, 0)]
+
+
+def expected(tokenizer, text: str, border: int | None = None) -> tuple[list[int], int]:
+    """The tokenizer's beginning, the text, and one end of text; learnt from a border on."""
+    whole = tokenizer("a")["input_ids"]
+    beginning = whole[: whole.index(tokenizer("a", add_special_tokens=False)["input_ids"][0])]
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    end = tokenizer.eos_token_id
+    end = tokenizer.sep_token_id if end is None else end
+    ends = [place[1] for place in encoded["offset_mapping"]]
+    cut = 0 if border is None else len(beginning) + sum(end <= border for end in ends)
+    return [*beginning, *encoded["input_ids"], end], cut
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_language_models_begin_as_the_tokenizer_does_and_end_once(kind, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    found = made(folder, "causal_lm", *((text,) for text in [*TEXTS, LONG]))
+    assert found[:-1] == [expected(tokenizer, text) for text in TEXTS]
+    assert found[-1] == (expected(tokenizer, LONG)[0][:64], 0), "a cut text teaches no stop"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rendered_rows_get_nothing_twice(kind, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    names = KINDS[kind][3]
+    begin = KINDS[kind][2].partition("$A")[0].replace(" ", "")
+    end = names.get("eos_token") or names["sep_token"]
+    plain, rendered = "saw a bird", f"{begin}saw a bird{end}"
+    ((tokens, _),) = made(folder, "causal_lm", (rendered,))
+    right, _ = expected(tokenizer, plain)
+    edge = len(right) - len(tokenizer(plain, add_special_tokens=False)["input_ids"]) - 1
+    assert tokens[:edge] == right[:edge]
+    assert (tokens[-1], tokens[-2] != tokens[-1]) == (right[-1], True)
+    assert not is_doubled(np.array(tokens), tokenizer.all_special_ids)
+    ((tokens, cut),) = made(folder, "causal_lm", (f"{begin}what", f"is it{end}"), response="say")
+    assert not is_doubled(np.array(tokens), tokenizer.all_special_ids)
+    assert 0 < cut < len(tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_and_response_are_one_text(kind, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    pairs = [("what is 4 plus 52?", "56"), ("hello\n", "world"), ("the cat", " saw it")]
+    found = made(folder, "causal_lm", *pairs, response="say")
+    for (prompt, response), row in zip(pairs, found, strict=True):
+        between = "" if prompt[-1].isspace() or response[0].isspace() else "\n"
+        border = len(prompt + between)
+        assert row == expected(tokenizer, prompt + between + response, border)
+
+
+def test_a_separator_that_is_typed(kinds) -> None:
+    folder, tokenizer = kinds["bytes without"]
+    (row,) = made(folder, "causal_lm", ("4 plus", "52"), response="say", separator=" = ")
+    assert row == expected(tokenizer, "4 plus = 52", len("4 plus = "))
+
+
+def test_a_long_prompt_keeps_its_end_and_a_cut_response_does_not_stop(kinds) -> None:
+    folder, tokenizer = kinds["llama, space first"]
+    ask, say = LONG * 8 + "what is it", "a bird"
+    (row,) = made(folder, "causal_lm", (ask, say), seq_len=24, response="say")
+    right, cut = expected(tokenizer, f"{ask}\n{say}", len(ask) + 1)
+    assert row[0] == right[:1] + right[-23:]
+    assert len(row[0]) - row[1] == len(right) - cut
+    ((tokens, cut),) = made(folder, "causal_lm", (ask, LONG), seq_len=24, response="say")
+    assert (len(tokens), cut) == (24, 12)
+    assert tokens[-1] != tokenizer.eos_token_id
+
+
+def test_rows_whose_prompt_alone_has_other_tokens_are_counted(kinds) -> None:
+    folder, tokenizer = kinds["bytes without"]
+    whole = "the cat saw a bird"
+    tokens = tokenizer.tokenize(whole)
+    first = next(t for t in tokens if len(t) > 2)
+    cut = whole.index(first.strip("\u0120")) + 1
+    made_of = sequences(folder, "causal_lm", seq_len=64, response="say", separator="")
+    made_of.of([Fields((whole[:cut], whole[cut:])), Fields(("hello\n", "world"))])
+    assert made_of.num_other_prompts == 1
+
+
+def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(kinds) -> None:
+    folder, tokenizer = kinds["llama, no space"]
+    made_of = sequences(folder, "causal_lm", seq_len=64, response="say")
+    slow = made_of.tokenizer.encode
+    fields = vars(made_of.tokenizer) | {
+        "encode": lambda texts: [type(e)(e.ids, None) for e in slow(texts)]
+    }
+    made_of.tokenizer = type(made_of.tokenizer)(**fields)
+    ((tokens, cut),) = made_of.of([Fields(("what is 4 plus 52?", "56"))])
+    assert (tokens.tolist(), cut) == expected(tokenizer, "what is 4 plus 52?\n56", 19)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
+    folder, tokenizer = kinds[kind]
+    loaded = load_tokenizer(Request("text", "", "", tokenizer=folder))
+    text = "".join(f"line {n} {LONG[n % 50 :][:90]}\n" for n in range(600))
+    edges = [0, 9000, 9001, 20000, 33333, len(text)]
+    chunks = [text[a:b] for a, b in pairwise(edges)]
+    found = np.concatenate(list(encode_stream(loaded, chunks)))
+    assert found.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_what_is_doubled() -> None:
+    special = [1, 2]
+    rows = {(1, 1, 5): True, (1, 5, 2, 2): True, (1, 5, 5, 2): False, (5, 5): False, (1,): False}
+    assert {row: is_doubled(np.array(row), special) for row in rows} == rows

@@ -1,0 +1,299 @@
+"""Proposals that make room: real overrides, accepted by the rules, with room by the forecast."""
+
+from dataclasses import replace
+
+import pytest
+from unit.plan.cases import CPU, GPU, config_of, plan_of
+
+from eke.common.errors import ConfigError
+from eke.common.units import GIB, MIB
+from eke.estimate.memory import (
+    DOES_NOT_FIT,
+    Traced,
+    Verdict,
+    advise,
+    cache,
+    first_advice,
+    forecast,
+    refuse_what_cannot_fit,
+    render_advice,
+)
+from eke.estimate.memory.calibration import NEEDED
+from eke.estimate.memory.history_store import add_line, path_of
+from eke.estimate.memory.memory_history import group_of
+from eke.estimate.memory.predict import with_room
+from eke.estimate.memory.serialize import advice_for, memory_seen
+from eke.estimate.memory.techniques import SAVERS
+from eke.hardware import DEVICES
+from eke.plan.planner import Plan, outline_record
+from eke.plan.record import MeasuredMemory, Outcome
+from eke.rules import Facts, check
+
+WORK = ("data=synthetic", "model.num_hidden_layers=6", "data.num_samples=4096")
+
+CASES = (
+    ("attention=eager", "data.seq_len=256"),
+    ("model.vocab_size=20000",),
+    ("batch.target=24", "batch.per_device=12"),
+    ("optimizer=adamw", "batch.per_device=1"),
+    ("memory=checkpointing_selective",),
+    ("precision=bf16",),
+    ("precision=fp16", "peft=lora"),
+    ("distributed=ddp", "distributed.num_processes=2"),
+    ("distributed=zero2", "distributed.num_processes=2"),
+    ("model=tiny_bert", "task=masked_lm"),
+    ("model=tiny_t5", "task=seq2seq_lm"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+
+
+def weigh(plan: Plan) -> str:
+    """What is said of a plan before it runs."""
+    return refuse_what_cannot_fit(plan, forecast(plan))
+
+
+def kept(overrides, more) -> list[str]:
+    keys = {text.partition("=")[0] for text in more}
+    return [text for text in overrides if text.partition("=")[0] not in keys]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_overrides_mean_what_was_forecast(case, device) -> None:
+    """The configuration that a saver makes is the one that its overrides compose."""
+    typed = (*WORK, *case)
+    plan = plan_of(*typed, device=device)
+    changes = [change for saver in SAVERS for change in saver(plan)]
+    assert changes
+    for change in changes:
+        composed = config_of(*kept(typed, change.overrides), *change.overrides)
+        if "optimizer" not in change.overrides[0]:
+            assert composed == change.config, change.overrides
+        else:
+            assert type(composed.optimizer) is type(change.config.optimizer)
+
+
+def cramped(*overrides: str, share: float = 0.9, device=CPU):
+    """A plan on a device that has a share of what is expected."""
+    plan = plan_of(*WORK, *overrides, device=device)
+    memory = int(share * forecast(plan).peak.expected)
+    return with_room(plan, memory)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
+def test_advice_has_room_and_passes_the_rules(share) -> None:
+    plan = cramped(share=share)
+    found = advise(plan)
+    assert found
+    ranks = [each.rank for each in found]
+    assert ranks == sorted(ranks)
+    for each in found:
+        config = config_of(*kept(WORK, each.overrides), *each.overrides)
+        refused, _ = check(Facts(config, plan.device, planning=True))
+        assert not refused, each.overrides
+        again = forecast(plan_of(*kept(WORK, each.overrides), *each.overrides, device=plan.device))
+        assert again.verdict in (Verdict.fits, Verdict.tight)
+        assert again.peak == each.forecast.peak
+        assert again.peak == forecast(each.plan).peak
+
+
+def opposite(now: Plan, changed: Plan) -> tuple[float, str]:
+    """A device on which checkpointing is free, and all else is dear."""
+    return (1.0 if changed.config.memory.checkpointing.value != "off" else 3.0), "a clock"
+
+
+def test_the_cheapest_by_the_time_model_comes_first() -> None:
+    """By published figures smaller batches cost less; this device says otherwise."""
+    plan = cramped(share=0.6)
+    by_figures, by_clock = first_advice(plan), first_advice(plan, opposite)
+    assert by_figures is not None
+    assert by_clock is not None
+    assert by_figures.overrides[0].startswith("batch.per_device=")
+    assert by_clock.overrides[0].startswith("memory=checkpointing")
+    assert (by_clock.slowdown, by_clock.reasons) == (1.0, ("a clock",))
+    assert advise(plan, judge=opposite)[0].overrides == by_clock.overrides
+    with pytest.raises(ConfigError) as caught:
+        refuse_what_cannot_fit(sized(0.99), forecast(sized(0.99)), opposite)
+    assert "memory=checkpointing" in caught.value.problems[0].fix
+
+
+def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
+    """A device on which changing the training is what is cheap."""
+    keeps = changed.config.peft == now.config.peft and (
+        changed.config.optimizer == now.config.optimizer
+    )
+    return (2.0 if keeps else 0.1), "a clock"
+
+
+def test_the_same_training_comes_before_another_however_cheap_that_is() -> None:
+    plan = cramped(share=0.9)
+    found = advise(plan, 20, free_adapters)
+    kept = [advice.keeps for advice in found]
+    assert True in kept
+    assert False in kept
+    assert kept == sorted(kept, reverse=True)
+    first = first_advice(plan, free_adapters)
+    assert first is not None
+    assert first.keeps
+
+
+def test_a_saver_that_may_keep_the_training_is_asked_for_both() -> None:
+    """16-bit operands were passed over where only 16-bit weights surely had room."""
+    plan = plan_of(*WORK, device=GPU)
+    pure = plan_of(*WORK, "precision=bf16_pure", device=GPU)
+    memory = forecast(pure).peak.high
+    assert memory > forecast(plan_of(*WORK, "precision=bf16", device=GPU)).peak.expected
+    found = advise(replace(plan, device=replace(GPU, memory_bytes=memory)), 20)
+    typed = {advice.overrides: advice.forecast.verdict for advice in found}
+    assert typed["precision=bf16",] is Verdict.tight
+    assert typed["precision=bf16_pure",] is Verdict.fits
+
+
+def test_proposals_are_judged_by_what_is_known_best() -> None:
+    """By a trace that is kept, and as finished runs have corrected it: as the plan itself is."""
+    plan = cramped(share=0.9)
+    first = advise(plan, 20)[0]
+    group = group_of(first.plan, "trace")
+    cache.keep(cache.key_of(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {}))
+    for n in range(NEEDED):
+        line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 120}}'
+        add_line(path_of(group), line)
+    found = advise(plan, 20)
+    (first,) = [each for each in found if each.overrides == first.overrides]
+    assert first.forecast.peak.expected == 9 * MIB
+    assert first.forecast.best.expected == pytest.approx(1.2 * 9 * MIB)
+    text = " ".join(render_advice(forecast(plan), found).split())
+    assert f"(traced, calibrated by {NEEDED} runs): fits" in text
+    assert "(by formulas): fits" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "first"), [(GPU, "precision=tf32"), (DEVICES["v100_16"], "precision=fp32")]
+)
+def test_copies_of_weights_that_nobody_trains_need_not_be_there(device, first) -> None:
+    wide = ("peft=lora", "model.hidden_size=1024", "batch.per_device=1")
+    plan = plan_of(*WORK, *wide, "precision=fp16", device=device)
+    plain = plan_of(*WORK, *wide, "precision=fp32", device=device)
+    found = advise(with_room(plan, int(1.1 * forecast(plain).peak.expected)))
+    same = [each.overrides for each in found if each.keeps]
+    assert (first,) in same
+
+
+def test_smaller_batches_keep_the_samples_of_a_step() -> None:
+    plan = cramped(share=0.5)
+    (first,) = [a for a in advise(plan, 20) if a.overrides[0].startswith("batch") and a.keeps][:1]
+    size, count = (int(text.partition("=")[2]) for text in first.overrides[:2])
+    assert size * count == plan.batch.samples_per_step
+
+
+def test_nothing_makes_room_in_nothing() -> None:
+    plan = cramped(share=0.001)
+    assert advise(plan) == []
+    assert first_advice(plan) is None
+    assert "hardware=all" in render_advice(forecast(plan), [])
+
+
+def test_advice_is_text_of_80_columns() -> None:
+    plan = cramped(share=0.9)
+    text = render_advice(forecast(plan), advise(plan, 20))
+    same, another = text.index("the same training, the"), text.index("another training, the")
+    assert 0 < text.index("would make it fit") < same < another
+    assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
+
+
+def test_after_an_out_of_memory_proposals_save_something() -> None:
+    """The forecast said that it fits: what was wrong by a little is not proposed again."""
+    plan = plan_of(*WORK)
+    expected = forecast(plan).peak.expected
+    proposals = advice_for(plan)
+    assert proposals
+    for text in proposals:
+        typed = text.split()
+        less = forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected
+        assert less <= 0.85 * expected
+
+
+def test_what_ran_out_early_is_to_save_more() -> None:
+    """Where a limit lies below the device's memory, what was measured says so."""
+    plan = plan_of(*WORK)
+    seen = forecast(plan).peak.expected // 4
+    assert advice_for(plan, seen=seen)
+    for text in advice_for(plan, seen=seen):
+        typed = text.split()
+        assert forecast(plan_of(*kept(WORK, typed), *typed)).peak.expected <= 0.85 * seen
+    assert advice_for(plan, seen=1) == advice_for(plan), "a guess is better than nothing"
+
+
+@pytest.mark.parametrize(
+    ("device", "measured", "seen"),
+    [
+        (CPU, MeasuredMemory(process_peak_bytes=3 * GIB, stages={"kernels_loaded": GIB}), 2 * GIB),
+        (CPU, MeasuredMemory(process_peak_bytes=3 * GIB), None),
+        (GPU, MeasuredMemory(peak_reserved_bytes=3 * GIB, process_peak_bytes=9 * GIB), 3 * GIB),
+        (GPU, MeasuredMemory(process_peak_bytes=9 * GIB, stages={"kernels_loaded": GIB}), None),
+        (GPU, None, None),
+    ],
+    ids=["cpu", "cpu, nothing known before", "gpu", "gpu, nothing reserved", "nothing"],
+)
+def test_what_a_run_had_when_it_ran_out(device, measured, seen) -> None:
+    plan = plan_of(*WORK, device=device)
+    record = outline_record(plan, [], 0, Outcome.oom, None)
+    record.memory.measured = measured
+    assert memory_seen(plan, record) == seen
+
+
+# --- the rule ------------------------------------------------------------------------------------
+
+
+def sized(low: float):
+    """A plan on a device with so many times its lowest forecast."""
+    plan = plan_of(*WORK)
+    memory = int(low * forecast(plan).peak.low)
+    return with_room(plan, memory)
+
+
+def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:
+    with pytest.raises(ConfigError) as caught:
+        weigh(sized(0.99))
+    (problem,) = caught.value.problems
+    assert problem.rule == DOES_NOT_FIT
+    assert "ignore_forecast=true" in problem.fix
+    typed = problem.fix.partition("   ")[0].split()
+    fixed = plan_of(*kept(WORK, typed), *typed, device=sized(0.99).device)
+    assert weigh(fixed) == ""
+
+
+def test_what_may_fit_is_warned_of_and_started() -> None:
+    assert "expected" in weigh(sized(1.01))
+
+
+def test_what_fits_is_not_spoken_of() -> None:
+    assert weigh(plan_of(*WORK)) == ""
+
+
+def test_who_knows_better_may_try() -> None:
+    plan = sized(0.5)
+    plan.config.ignore_forecast = True
+    assert "expected" in weigh(plan)
+
+
+def test_an_unknown_memory_refuses_nothing() -> None:
+    plan = plan_of(*WORK, device=replace(CPU, memory_bytes=None))
+    assert weigh(plan) == ""
+
+
+def test_the_guides_table_is_within_the_bounds_of_a_v100() -> None:
+    """Measured by NVML in 2022, context and all; MiB as nvidia-smi prints them."""
+    from reference.published import ROWS
+
+    from eke.hardware import DEVICES
+
+    for row in ROWS:
+        overrides = ("experiment=guide_single_gpu", "attention=eager", *row.overrides.split())
+        found = forecast(plan_of(*overrides, device=DEVICES["v100_16"]))
+        assert found.peak.low <= row.memory_mb * MIB <= found.peak.high, row.technique

@@ -1,0 +1,202 @@
+"""Asking for traces: what is kept, what is shared, and what a dying process leaves."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from eke.config.compose import compose
+from eke.estimate.memory import cache
+from eke.estimate.memory import trace_client as ask
+from eke.estimate.memory.values import Method, Traced
+from eke.plan.planner.store import plan_to_plain
+from eke.training.trace.worker import serve
+from eke.workflows.planning import plan_for
+
+FOUND = Traced({"load": 1, "forward": 2}, {"load": 2, "forward": 4}, {"weights": 2})
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def fake_worker(tmp_path, monkeypatch):
+    """A tracing process that is another program."""
+
+    def make(code: str) -> ask.Worker:
+        (tmp_path / "stand_in.py").write_text("import sys, os, json, time\n" + code)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return ask.Worker("stand_in")
+
+    return make
+
+
+def test_another_generation_of_gpu_chooses_other_kernels() -> None:
+    old = plan_for(compose(["hardware=v100_16", "data=synthetic", "tracker=none"]), planning=True)
+    assert cache.key_of(old) != cache.key_of(plan_of())
+
+
+def plan_of(*overrides):
+    base = ("hardware=h100", "data=synthetic", "tracker=none")
+    return plan_for(compose([*base, *overrides]), planning=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=3", "optimizer.lr=1e-5", "schedule=linear", "train.steps=7", "repeat=1",
+     "tracker=none", "optimizer.beta1=0.8", "train.eval_every=3", "data.data_seed=4"],
+)  # fmt: skip
+def test_what_needs_no_memory_shares_a_trace(override) -> None:
+    assert cache.key_of(plan_of(override)) == cache.key_of(plan_of())
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["batch.per_device=3", "precision=bf16", "optimizer=sgd", "memory=checkpointing",
+     "model.hidden_size=64", "data.seq_len=32", "attention=eager", "peft=lora",
+     "train.max_grad_norm=null", "batch.accumulation=2"],
+)  # fmt: skip
+def test_what_needs_memory_does_not(override) -> None:
+    assert cache.key_of(plan_of(override)) != cache.key_of(plan_of())
+
+
+def test_the_share_of_masks_counts_where_only_they_are_projected() -> None:
+    asked = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction")
+    few, many = (plan_of(*asked, f"task.mask_frac={share}") for share in (0.15, 0.6))
+    assert cache.key_of(few) != cache.key_of(many)
+
+
+def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
+    plan, before = plan_of(), cache.key_of(plan_of())
+    plain = plan_to_plain(plan)
+    plain["config"]["memory"]["new_technique"] = True
+    monkeypatch.setattr(cache, "plan_to_plain", lambda _: plain)
+    assert cache.key_of(plan) != before
+
+
+def test_the_libraries_count(monkeypatch) -> None:
+    before = cache.key_of(plan_of())
+    monkeypatch.setattr(cache, "_software", lambda: {"torch": "9.9"})
+    assert cache.key_of(plan_of()) != before
+
+
+def test_what_is_kept_is_found() -> None:
+    assert cache.find("a" * 32) is None
+    cache.keep("a" * 32, FOUND)
+    assert cache.find("a" * 32) == FOUND
+    assert list(cache.find("a" * 32).allocated) == ["load", "forward"], "in the order of a step"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"allocated": 3}', "null", "\x00"])
+def test_a_damaged_file_is_made_again(text, tmp_path) -> None:
+    cache.keep("b" * 32, FOUND)
+    (path,) = (tmp_path / "cache").rglob("*.json")
+    path.write_text(text)
+    assert cache.find("b" * 32) is None
+    cache.keep("b" * 32, FOUND)
+    assert cache.find("b" * 32) == FOUND
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    cache.keep("c" * 32, FOUND)
+    assert cache.find("c" * 32) is None
+
+
+ANSWERS = """
+for line in sys.stdin:
+    plan = json.loads(line)
+    found = {"allocated": {"load": plan["batch"]["per_device"]}, "reserved": {"load": 9},
+             "components": {}, "method": "trace", "notes": []}
+    print(json.dumps({"traced": found}), flush=True)
+"""
+
+
+def test_one_process_answers_many(fake_worker) -> None:
+    worker = fake_worker(ANSWERS)
+    for size in (1, 2, 3):
+        answer = worker.ask(plan_of(f"batch.per_device={size}"))
+        assert answer.traced == Traced({"load": size}, {"load": 9}, {}, Method.trace)
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("sys.stdin.readline(); os.abort()", "signal 6"),
+        ("sys.stdin.readline(); sys.exit(3)", "ended with code 3"),
+        ("sys.stdin.readline(); print('hello', flush=True); time.sleep(60)", "nonsense"),
+        ('sys.stdin.readline(); print(\'{"reason": "no"}\', flush=True)', "^no$"),
+    ],
+)
+def test_a_process_that_dies_is_an_answer(fake_worker, code, reason) -> None:
+    import re
+
+    worker = fake_worker(code)
+    answer = worker.ask(plan_of())
+    worker.close()
+    assert answer.traced is None
+    assert re.search(reason, answer.reason)
+
+
+def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker, tmp_path) -> None:
+    flag = tmp_path / "second"
+    worker = fake_worker(
+        f"first = not os.path.exists({str(flag)!r}); open({str(flag)!r}, 'w')\n"
+        "if first: time.sleep(60)\n" + ANSWERS
+    )
+    assert "longer than" in worker.ask(plan_of(), limit_s=2).reason
+    assert worker.ask(plan_of(), limit_s=60).traced is not None
+    worker.close()
+
+
+def test_a_sweep_shares_what_is_equal(fake_worker, monkeypatch) -> None:
+    fake_worker(ANSWERS)
+    monkeypatch.setattr(ask, "Worker", lambda: ask_worker("stand_in"))
+    ask_worker = type(ask._worker)
+    plans = [plan_of(f"seed={n}", f"batch.per_device={size}") for size in (1, 2) for n in range(3)]
+    told = []
+    answers = ask.trace_all(plans, lambda done, total: told.append((done, total)), processes=2)
+    assert [a.traced.allocated["load"] for a in answers] == [1, 1, 1, 2, 2, 2]
+    assert told[0] == (0, 6)
+    assert told[-1] == (6, 6)
+    again = []
+    ask.trace_all(plans, lambda done, total: again.append(done))
+    assert again == [6], "nothing is traced twice"
+
+
+def test_the_worker_answers_what_it_cannot_read() -> None:
+    answers = io.StringIO()
+    serve(["{\n", json.dumps({"run_id": 3}) + "\n"], answers)
+    lines = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert all("not a readable plan" in line["reason"] for line in lines)
+
+
+def test_the_true_worker_traces() -> None:
+    plan = plan_of("model.hidden_size=64", "model.num_hidden_layers=1", "data.seq_len=16")
+    answer = ask.traced(plan)
+    assert answer.reason == ""
+    assert answer.traced.reserved["forward"] >= answer.traced.allocated["forward"]
+    assert ask.traced(replace(plan, name="another")).traced == answer.traced
+
+
+def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:
+    """Each plan gets the reason, and by formulas a forecast; the process lives on."""
+    error = ImportError("cannot import name 'X' from 'torch._subclasses' (a/path)", name="torch._s")
+    monkeypatch.setattr("eke.training.trace.worker.import_libraries", lambda: raise_(error))
+    answers = io.StringIO()
+    serve([json.dumps(plan_to_plain(plan_of()))] * 2, answers)
+    said = [json.loads(line)["reason"] for line in answers.getvalue().splitlines()]
+    assert len(said) == 2
+    assert "lacks what eke uses (cannot import name 'X' from 'torch._subclasses')" in said[0]
+    own = ImportError("cannot import name 'X' from 'eke.training.trace'", name="eke.training.trace")
+    monkeypatch.setattr("eke.training.trace.worker.import_libraries", lambda: raise_(own))
+    with pytest.raises(ImportError):
+        serve([json.dumps(plan_to_plain(plan_of()))], answers)
+
+
+def raise_(error: Exception):
+    raise error

@@ -1,0 +1,282 @@
+"""What a forecast promises: exact states, ends in order, components that add up, a verdict."""
+
+from dataclasses import replace
+
+import pytest
+from unit.plan.cases import CPU, GPU, plan_of
+
+from eke.common.paths import conf_folder
+from eke.common.units import GIB, MIB
+from eke.estimate.memory import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
+from eke.estimate.memory.predict import PYTHON_BYTES, least_bytes, least_host_bytes, room, with_room
+from eke.estimate.memory.values import PHASES, Method, Range
+from eke.models.sizes import state_bytes
+
+SYNTHETIC = ("data=synthetic",)
+VOCABULARY = ("model.vocab_size=8000",)
+
+GROUPS = ("precision", "optimizer", "memory", "attention", "compile", "kernels", "peft")
+OPTIONS = [
+    f"{group}={path.stem}"
+    for group in GROUPS
+    for path in sorted((conf_folder() / group).glob("*.yaml"))
+]
+
+SHARED = (
+    ("distributed=ddp", "distributed.num_processes=2"),
+    ("distributed=dp", "distributed.num_processes=2"),
+    ("distributed=fsdp",),
+    ("distributed=fsdp", "distributed.reshard_after_forward=false"),
+    ("distributed=zero1",),
+    ("distributed=zero2",),
+    ("distributed=zero2", "offload=optimizer_cpu"),
+    ("distributed=zero3",),
+    ("distributed=zero3", "offload=params_cpu"),
+)
+
+
+def holds_together(plan) -> None:
+    found = forecast(plan)
+    assert found.peak.low <= found.peak.expected <= found.peak.high
+    assert sum(found.components.values()) == found.peak.expected
+    assert set(found.phases) == set(PHASES)
+    assert found.capacity == room(plan)
+    assert found.method is Method.closed_form
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_has_a_forecast(option, device) -> None:
+    holds_together(plan_of(*SYNTHETIC, option, device=device))
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("overrides", SHARED, ids=" ".join)
+def test_every_way_of_sharing_has_one(overrides, device) -> None:
+    holds_together(plan_of(*SYNTHETIC, *overrides, device=device))
+
+
+@pytest.mark.parametrize("model", [p.stem for p in sorted((conf_folder() / "model").glob("*.yaml"))
+                                   if p.stem != "pretrained"])  # fmt: skip
+def test_every_model_has_one(model) -> None:
+    tasks = {"bert": "masked_lm", "t5": "seq2seq_lm"}
+    more = [f"task={task}" for family, task in tasks.items() if family in model]
+    holds_together(plan_of(*SYNTHETIC, f"model={model}", *more, device=GPU))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("optimizer=adafactor",),
+        ("precision=bf16_pure", "precision.master=on"),
+        ("peft=lora",),
+        ("memory=checkpointing",),
+    ],
+    ids=" ".join,
+)
+def test_the_low_end_is_what_stays_between_steps(overrides) -> None:
+    plan = plan_of(*SYNTHETIC, "batch.per_device=1", "data.seq_len=4", *overrides)
+    assert forecast(plan).peak.low >= state_bytes(plan.config).total
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        (("batch.per_device=8",), ("batch.per_device=4",)),
+        (("data.seq_len=64",), ("data.seq_len=32",)),
+        ((), ("memory=checkpointing_selective",)),
+        (("memory=checkpointing_selective",), ("memory=checkpointing",)),
+        (("memory=checkpointing", "memory.every_n=2"), ("memory=checkpointing",)),
+        (("precision=bf16",), ("precision=bf16_pure",)),
+        (("attention=eager",), ()),
+        (("batch.accumulation=2",), ()),
+        (VOCABULARY, (*VOCABULARY, "kernels=fused_linear_cross_entropy")),
+        (("optimizer=adamw",), ("optimizer=adafactor",)),
+        ((), ("peft=lora",)),
+    ],
+)  # fmt: skip
+def test_a_technique_that_saves_memory_is_expected_to(more, less) -> None:
+    ends = [
+        forecast(plan_of(*SYNTHETIC, "model.num_hidden_layers=6", *each)).peak.expected
+        for each in (more, less)
+    ]
+    assert ends[0] > ends[1]
+
+
+def test_evaluation_can_be_what_needs_the_most() -> None:
+    plan = plan_of(*SYNTHETIC, "batch.per_device=1", "batch.eval_per_device=512",
+                   "model.vocab_size=30000")  # fmt: skip
+    found = forecast(plan)
+    assert highest_phase(found) == "evaluation"
+    assert found.peak.expected > 2 * found.allocated.expected, "a CPU's record measures a step"
+
+
+def test_a_gpu_has_a_context_and_a_reserve() -> None:
+    on_cpu, on_gpu = (forecast(plan_of(*SYNTHETIC, device=device)) for device in (CPU, GPU))
+    assert {"context", "reserve", "workspace"} & set(on_cpu.components) == set()
+    assert {"context", "reserve", "workspace"} <= set(on_gpu.components)
+    assert on_gpu.components["workspace"] == 32 * MIB, "cuBLAS takes more from Hopper on"
+    assert on_gpu.peak.low < on_gpu.peak.expected - 500 * MIB
+
+
+def test_offloaded_activations_wait_elsewhere() -> None:
+    kept = forecast(plan_of(*SYNTHETIC, device=GPU)).components["activations"]
+    found = forecast(plan_of(*SYNTHETIC, "memory=activation_offload", device=GPU))
+    assert found.components.get("activations", 0) < kept / 2
+
+
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        (None, Verdict.unknown),
+        (4, Verdict.does_not_fit),
+        (5, Verdict.tight),
+        (8, Verdict.tight),
+        (9, Verdict.fits),
+    ],
+)
+def test_verdicts(capacity, expected) -> None:
+    assert verdict(Range(2, 5, 9), capacity) is expected
+
+
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    plan = plan_of(*SYNTHETIC, "distributed=ddp", "distributed.num_processes=4")
+    assert forecast(plan).capacity == CPU.memory_bytes // 4 - PYTHON_BYTES
+
+
+@pytest.mark.parametrize(
+    ("left", "capacity"),
+    [
+        pytest.param(None, 8 * GIB, id="not-told"),
+        pytest.param(3 * GIB, 3 * GIB, id="others-hold-some"),
+        pytest.param(9 * GIB, 8 * GIB, id="the-limit-is-lower"),
+    ],
+)
+def test_what_others_hold_of_a_cpu_s_memory_is_not_to_be_had(left, capacity) -> None:
+    device = replace(CPU, memory_bytes=8 * GIB, available_bytes=left)
+    plan = plan_of(*SYNTHETIC, device=device)
+    assert forecast(plan).capacity == capacity - PYTHON_BYTES
+    assert room(with_room(plan, 5 * GIB)) == 5 * GIB
+
+
+def test_a_cpu_that_is_full_has_no_room() -> None:
+    plan = plan_of(*SYNTHETIC, device=replace(CPU, available_bytes=0))
+    assert (room(plan), forecast(plan).verdict) == (0, Verdict.does_not_fit)
+
+
+def test_an_unknown_memory_has_no_verdict() -> None:
+    found = forecast(plan_of(*SYNTHETIC, device=replace(CPU, memory_bytes=None)))
+    assert (found.capacity, found.verdict) == (None, Verdict.unknown)
+
+
+def test_what_is_not_known_well_says_so_and_is_wider() -> None:
+    def width(found) -> float:
+        return (found.peak.high - found.peak.low) / found.peak.expected
+
+    plain = forecast(plan_of(*SYNTHETIC))
+    assert plain.notes == ()
+    for overrides, word in (
+        (("compile=inductor",), "torch.compile"),
+        (("data.lengths=uniform",), "length"),
+        (("model=tiny_moe",), "experts"),
+        (("peft=lora",), "adapters"),
+    ):
+        found = forecast(plan_of(*SYNTHETIC, *overrides))
+        assert any(word in note for note in found.notes)
+        assert width(found) > width(plain)
+
+
+# --- a trace -------------------------------------------------------------------------------------
+
+TRACED = Traced(
+    allocated={"forward": 80 * MIB, "backward": 100 * MIB, "optimizer": 60 * MIB},
+    reserved={"forward": 90 * MIB, "backward": 120 * MIB, "optimizer": 120 * MIB},
+    components={"weights": 10 * MIB, "optimizer": 20 * MIB, "activations": 70 * MIB},
+)
+
+
+def test_a_trace_narrows_the_forecast_on_a_cpu() -> None:
+    traced = Traced(TRACED.allocated, TRACED.allocated, TRACED.components)
+    plan = plan_of(*SYNTHETIC)
+    found = forecast(plan, traced)
+    assert found.method is Method.trace
+    assert found.allocated.expected == 100 * MIB
+    assert found.components == TRACED.components
+    assert found.phases == {"load": 0, "evaluation": 0, **TRACED.allocated}
+    assert found.allocated.high - found.allocated.low < 0.06 * 100 * MIB
+    assert sum(found.components.values()) == found.peak.expected
+
+
+def test_on_a_gpu_segments_and_the_context_come_on_top() -> None:
+    found = forecast(plan_of(*SYNTHETIC, device=GPU), TRACED)
+    assert found.components["reserve"] == 20 * MIB
+    assert found.peak.expected > 120 * MIB + 400 * MIB
+    assert sum(found.components.values()) == found.peak.expected
+
+
+def test_an_upper_bound_keeps_the_low_end_of_the_formulas() -> None:
+    plan = plan_of(*SYNTHETIC)
+    loose = Traced(TRACED.allocated, TRACED.allocated, TRACED.components, Method.upper_bound)
+    narrow = forecast(plan, Traced(TRACED.allocated, TRACED.allocated, TRACED.components))
+    found = forecast(plan, loose)
+    assert found.method is Method.upper_bound
+    assert found.allocated.low < narrow.allocated.low
+
+
+def test_shared_states_stay_those_of_the_formulas() -> None:
+    plan = plan_of(*SYNTHETIC, "distributed=zero3", device=GPU)
+    closed, found = forecast(plan), forecast(plan, TRACED)
+    assert found.components["weights"] == closed.components["weights"]
+    assert found.components["activations"] >= 70 * MIB
+
+
+def test_notes_of_a_trace_are_shown() -> None:
+    traced = Traced(TRACED.allocated, TRACED.reserved, TRACED.components, notes=("kernels",))
+    assert "kernels" in forecast(plan_of(*SYNTHETIC), traced).notes
+
+
+def test_a_large_model_on_a_small_gpu() -> None:
+    small = replace(GPU, memory_bytes=24 * GIB)
+    found = forecast(plan_of(*SYNTHETIC, "model=llama2_7b", "data.seq_len=512", device=small))
+    assert found.verdict is Verdict.does_not_fit
+    assert found.peak.low > 24 * GIB
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "(this machine has 7.50 GiB for it)"),
+        (
+            ("distributed=ddp", "distributed.num_processes=2"),
+            "(this machine has 3.50 GiB for each of 2 processes)",
+        ),
+    ],
+    ids=["one", "two"],
+)
+def test_the_verdict_says_what_there_is(overrides, words) -> None:
+    plan = plan_of(*SYNTHETIC, *overrides)
+    assert words in render_forecast(plan, forecast(plan)).splitlines()[0]
+
+
+def test_what_a_run_on_a_gpu_takes_of_its_machine() -> None:
+    """Python of each of two processes, and what waits there: moments, and weights to step on."""
+    plain = plan_of(*SYNTHETIC, "distributed=zero2", device=GPU)
+    moved = plan_of(*SYNTHETIC, "distributed=zero2", "offload=optimizer_cpu", device=GPU)
+    assert least_host_bytes(plain, forecast(plain)) == 2 * PYTHON_BYTES
+    size = moved.size.num_parameters
+    assert least_host_bytes(moved, forecast(moved)) >= 2 * PYTHON_BYTES + 12 * size
+    here = plan_of(*SYNTHETIC, device=CPU)
+    assert least_host_bytes(here, forecast(here)) == least_bytes(here, forecast(here))
+
+
+def test_a_trace_of_the_uncompiled_model_replaces_no_smaller_expected_value() -> None:
+    plan = plan_of(*SYNTHETIC, "compile=inductor", device=GPU)
+    closed = forecast(plan)
+    loose = {phase: 2 * closed.allocated.high for phase in TRACED.allocated}
+    found = forecast(plan, Traced(loose, loose, {}, Method.upper_bound))
+    assert found.allocated.expected == closed.allocated.expected
+    assert found.allocated.high >= 2 * closed.allocated.high
+    tight = dict.fromkeys(TRACED.allocated, closed.allocated.expected // 2)
+    found = forecast(plan, Traced(tight, tight, {}, Method.upper_bound))
+    assert found.allocated.expected == closed.allocated.expected // 2

@@ -1,0 +1,25 @@
+"""What a record says of a forecast."""
+
+import pytest
+from unit.plan.cases import plan_of
+
+from eke.estimate.memory import forecast, note_forecast
+from eke.plan.planner import outline_record
+from eke.plan.record import Outcome
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ok, Outcome.oom, Outcome.crashed])
+def test_every_record_has_the_prediction_and_advice_only_after_an_out_of_memory(outcome) -> None:
+    plan = plan_of("data=synthetic")
+    record = outline_record(plan, [], 0, outcome, None)
+    note_forecast(record, plan)
+    predicted, found = record.memory.predicted, forecast(plan)
+    assert predicted is not None
+    assert (predicted.low, predicted.expected, predicted.high) == (
+        found.peak.low,
+        found.peak.expected,
+        found.peak.high,
+    )
+    assert predicted.components == found.components
+    assert predicted.method == "closed_form"
+    assert bool(record.memory.advice) == (outcome is Outcome.oom)

@@ -1,0 +1,193 @@
+"""Finished runs: what they say of the next one, and what becomes of broken files."""
+
+import json
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+from unit.estimate.time.cases import CPU, large, small
+
+from eke.estimate.memory.history_store import path_of
+from eke.estimate.time import StepTime, Unknown, forecast_time, note_pace
+from eke.estimate.time.fit_rates import NEEDED, fitted_rates
+from eke.estimate.time.predict import prior_time
+from eke.estimate.time.time_history import (
+    Observation,
+    amounts_of,
+    group_of,
+    key_of,
+    read_observations,
+)
+from eke.estimate.time.work import work_of
+from eke.plan.planner.plan_record import outline_record
+from eke.plan.record import Outcome, Record, Spread
+
+TRUE = {"float32": 2e-11, "launches": 4e-6, "moved": 1e-10}
+"""Seconds per FLOP, launch and byte of a made-up processor."""
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
+
+
+def record_of(plan, seconds: float, **more) -> Record:
+    record = outline_record(plan, [], 0, Outcome.ok, None)
+    record.timing.steady_step_s = Spread(seconds, seconds, seconds, more.pop("n", 10))
+    record.shared_device = more.pop("shared", None)
+    return record
+
+
+def seconds_of(plan, rates=TRUE) -> float:
+    return sum(rates[kind] * amount for kind, amount in amounts_of(plan, work_of(plan)).items())
+
+
+def note_runs(count: int, noise: float = 0.0, device=CPU) -> None:
+    rng = Random(1)
+    for n in range(count):
+        sizes = (f"batch.per_device={BATCHES[n % 8]}", f"model.num_hidden_layers={1 + n % 3}")
+        plan = small(*sizes, f"data.seq_len={32 + 16 * (n % 5)}", device=device)
+        note_pace(plan, record_of(plan, seconds_of(plan) * math.exp(rng.gauss(0, noise))))
+
+
+def test_without_runs_a_processor_is_unknown() -> None:
+    found = forecast_time(small(device=CPU))
+    assert isinstance(found, Unknown)
+    assert "five finished runs here would tell (0 so far" in found.reason
+
+
+def test_too_few_runs_say_nothing() -> None:
+    note_runs(NEEDED - 1)
+    found = forecast_time(small(device=CPU))
+    assert isinstance(found, Unknown)
+    assert "(4 so far" in found.reason
+
+
+def test_runs_give_the_rates_of_a_processor() -> None:
+    note_runs(12)
+    plan = small("batch.per_device=5", device=CPU)
+    found = forecast_time(plan)
+    assert isinstance(found, StepTime)
+    assert found.step_s.expected == pytest.approx(seconds_of(plan), rel=1e-3)
+    assert found.calibrated is not None
+    assert found.calibrated.num_runs == 12
+    assert found.mfu is None
+    assert found.basis == "finished runs on this device"
+
+
+def test_noisy_runs_give_a_wide_range_that_holds_the_truth() -> None:
+    note_runs(24, noise=0.2)
+    plan = small("batch.per_device=5", device=CPU)
+    found = forecast_time(plan)
+    assert isinstance(found, StepTime)
+    assert found.step_s.low < seconds_of(plan) < found.step_s.high
+    assert found.step_s.high / found.step_s.low > 1.5
+
+
+def test_runs_that_contradict_each_other_say_nothing() -> None:
+    note_runs(6, noise=2.0)
+    found = forecast_time(small("batch.per_device=5", device=CPU))
+    assert isinstance(found, Unknown)
+    assert "contradict each other" in found.reason
+
+
+def test_a_format_that_never_ran_is_unknown() -> None:
+    note_runs(8)
+    found = forecast_time(small("precision=bf16", device=CPU))
+    assert isinstance(found, Unknown)
+    assert "bfloat16" in found.reason
+
+
+def test_far_from_all_runs_is_said() -> None:
+    note_runs(12)
+    found = forecast_time(small("batch.per_device=64", "model.num_hidden_layers=40", device=CPU))
+    assert isinstance(found, StepTime)
+    assert any("far from the runs" in note for note in found.notes)
+
+
+def test_runs_correct_a_datasheet() -> None:
+    for n in range(6):
+        plan = large(f"batch.per_device={BATCHES[n]}")
+        prior = prior_time(plan)
+        assert isinstance(prior, StepTime)
+        note_pace(plan, record_of(plan, 1.3 * prior.step_s.expected))
+    plan = large("batch.per_device=5")
+    prior, found = prior_time(plan), forecast_time(plan)
+    assert isinstance(prior, StepTime)
+    assert isinstance(found, StepTime)
+    assert found.step_s.expected == pytest.approx(1.3 * prior.step_s.expected, rel=0.01)
+    assert found.step_s.high / found.step_s.low < prior.step_s.high / prior.step_s.low
+    assert found.samples_per_s.expected == pytest.approx(5 / found.step_s.expected)
+    assert found.calibrated is not None
+    assert found.calibrated.factor == pytest.approx(1.3, rel=0.01)
+
+
+def test_the_same_configuration_is_one_observation() -> None:
+    plan = small(device=CPU)
+    for seconds in (1.0, 2.0, 3.0):
+        note_pace(plan, replace(record_of(plan, seconds), run_id=f"run{seconds}"))
+    found = read_observations(group_of(plan))
+    assert [each.measured for each in found] == [3.0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"shared": True},
+        {"n": 2},
+    ],
+)
+def test_what_makes_no_claim_about_speed_counts_for_nothing(broken) -> None:
+    plan = small(device=CPU)
+    note_pace(plan, record_of(plan, 1.0, **broken))
+    failed = record_of(plan, 1.0)
+    failed.outcome = Outcome.crashed.value
+    note_pace(plan, failed)
+    assert read_observations(group_of(plan)) == ()
+
+
+def test_broken_lines_are_passed_over() -> None:
+    note_runs(6)
+    plan = small(device=CPU)
+    path = path_of(group_of(plan))
+    good = path.read_text()
+    first = json.loads(good.splitlines()[0])
+    bad = [
+        "not json", "[]", "{}", json.dumps(first | {"measured": -1}),
+        json.dumps(first | {"measured": "nan"}), json.dumps(first | {"amounts": [1]}),
+        json.dumps(first | {"measured": 1e400}), "{" * 5000,
+    ]  # fmt: skip
+    path.write_text("\n".join([*bad, good]))
+    assert len(read_observations(group_of(plan))) == 6
+
+
+def test_keys_differ_in_what_takes_time() -> None:
+    plan = large()
+    same = large("seed=7", "optimizer.lr=0.5")
+    assert key_of(plan) == key_of(same)
+    for other in (large("precision=tf32"), large("batch.per_device=5"), large("data.seq_len=64")):
+        assert key_of(plan) != key_of(other)
+
+
+def test_an_impossible_observation_is_none() -> None:
+    good = Observation("k", "r", {"moved": 1.0}, 1.0, 1.0)
+    assert good.is_sane
+    assert not replace(good, measured=0.0).is_sane
+    assert not replace(good, measured=math.inf).is_sane
+    assert not replace(good, predicted=1e-9).is_sane
+    assert not replace(good, key="").is_sane
+
+
+def test_rates_are_never_negative() -> None:
+    rng = Random(3)
+    table = tuple(
+        ((("float32", rng.uniform(1e6, 1e9)), ("launches", rng.uniform(10, 1e3)),
+          ("moved", rng.uniform(1e5, 1e8))), rng.uniform(0.01, 1.0))
+        for _ in range(12)
+    )  # fmt: skip
+    found = fitted_rates(table)
+    assert found is not None
+    assert all(seconds > 0 for seconds in found.seconds.values())

@@ -1,0 +1,170 @@
+"""Step times: what takes longer than what, and where the numbers come from."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from random_configurations import draw_command
+from unit.estimate.time.cases import A100, CPU, V100, large, small
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.estimate.time import StepTime, Unknown
+from eke.estimate.time.predict import prior_time
+from eke.estimate.time.values import Span
+from eke.hardware import DEVICES, Device
+from eke.workflows.planning import plan_on
+
+
+def expected(plan) -> float:
+    found = prior_time(plan)
+    assert isinstance(found, StepTime)
+    return found.step_s.expected
+
+
+LONGER = {
+    "a larger batch": (large(), large("batch.per_device=8")),
+    "longer rows": (large("data.seq_len=256"), large()),
+    "more layers": (large("model.num_hidden_layers=12"), large()),
+    "checkpointing": (large(), large("memory=checkpointing")),
+    "checkpointing every layer": (
+        large("memory=checkpointing", "memory.every_n=4"),
+        large("memory=checkpointing"),
+    ),
+    "selective checkpointing": (large(), large("memory=checkpointing_selective")),
+    "float32": (large("precision=bf16"), large("precision=fp32")),
+    "float32 without TF32": (large("precision=tf32"), large("precision=fp32")),
+    "float32 on a V100": (
+        large("precision=fp16", device=V100),
+        large("precision=fp32", device=V100),
+    ),
+    "eager attention": (
+        large("precision=bf16"),
+        large("precision=bf16", "attention=eager"),
+    ),
+    "not compiled": (large("compile=inductor"), large()),
+    "activations on the host": (large(), large("memory=activation_offload")),
+    "one tensor at a time": (large(), large("optimizer=adamw_forloop")),
+    "an older device": (large(), large(device=V100)),
+    "the same in pieces": (
+        small("batch.per_device=8"),
+        small("batch.per_device=1", "batch.accumulation=8"),
+    ),
+    "HF Trainer": (small(), small("engine=trainer")),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_what_takes_longer(name) -> None:
+    less, more = LONGER[name]
+    assert expected(less) < expected(more)
+
+
+FOUR = replace(A100, count=4)
+
+
+def test_offloading_adds_transfers() -> None:
+    shared = ("distributed=zero2", "distributed.num_processes=4")
+    here = prior_time(large(*shared, device=FOUR))
+    there = prior_time(large(*shared, "offload=optimizer_cpu", device=FOUR))
+    assert isinstance(here, StepTime)
+    assert isinstance(there, StepTime)
+    assert here.parts.get("transfers", 0.0) == 0.0
+    assert there.parts["transfers"] > 0
+    assert there.step_s.expected > here.step_s.expected
+    assert any("host's processor" in note for note in there.notes)
+
+
+@pytest.mark.parametrize("option", ["ddp", "fsdp", "zero1", "zero2", "zero3", "dp"])
+def test_several_devices_exchange_and_are_counted(option) -> None:
+    alone = prior_time(large(device=FOUR))
+    many = prior_time(large(f"distributed={option}", "distributed.num_processes=4", device=FOUR))
+    assert isinstance(alone, StepTime)
+    assert isinstance(many, StepTime)
+    assert many.parts["communication"] > 0
+    assert many.num_devices == 4
+    # Four devices are at most four times as fast.
+    assert many.samples_per_s.low < 4.001 * alone.samples_per_s.high
+    assert many.gpu_hours.expected == pytest.approx(4 * many.total_s.expected / 3600)
+
+
+def test_slower_links_take_longer() -> None:
+    two = ("distributed=ddp", "distributed.num_processes=4")
+    linked = prior_time(large(*two, device=FOUR))
+    through_host = prior_time(large(*two, "distributed.p2p=off", device=FOUR))
+    assert isinstance(linked, StepTime)
+    assert isinstance(through_host, StepTime)
+    assert through_host.parts["communication"] > linked.parts["communication"]
+
+
+def test_small_steps_wait_for_the_host_and_compiling_helps() -> None:
+    tiny = ("batch.per_device=1", "data.seq_len=32", "precision=bf16")
+    eager, compiled = prior_time(small(*tiny)), prior_time(small(*tiny, "compile=inductor"))
+    assert isinstance(eager, StepTime)
+    assert isinstance(compiled, StepTime)
+    assert eager.limit == "the host's kernel launches"
+    assert compiled.parts["host"] < eager.parts["host"] / 2
+
+
+def test_large_steps_are_limited_by_products() -> None:
+    found = prior_time(large("batch.per_device=32", "precision=fp32"))
+    assert isinstance(found, StepTime)
+    assert found.limit == "matrix multiplications"
+    assert found.mfu is not None
+    assert 0.3 < found.mfu.expected < 1
+
+
+def test_parts_add_up_and_rates_follow() -> None:
+    plan = large("precision=bf16")
+    found = prior_time(plan)
+    assert isinstance(found, StepTime)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s.expected, rel=0.01)
+    assert found.samples_per_s.expected == pytest.approx(4 / found.step_s.expected)
+    assert found.tokens_per_s.expected == pytest.approx(4 * 512 / found.step_s.expected)
+    assert found.total_s.low == pytest.approx(found.step_s.low * plan.steps.total)
+
+
+def test_ragged_rows_are_shorter_on_average() -> None:
+    ragged = ("data.lengths=lognormal", "data.median_len=64")
+    assert expected(large(*ragged)) < expected(large())
+    found = prior_time(large(*ragged))
+    assert isinstance(found, StepTime)
+    assert any("differ in length" in note for note in found.notes)
+    # The longest of many rows is longer than that of a few.
+    few, many = (expected(large(*ragged, f"batch.per_device={n}")) / n for n in (1, 64))
+    assert many > few
+
+
+def test_a_device_without_a_datasheet_is_unknown() -> None:
+    for device in (CPU, Device(kind="cuda", name="a GPU of tomorrow", memory_bytes=2**35)):
+        found = prior_time(small(device=device))
+        assert isinstance(found, Unknown)
+        assert "five finished runs" in found.reason
+        assert "\n" not in found.reason
+
+
+def test_a_span_has_its_ends_in_order() -> None:
+    with pytest.raises(AssertionError):
+        Span(2.0, 1.0, 3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_configurations_have_ranges_in_order(seed, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text, and another one\n" * 400)
+    rng, seen = Random(5000 + seed), 0
+    while seen < 12:
+        command = draw_command(rng, str(text))
+        option = rng.choice(sorted(DEVICES))
+        try:
+            composed = compose([*dict.fromkeys(command), "plan_only=true"])
+            plan = plan_on(composed, DEVICES[option], "drawn", planning=True)
+        except ConfigError:
+            continue
+        found = prior_time(plan)
+        assert isinstance(found, StepTime), command  # a Span refuses ends out of order
+        assert found.step_s.low > 0
+        assert found.step_s.high < 10_000 * found.step_s.low, command
+        seen += 1

@@ -1,0 +1,76 @@
+"""FLOPs that are executed, against those that the mathematics needs (eke.models.sizes.flops)."""
+
+import pytest
+from unit.estimate.time.cases import small
+
+from eke.estimate.time.work import work_of
+from eke.models.sizes import training_structure
+from eke.models.sizes.flops import attention_flops, tokens_per_sample
+
+FAMILIES = {
+    "tiny": (),
+    "tiny_qwen3": (),
+    "tiny_moe": (),
+    "tiny_gpt2": (),
+    "tiny_bert": ("task=masked_lm",),
+    "tiny_t5": ("task=seq2seq_lm",),
+}
+
+
+def of_kind(plan, *kinds: str) -> float:
+    return sum(each.flops for each in work_of(plan).products if each.kind in kinds)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_weights_cost_six_flops_a_token(model) -> None:
+    plan = small(f"model={model}", *FAMILIES[model], "attention=eager")
+    structure, tokens = training_structure(plan.config), tokens_per_sample(plan.config)
+    needed = 6 * sum(w.num_active * tokens[w.tokens] for w in structure.weights)
+    assert of_kind(plan, "linear", "head") == pytest.approx(needed * plan.batch.samples_per_step)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_attention_computes_all_scores_unless_it_is_fused(model) -> None:
+    plan = small(f"model={model}", *FAMILIES[model], "attention=eager", "model.dropout=0")
+    tokens, samples = tokens_per_sample(plan.config), plan.batch.samples_per_step
+    parts = training_structure(plan.config).attention
+    needed = sum(attention_flops(each, tokens) for each in parts) * samples
+    whole = sum(attention_flops(e, tokens) * (2 if e.causal else 1) for e in parts) * samples
+    assert of_kind(plan, "attention") == pytest.approx(whole)
+    fused = small(f"model={model}", *FAMILIES[model], "attention=sdpa", "model.dropout=0")
+    # Two products forward, five backward in place of four: the scores once more.
+    assert of_kind(fused, "attention") == pytest.approx(needed * 7 / 6)
+
+
+def test_a_frozen_weight_has_no_gradient() -> None:
+    whole, adapted = small(), small("peft=lora")
+    assert 0.6 < of_kind(adapted, "linear") / of_kind(whole, "linear") < 0.8
+
+
+@pytest.mark.parametrize(("every_n", "share"), [(1, 1.0), (2, 0.5)])
+def test_checkpointing_computes_the_forward_pass_again(every_n, share) -> None:
+    plain = work_of(small("attention=eager"))
+    again = work_of(small("attention=eager", "memory=checkpointing", f"memory.every_n={every_n}"))
+    layers = sum(each.flops for each in plain.products if each.kind != "head")
+    assert again.recomputed_flops == pytest.approx(share * layers / 3)
+    assert again.flops == pytest.approx(plain.flops + again.recomputed_flops)
+
+
+def test_selective_checkpointing_computes_no_product_again() -> None:
+    plain, selective = work_of(small()), work_of(small("memory=checkpointing_selective"))
+    assert selective.flops == plain.flops
+    assert selective.moved.expected > plain.moved.expected
+
+
+def test_each_iteration_of_muon_is_the_same_work_again() -> None:
+    five, twenty = (work_of(small("optimizer=muon", f"optimizer.ns_steps={n}")) for n in (5, 20))
+    assert twenty.updates.flops == pytest.approx(4 * five.updates.flops)
+    assert five.updates.flops > 0
+
+
+def test_accumulation_is_the_same_work_in_pieces() -> None:
+    whole = work_of(small("batch.per_device=8"))
+    pieces = work_of(small("batch.per_device=2", "batch.accumulation=4"))
+    assert pieces.flops == pytest.approx(whole.flops)
+    assert pieces.launches.expected == pytest.approx(4 * whole.launches.expected)
+    assert pieces.updates.moved.expected > whole.updates.moved.expected

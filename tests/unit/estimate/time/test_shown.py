@@ -1,0 +1,93 @@
+"""Text, JSON and records of the time model's answers."""
+
+import json
+
+import pytest
+from unit.estimate.time.cases import A100, CPU, large, small
+
+from eke.estimate.time import (
+    Unknown,
+    as_json,
+    forecast_time,
+    note_predictions,
+    render_time,
+    slowdown,
+    speed_cell,
+    sum_line,
+    time_line,
+)
+from eke.plan.planner.plan_record import outline_record
+from eke.plan.record import Failure, Outcome
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("precision=fp8",), ("compile=inductor", "peft=lora"), ("data.lengths=uniform",)],
+)
+def test_it_is_called_an_estimate_and_fits_the_screen(overrides) -> None:
+    found = forecast_time(small(*overrides))
+    text = render_time(found, "cuda")
+    assert text.startswith("step time (estimate): ")
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for word in ("expected", "limited by", "samples/s", "GPU-hours", "not calibrated"):
+        assert word in text
+    assert "estimate" in time_line(found, "cuda")
+
+
+def test_what_is_unknown_says_what_would_tell() -> None:
+    found = forecast_time(small(device=CPU))
+    assert isinstance(found, Unknown)
+    assert "five finished runs" in " ".join(render_time(found, "cpu").split())
+    assert speed_cell(found) == ""
+    assert as_json(found)["timing"]["predicted_step_s"] is None
+
+
+def test_json_has_the_records_paths() -> None:
+    plan = large()
+    content = json.loads(json.dumps(as_json(forecast_time(plan))))
+    step = content["timing"]["predicted_step_s"]
+    assert step["low"] < step["expected"] < step["high"]
+    rate = content["throughput"]["predicted_samples_per_s"]
+    assert rate["expected"] == pytest.approx(4 / step["expected"])
+    assert content["timing"]["predicted_device_hours"]["low"] > 0
+
+
+def test_a_record_keeps_the_prediction() -> None:
+    plan = large()
+    record = outline_record(plan, [], 0, Outcome.ok, None)
+    note_predictions(record, plan)
+    assert record.timing.predicted_step_s is not None
+    assert record.memory.predicted is not None
+    assert record.timing.predicted_step_s.calibrated is not None
+    assert record.timing.predicted_step_s.calibrated.runs == 0
+
+
+def test_a_sweep_is_the_sum_of_its_runs() -> None:
+    found = [forecast_time(large(f"batch.per_device={n}")) for n in (1, 2)]
+    hours = sum(each.gpu_hours.expected for each in found)
+    text = sum_line([*found, Unknown("nothing is known")], "cuda")
+    assert f"about {hours:.2g} " in text
+    assert "2 runs" in text
+    assert "without an estimate: 1 run: nothing is known" in text
+    assert sum_line([Unknown("x")], "cpu").startswith("without an estimate")
+
+
+def test_slowdowns_are_of_the_same_samples() -> None:
+    whole, pieces = large(), large("batch.per_device=2", "batch.accumulation=2")
+    found = slowdown(whole, pieces)
+    assert found is not None
+    assert 1.0 < found[0] < 1.5
+    assert "estimate" in found[1]
+    assert slowdown(small(device=CPU), small(device=CPU)) is None
+
+
+def test_advice_after_running_out_is_ranked_by_the_time_model() -> None:
+    plan = large("batch.per_device=512", device=A100)
+    record = outline_record(plan, [], 0, Outcome.oom, Failure("forward", "out of memory"))
+    note_predictions(record, plan)
+    assert record.memory.advice

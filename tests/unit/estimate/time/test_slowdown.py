@@ -1,0 +1,58 @@
+"""What a change costs: two estimates that can be compared, or none."""
+
+import math
+
+import pytest
+from unit.estimate.time.cases import CPU, small
+from unit.estimate.time.test_estimate import note_runs, record_of
+
+from eke.estimate.time import forecast_time, note_pace, slowdown
+from eke.estimate.time.fit_rates import NEEDED
+from eke.estimate.time.predict import prior_time
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("EKE_CALIBRATION", str(tmp_path / "calibration"))
+
+
+def note_slow_runs(*overrides: str) -> None:
+    """Steps that took three times what datasheets say."""
+    for n in range(NEEDED):
+        plan = small(*overrides, f"batch.per_device={2**n}")
+        note_pace(plan, record_of(plan, 3.0 * prior_time(plan).step_s.expected))
+
+
+def test_by_datasheets_it_says_so() -> None:
+    found = slowdown(small(), small("memory=checkpointing"))
+    assert found is not None
+    assert found[0] > 1
+    assert "not calibrated" in found[1]
+
+
+def test_runs_that_correct_both_are_named() -> None:
+    note_slow_runs()
+    found = slowdown(small(), small("memory=checkpointing"))
+    assert found is not None
+    assert f"calibrated by {NEEDED} runs" in found[1]
+
+
+def test_a_correction_of_one_side_is_not_taken_for_speed() -> None:
+    """Runs without torch.compile say nothing of those with it."""
+    plain, compiled = small(), small("compile=inductor")
+    before = slowdown(plain, compiled)
+    note_slow_runs()
+    assert forecast_time(plain).calibrated.is_used
+    assert not forecast_time(compiled).calibrated.is_used
+    assert slowdown(plain, compiled) == before
+
+
+def test_a_processor_is_known_by_its_runs_alone() -> None:
+    plan, less = small(device=CPU), small("memory=checkpointing", device=CPU)
+    assert slowdown(plan, less) is None
+    note_runs(12)
+    found = slowdown(plan, less)
+    assert found is not None
+    assert math.isfinite(found[0])
+    assert "calibrated by 12 runs" in found[1]
+    assert slowdown(plan, small("precision=bf16", device=CPU)) is None, "no such run has ended"

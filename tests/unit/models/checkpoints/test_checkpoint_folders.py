@@ -1,0 +1,549 @@
+"""`model=pretrained` before anything is loaded: sizes, identity, and every folder that is wrong."""
+
+import ast
+import json
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import transformers
+from checkpoints import FAMILIES, TASK_OF, save_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import environment, last_wins
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.config.schema.codec import make_converter
+from eke.models.checkpoints import resolve_model
+from eke.models.checkpoints.locate import Located
+from eke.models.checkpoints.tensors import weight_files
+from eke.models.sizes import VALID_TASKS, model_size, state_bytes, structure
+from eke.training.model.heads import HEADS
+from eke.workflows import plan_for
+
+SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Family -> a checkpoint that no test changes."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {family: save_checkpoint(root / family, family) for family in FAMILIES}
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A Llama checkpoint that a test may spoil."""
+    return shutil.copytree(saved["llama"], tmp_path / "mine")
+
+
+def resolved(path, *overrides, planning=True):
+    typed = ["model=pretrained", f"model.name_or_path='{path}'", *overrides]
+    composed = compose(typed)
+    return resolve_model(composed.config, composed.overrides, planning)
+
+
+def plan_of(path, *overrides):
+    typed = last_wins("model=pretrained", f"model.name_or_path='{path}'", *SHORT, *overrides)
+    return plan_for(compose(typed), planning=True)
+
+
+def refused(path, *overrides, planning=True):
+    with pytest.raises(ConfigError) as caught:
+        resolved(path, *overrides, planning=planning)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def edit(folder, **changes):
+    content = json.loads((folder / "config.json").read_text())
+    content |= {key: value for key, value in changes.items() if value is not None}
+    for key in [key for key, value in changes.items() if value is None]:
+        content.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+CASES = [
+    (family, task)
+    for family in FAMILIES
+    for task in VALID_TASKS[{"mistral": "llama"}.get(family, family)]
+]
+
+
+@pytest.mark.parametrize(("family", "task"), CASES, ids=str)
+def test_sizes_are_those_of_the_loaded_model(saved, family, task):
+    config = resolved(saved[family], f"task={task}")
+    loaded = getattr(transformers, HEADS[task]).from_pretrained(saved[family])
+    assert config.model.family != "other"
+    shapes = sorted(tuple(p.shape) for p in loaded.parameters())
+    assert sorted(weight.shape for weight in structure(config).weights) == shapes
+    assert config.model.vocab_size == loaded.config.vocab_size
+    assert config.model.max_position_embeddings == getattr(
+        loaded.config, "max_position_embeddings", None
+    )
+
+
+MINIMAL = {
+    "llama": "LlamaConfig", "mistral": "MistralConfig", "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config", "mixtral": "MixtralConfig", "bert": "BertConfig",
+    "gpt2": "GPT2Config", "t5": "T5Config",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+def test_what_config_json_leaves_out_is_transformers_own_default(kind, tmp_path):
+    from eke.models.checkpoints.architecture import read_sizes
+
+    own = getattr(transformers, MINIMAL[kind])()
+    main = {"vocab_size": 320, own.attribute_map.get("hidden_size", "hidden_size"): 64}
+    main |= {own.attribute_map.get("num_hidden_layers", "num_hidden_layers"): 2}
+    main |= {own.attribute_map.get("num_attention_heads", "num_attention_heads"): 32}
+    main |= {"d_ff": 96} if kind == "t5" else {"intermediate_size": 96}
+    main.pop("intermediate_size") if kind == "gpt2" else None
+    _, sizes = read_sizes({"model_type": kind, **main}, "folder")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **main}))
+    real = transformers.AutoConfig.from_pretrained(tmp_path)
+    names = {"head_dim": "d_kv"} if kind == "t5" else {}
+    for key, value in sizes.items():
+        if key in ("intermediate_size", "gated", "num_decoder_layers"):
+            continue
+        other = getattr(real, names.get(key, key), None)
+        if key == "head_dim" and value is None:
+            value = other and 64 // 32  # derived, by some classes already in the configuration
+        if key == "num_key_value_heads" and value is None:
+            value = 32  # as many as heads
+        assert value == other, key
+
+
+def test_an_architecture_without_closed_form_is_counted_from_its_tensors(tmp_path):
+    config = transformers.PhiConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64,
+    )  # fmt: skip
+    model = transformers.PhiForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    size = model_size(found := resolved(tmp_path, "data=synthetic", "data.seq_len=16"))
+    assert found.model.family == "other"
+    assert size.num_parameters == sum(p.numel() for p in model.parameters())
+    matmul = size.num_parameters - 320 * 32
+    # Biases and norms count, too: 6 N D is an estimate of a few per mille here.
+    assert size.flops_per_sample == pytest.approx(6 * matmul * 16 + 12 * 2 * 32 * 16 * 8, rel=0.03)
+    assert state_bytes(found).total == 16 * size.num_parameters
+    assert refused(tmp_path, "task=masked_lm").fix == "task=causal_lm"
+
+
+def test_experts_of_an_unknown_architecture_leave_flops_unknown(folder):
+    edit(folder, model_type="olmoe", num_experts=4)
+    plan = plan_of(folder)
+    assert plan.size.flops_per_sample is None
+    from eke.plan.planner import plan_to_plain, render_plan
+
+    assert "unknown for olmoe" in render_plan(plan)
+    assert json.dumps(plan_to_plain(plan))
+
+
+def test_untied_t5_keeps_its_projection(saved, tmp_path):
+    path = shutil.copytree(saved["t5"], tmp_path / "v1_1")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["shared.weight"] + 1
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    edit(path, tie_word_embeddings=False)
+    config = resolved(path, "task=seq2seq_lm")
+    model = transformers.T5ForConditionalGeneration.from_pretrained(path)
+    assert model_size(config).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+def test_a_moved_folder_is_the_same_run(folder, tmp_path):
+    before = plan_of(folder)
+    moved = shutil.copytree(folder, tmp_path / "else where" / "é")
+    os.utime(moved / "model.safetensors", ns=(1, 1))
+    assert plan_of(moved).run_id == before.run_id
+    assert plan_of(os.path.relpath(moved)).config.model.name_or_path == str(moved)
+
+
+@pytest.mark.parametrize("what", ["weights", "config.json", "dropout"])
+def test_another_content_is_another_run(saved, folder, tmp_path, what):
+    before = plan_of(folder).run_id
+    if what == "dropout":
+        assert plan_of(folder, "model.dropout=0.1").run_id != before
+        return
+    if what == "weights":
+        save_checkpoint(folder, "llama", seed=1)
+    else:
+        edit(folder, rms_norm_eps=1e-3)
+    assert plan_of(folder).run_id != before
+
+
+def test_tokenizer_files_do_not_count(folder):
+    before = plan_of(folder).run_id
+    (folder / "tokenizer.json").write_text("{}")
+    assert plan_of(folder).run_id == before
+
+
+def test_the_plan_survives_json(saved):
+    from eke.plan.planner import Plan
+
+    plan = plan_of(saved["mixtral"])
+    plain = json.loads(json.dumps(make_converter().unstructure(plan)))
+    assert make_converter().structure(plain, Plan) == plan
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_sizes_cannot_be_typed(folder):
+    problem = refused(folder, "model.hidden_size=64")
+    assert (problem.path, problem.value) == ("model.hidden_size", "64")
+    assert "read from the checkpoint" in problem.why
+    assert refused(folder, "model.tie_word_embeddings=true").path == "model.tie_word_embeddings"
+
+
+def cut(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def shard(folder, *, drop):
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    names = sorted(folder.glob("model-*.safetensors"))
+    assert len(names) > 1
+    if drop:
+        names[1].unlink()
+
+
+def inside(folder, name):
+    moved = folder / name
+    moved.mkdir(parents=True)
+    for file in folder.glob("*.*"):
+        if file.is_file():
+            shutil.move(file, moved)
+
+
+def run_folder(folder):
+    for step in ("step-00000002", "step-00000010"):
+        shutil.copytree(folder, folder.parent / "run" / "checkpoints" / step)
+    shutil.rmtree(folder)
+    shutil.move(folder.parent / "run", folder)
+    (folder / "plan.json").write_text("{}")
+
+
+def adapter(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def lfs(folder):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+def write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+BROKEN = {
+    "no config.json": (lambda f: (f / "config.json").unlink(), "has no config.json", "FOLDER_WITH"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors", "ANOTHER"),
+    "empty weights": (write("model.safetensors", b""), "no safetensors file", "ANOTHER"),
+    "text for weights": (write("model.safetensors", b"hello" * 99), "no safetensors", "ANOTHER"),
+    "null header": (write("model.safetensors", b"\4" + b"\0" * 7 + b"null"), "no safet", "ANOTHER"),
+    "odd header": (
+        write("model.safetensors", b"\7" + b"\0" * 7 + b'{"a":1}'), "is damaged", "ANOTHER"
+    ),
+    "cut": (cut, "was not copied whole", "ANOTHER"),
+    "lfs pointer": (lfs, "Git LFS pointer", "git lfs pull"),
+    "shard missing": (lambda f: shard(f, drop=True), "files of weights are missing", "ANOTHER"),
+    "index": (
+        lambda f: (shard(f, drop=False), (f / "model.safetensors.index.json").write_text("[]")),
+        "cannot be read", "ANOTHER",
+    ),
+    "no JSON": (write("config.json", b"{"), "is not JSON", "ANOTHER"),
+    "not UTF-8": (write("config.json", b"\xff\xfe"), "is not JSON", "ANOTHER"),
+    "no object": (write("config.json", b"[]"), "no model_type", "ANOTHER"),
+    "no type": (lambda f: edit(f, model_type=None), "no model_type", "ANOTHER"),
+    "no width": (lambda f: edit(f, hidden_size=None), "has no hidden_size", "ANOTHER"),
+    "width of text": (lambda f: edit(f, hidden_size="32"), "'32', which is no positive", "ANOTHER"),
+    "negative": (lambda f: edit(f, num_hidden_layers=-2), "is -2, which is no pos", "ANOTHER"),
+    "tie of text": (lambda f: edit(f, tie_word_embeddings="no"), "not true or false", "ANOTHER"),
+    "heads": (lambda f: edit(f, num_attention_heads=3), "no divisor of hidden_size", "ANOTHER"),
+    "groups": (
+        lambda f: edit(f, num_attention_heads=8, num_key_value_heads=3), "num_key_value_heads = 3",
+        "ANOTHER",
+    ),
+    "fewer layers": (lambda f: edit(f, num_hidden_layers=1), "are of 2 layers", "was saved with"),
+    "more layers": (lambda f: edit(f, num_hidden_layers=3), "are of 2 layers", "was saved with"),
+    "other width": (lambda f: edit(f, hidden_size=64), "are 32 wide", "was saved with"),
+    "other vocabulary": (lambda f: edit(f, vocab_size=99), "have 320 embeddings", "was saved"),
+    "other inner": (lambda f: edit(f, intermediate_size=9), "are of 64", "was saved with"),
+    "other architecture": (
+        lambda f: edit(f, model_type="bert"), "no matrix embeddings.word", "was saved"
+    ),
+    "quantized": (
+        lambda f: edit(f, quantization_config={"quant_method": "gptq"}), "quantized (gptq)",
+        "UNQUANTIZED",
+    ),
+    "own code": (
+        lambda f: edit(f, model_type="mine", auto_map={"AutoModel": "m.M"}), "never runs", "ANOTHER"
+    ),
+    "unknown to transformers": (
+        lambda f: edit(f, model_type="mine"), "says model_type = mine, which transformers",
+        "pip install --upgrade transformers",
+    ),
+    "adapter": (adapter, "an adapter (PEFT)", "model.name_or_path=org/base"),
+    "pickled": (pickled, "which can run code", "convert it once"),
+    "inside": (lambda f: inside(f, "final"), "a folder in it has", "/mine/final"),
+    "run of eke": (run_folder, "is a run folder of eke", "/checkpoints/step-00000010"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_one_clear_refusal(folder, case):
+    spoil, why, fix = BROKEN[case]
+    spoil(folder)
+    problem = refused(folder)
+    assert problem.path == "model.name_or_path"
+    assert problem.value == str(folder)
+    assert why in problem.why
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize("name", ["quote'); import os; os.abort(); ('", "dollar$(id)", "a b`id`"])
+def test_a_line_to_paste_runs_nothing_of_a_folders_name(folder, name):
+    pickled(folder)
+    with pytest.raises(ConfigError) as caught:
+        weight_files(Located("typed", folder.rename(folder.with_name(name))))
+    command = shlex.split(caught.value.problems[0].fix)
+    code = ast.parse(command[command.index("-c") + 1])
+    texts = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
+    assert str(folder.with_name(name)) in texts
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = (
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "vocab_size", "num_key_value_heads", "head_dim", "max_position_embeddings", "architectures",
+    "tie_word_embeddings", "quantization_config", "auto_map", "attention_bias", "num_experts",
+)  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), JSON, min_size=1, max_size=3))
+@pytest.mark.slow
+def test_whatever_config_json_says_there_is_a_plan_or_a_refusal(saved, tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("any") / "m"
+    shutil.copytree(saved["llama"], folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **changes}))
+    problems = []
+    try:
+        assert plan_of(folder).size.num_parameters > 0
+    except ConfigError as error:
+        problems = error.problems
+    assert all(problem.why and problem.fix for problem in problems)
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+@pytest.mark.slow
+def test_whatever_the_weights_start_with_they_are_refused(saved, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("any") / "m"
+    shutil.copytree(saved["llama"], folder)
+    header = json.dumps(data.draw(st.dictionaries(st.text(max_size=4), JSON, max_size=3))).encode()
+    length = data.draw(st.sampled_from([len(header), 0, 5, 2**40, 2**63]))
+    rest = data.draw(st.binary(max_size=40))
+    (folder / "model.safetensors").write_bytes(length.to_bytes(8, "little") + header + rest)
+    with pytest.raises(ConfigError):
+        plan_of(folder)
+
+
+def test_a_file_is_no_checkpoint(folder):
+    problem = refused(folder / "model.safetensors")
+    assert problem.fix == f"model.name_or_path={folder}"
+
+
+def test_a_revision_is_of_the_hub(folder):
+    assert refused(folder, "model.revision=main").path == "model.revision"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "-x", "a b"])
+def test_no_folder_and_no_name(name):
+    assert "no such folder, and it is no name" in refused(name).why
+
+
+def test_another_architecture_than_the_task_needs(saved):
+    with pytest.raises(ConfigError) as caught:
+        plan_of(saved["llama"], "task=masked_lm")
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.rule) == ("task", "task_needs_other_model")
+    assert problem.fix.startswith("task=causal_lm")
+
+
+def test_rules_see_the_checkpoint(saved):
+    with pytest.raises(ConfigError) as caught:
+        plan_of(saved["bert"], "task=masked_lm", "data.seq_len=129")
+    assert [p.rule for p in caught.value.problems] == ["sequence_fits_positions"]
+    assert TASK_OF["bert"] == "masked_lm"
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        (("data.seq_len=33",), "33 is longer than the 32 tokens that this checkpoint"),
+        (("task.target_len=40",), "16 task.target_len = 40 is longer than the 32 tokens"),
+        (("task.target_len=32", "data.seq_len=32"), ""),
+    ],
+    ids=["source", "target", "neither"],
+)
+def test_source_and_target_have_positions(typed, problem, tmp_path):
+    config = transformers.BartConfig(
+        vocab_size=320, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    if not problem:
+        plan_of(tmp_path, "task=seq2seq_lm", *typed)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tmp_path, "task=seq2seq_lm", *typed)
+    (found,) = caught.value.problems
+    assert problem in f"{found.value} {found.why}"
+    assert found.fix == f"{typed[0].partition('=')[0]}=32"
+
+
+# --- the hub ------------------------------------------------------------------------------------
+
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the hub, offline."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def put(hub, checkpoint, name="org/model", commit=COMMIT):
+    place = hub / f"models--{name.replace('/', '--')}"
+    shutil.copytree(checkpoint, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    return place / "snapshots" / commit
+
+
+def test_a_cached_model_of_the_hub_is_planned_without_a_connection(hub, saved):
+    put(hub, saved["llama"])
+    model = plan_of("org/model").config.model
+    assert (model.name_or_path, model.content) == ("org/model", f"org/model@{COMMIT}")
+    assert model.hidden_size == 32
+
+
+def test_a_branch_and_its_commit_are_the_same_run(hub, saved):
+    put(hub, saved["llama"])
+    by_branch, by_commit = plan_of("org/model"), plan_of("org/model", f"model.revision={COMMIT}")
+    assert by_branch.run_id == by_commit.run_id
+
+
+def test_offline_and_not_cached(hub):
+    problem = refused("org/absent")
+    assert "cannot be reached (HF_HUB_OFFLINE is set)" in problem.why
+    assert "hf download org/absent" in problem.fix
+
+
+def test_offline_without_weights(hub, saved):
+    (put(hub, saved["llama"]) / "model.safetensors").unlink()
+    assert resolved("org/model").model.num_hidden_layers == 2
+    assert "not in the hub's cache" in refused("org/model", planning=False).why
+
+
+@pytest.mark.parametrize(
+    ("error", "path", "words"),
+    [
+        ("RepositoryNotFoundError", "model.name_or_path", "no such model on the hub"),
+        ("GatedRepoError", "model.name_or_path", "ask on its page"),
+        ("RevisionNotFoundError", "model.revision", "no such branch"),
+        ("EntryNotFoundError", "model.name_or_path", "has no config.json"),
+        ("LocalEntryNotFoundError", "model.name_or_path", "cannot be reached"),
+    ],
+    ids=lambda value: value.split()[0],
+)
+def test_what_the_hub_answers_is_told_in_words(hub, monkeypatch, error, path, words):
+    from huggingface_hub import errors
+
+    cls = getattr(errors, error)
+
+    def fail(*args, **kwargs):
+        raise cls.__new__(cls)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    problem = refused("org/model", "model.revision=v1")
+    assert problem.path == path
+    assert words in problem.why
+
+
+def test_the_hubs_retries_are_one_line(hub, monkeypatch, capsys, caplog):
+    """huggingface_hub tells each attempt in two lines of its own, for 23 seconds."""
+    talker = logging.getLogger("huggingface_hub.utils._http")
+
+    def fail(*args, **kwargs):
+        talker.warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    assert "cannot be reached" in refused("org/model").why
+    assert capsys.readouterr().err == "asking the Hugging Face hub for org/model ...\n"
+    assert not caplog.records
+    talker.warning("heard again")
+    assert len(caplog.records) == 1
+
+
+def test_planning_a_checkpoint_needs_no_torch(saved, tmp_path):
+    code = (
+        "from eke.workflows import main\n"
+        f"assert main(['model=pretrained', 'model.name_or_path={saved['llama']}',"
+        " 'plan_only=true', 'data=synthetic', 'data.max_token=300']) == 0\n"
+        "import sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("kind", ["phi", "hrm_text", "openai-gpt", "gemma3_text"])
+def test_architectures_of_transformers_own_list_are_known(kind, folder):
+    """Also those whose source lies in a folder of another name."""
+    edit(folder, model_type=kind, architectures=["LlamaForCausalLM"])
+    assert resolved(folder).model.model_type == kind

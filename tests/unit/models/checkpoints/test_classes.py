@@ -1,0 +1,131 @@
+"""What is read from the source of transformers' classes is what the imported classes say."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from eke.models.checkpoints.classes import MAPPINGS, class_attribute, first_position, supports
+
+FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
+
+SOME = (
+    "llama", "gpt2", "bert", "t5", "gemma2", "bloom", "gptj", "deberta-v2", "gpt_oss", "bart",
+    "gpt-sw3", "internlm3",
+)  # fmt: skip
+"""With sdpa and without; the last two have no source under their own name."""
+
+
+def imported(kind: str, task: str) -> Any:
+    """The class of a model type and a task; None where it has none."""
+    name = getattr(modeling_auto, MAPPINGS[task]).get(kind)
+    return name and getattr(transformers, name[0] if isinstance(name, tuple) else name)
+
+
+def differences(kind: str, task: str) -> list[tuple[str, str, str]]:
+    head = imported(kind, task)
+    right = {flag: None if head is None else getattr(head, flag) for flag in FLAGS}
+    return [
+        (kind, task, flag) for flag in FLAGS if class_attribute(kind, task, flag) != right[flag]
+    ]
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_flags_are_those_of_the_imported_class(kind) -> None:
+    assert [d for task in MAPPINGS for d in differences(kind, task)] == []
+
+
+def test_both_answers_are_among_them() -> None:
+    found = {kind: class_attribute(kind, "causal_lm", "_supports_sdpa") for kind in SOME}
+    assert {found["llama"], found["gemma2"], found["t5"]} == {True, False, None}
+
+
+def test_an_unknown_model_type_tells_nothing() -> None:
+    assert class_attribute("nobodys", "causal_lm", "_supports_sdpa") is None
+    assert first_position("nobodys", 1) == 0
+
+
+@pytest.mark.slow
+def test_flags_of_every_class_of_every_task() -> None:
+    every = [(kind, task) for task in MAPPINGS for kind in getattr(modeling_auto, MAPPINGS[task])]
+    assert len(every) > 350
+    assert [d for kind, task in every for d in differences(kind, task)] == []
+
+
+NUM_POSITIONS = 16
+SIZES = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": NUM_POSITIONS, "bos_token_id": 0,
+    "eos_token_id": 2,
+}  # fmt: skip
+MASKED, CAUSAL = "AutoModelForMaskedLM", "AutoModelForCausalLM"
+TABLES = {
+    "roberta": (MASKED, {}),
+    "xlm-roberta": (MASKED, {}),
+    "camembert": (MASKED, {}),
+    "mpnet": (MASKED, {}),
+    "longformer": (MASKED, {"attention_window": [4]}),
+    "data2vec-text": (MASKED, {}),
+    "esm": (MASKED, {"mask_token_id": 3}),
+    "ibert": (MASKED, {}),
+    "bert": (MASKED, {}),
+    "electra": (MASKED, {"embedding_size": 16}),
+    "distilbert": (MASKED, {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}),
+    "gpt2": (CAUSAL, {}),
+    "bart": ("AutoModelForSeq2SeqLM", {"encoder_layers": 1, "decoder_layers": 1}),
+    "opt": (CAUSAL, {"ffn_dim": 16, "word_embed_proj_dim": 16}),
+}
+"""Model type -> transformers' class with a head, and sizes of its own."""
+
+
+@pytest.mark.parametrize("pad", [1, 5])
+@pytest.mark.parametrize("kind", TABLES)
+def test_positions_are_as_many_as_the_table_takes(kind, pad) -> None:
+    if kind == "mpnet" and pad != 1:
+        pytest.skip("its table keeps the rows up to 1, whatever config.json says")
+    head, more = TABLES[kind]
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **more, "pad_token_id": pad})
+    model = getattr(transformers, head).from_config(config).eval()
+    limit = NUM_POSITIONS - first_position(kind, pad)
+    with torch.no_grad():
+        logits = model(input_ids=torch.full((1, limit), 9)).logits
+        assert logits.shape[:2] == (1, limit)
+        with pytest.raises((IndexError, RuntimeError)):
+            model(input_ids=torch.full((1, limit + 1), 9))
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+def test_a_row_that_the_decoder_reads_ahead_is_no_position(pad) -> None:
+    sizes = {
+        "vocab_size": 40, "hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1,
+        "num_encoder_attention_heads": 2, "num_decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16, "max_position_embeddings": NUM_POSITIONS, "pad_token_id": pad,
+    }  # fmt: skip
+    config = transformers.AutoConfig.for_model("prophetnet", **sizes)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    limit = NUM_POSITIONS - first_position("prophetnet", pad)
+    ids = torch.full((1, limit + 1), 9)
+    with torch.no_grad():
+        model(input_ids=ids[:, 1:], decoder_input_ids=ids[:, 1:])
+        with pytest.raises(IndexError):
+            model(input_ids=ids, decoder_input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sdpa"),
+    [
+        (("bert", "bert"), True),
+        (("roberta", "gpt2"), True),
+        (("bert", "bloom"), False),
+        (("deberta-v2", "bert"), False),
+        (("nobodys", "bert"), None),
+        (("bert", "prophetnet"), False),
+    ],
+    ids=str,
+)
+def test_an_encoder_and_a_decoder_support_what_both_do(parts, sdpa) -> None:
+    encoder, decoder = ({"model_type": kind} for kind in parts)
+    raw = {"model_type": "encoder-decoder", "encoder": encoder, "decoder": decoder}
+    assert supports(raw, "seq2seq_lm", "sdpa") is sdpa

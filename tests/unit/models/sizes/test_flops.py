@@ -1,0 +1,123 @@
+"""The FLOP formula against PyTorch's own counter, which sees every matrix multiplication."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+from unit.models.sizes.configs import TINY_CASES, make_config
+
+from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
+from eke.training.model.heads import HEADS
+from eke.training.model.model import BUILDERS
+
+BATCH, SEQ, TARGET = 2, 48, 32
+
+
+def counted_flops(config, target, adapt=lambda model: model):
+    """FLOPs of one forward and backward pass with attention written out, per sample."""
+    torch.manual_seed(0)
+    model = getattr(transformers, HEADS[config.task.option]).from_config(
+        BUILDERS[config.model.family](config), attn_implementation="eager"
+    )
+    if config.model.family == "mixtral":
+        # The counter does not know grouped matrix multiplications; one expert at a time, it does.
+        model.set_experts_implementation("eager")
+    model = adapt(model)
+    inputs = {"input_ids": torch.randint(8, 300, (BATCH, SEQ))}
+    if config.model.family == "t5":
+        inputs["input_ids"][:, -1] = 2  # T5's classifier reads the position of the end token
+    if config.task.option == "seq2seq_lm":
+        inputs["decoder_input_ids"] = torch.randint(8, 300, (BATCH, target))
+    with FlopCounterMode(display=False) as counter:
+        model(**inputs, use_cache=False).logits.square().mean().backward()
+    return counter.get_total_flops() / BATCH
+
+
+def full_attention(parts):
+    """Without the discount for causal attention: eager attention computes the masked half too."""
+    return replace(parts, attention=tuple(replace(a, causal=False) for a in parts.attention))
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_formula_counts_what_the_real_model_computes(option, task):
+    config = make_config(f"model={option}", f"task={task}", f"data.seq_len={SEQ}")
+    expected = training_flops(config, full_attention(structure(config))).total
+    # Exact: what the formula leaves out (norms, softmax, ...) the counter does not count either.
+    assert counted_flops(config, SEQ) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["task.target_len=32"], id="short-target"),
+        pytest.param(["task.target_len=32", "model.num_decoder_layers=4"], id="deep-decoder"),
+        pytest.param(["task.target_len=32", "model.gated=true"], id="gated"),
+    ],
+)
+def test_t5_counts_encoder_and_decoder_tokens_apart(overrides):
+    config = make_config("model=tiny_t5", "task=seq2seq_lm", f"data.seq_len={SEQ}", *overrides)
+    expected = training_flops(config, full_attention(structure(config))).total
+    assert counted_flops(config, TARGET) == pytest.approx(expected, rel=1e-9)
+
+
+def test_formula_is_the_number():
+    for option, task in TINY_CASES:
+        size = model_size(make_config(f"model={option}", f"task={task}", "data.seq_len=48"))
+        arithmetic = size.flops_formula
+        for word in (
+            " active",
+            " decoder tokens",
+            " tokens",
+            " per sample",
+            " layers",
+            " (causal)",
+        ):
+            arithmetic = arithmetic.replace(word, "")
+        assert eval(arithmetic.replace("x", "*")) == size.flops_per_sample
+
+
+def test_means_are_short_in_the_formula():
+    means = SampleMeans(21.0416667, 21.0416667, 512.123456, 512.123456, 512.123456)
+    config = make_config("model=tiny", "data.seq_len=48")
+    found = training_flops(config, training_structure(config), means)
+    assert " x 21.04 tokens" in found.formula
+    assert " x 512.1 (mean of tokens x tokens) / 2 (causal)" in found.formula
+
+
+def test_numbers_of_the_default_model_by_hand():
+    size = model_size(make_config("model=tiny", "data.seq_len=256"))
+    matmul = 6 * (4 * (4 * 128 * 128 + 3 * 128 * 352) + 320 * 128) * 256
+    attention = 12 * 4 * 128 * 256 * 256 / 2
+    assert size.flops_per_sample == matmul + attention
+    assert (
+        size.flops_formula
+        == "6 x 843776 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2 (causal)"
+    )
+
+
+def test_attention_grows_with_the_square_of_the_sequence():
+    short, long = (make_config("model=tiny", f"data.seq_len={n}") for n in (128, 256))
+    ratio = (
+        training_flops(long, structure(long)).attention
+        / training_flops(short, structure(short)).attention
+    )
+    assert ratio == 4
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_adapters_cost_what_they_say(option, task):
+    """Frozen weights have no gradient of their own; at most the first layers' is left out, too."""
+    from unit.training.model.plans import hand_plan
+
+    from eke.training.model.peft import apply_peft
+
+    config = make_config(f"model={option}", f"task={task}", f"data.seq_len={SEQ}", "peft=lora")
+    plan = hand_plan(f"model={option}", f"task={task}", f"data.seq_len={SEQ}", "peft=lora")
+    counted = counted_flops(config, SEQ, lambda model: apply_peft(plan, model))
+    parts = full_attention(training_structure(config))
+    expected = training_flops(config, parts).total
+    whole = training_flops(config, full_attention(structure(config))).total
+    layers = config.model.num_hidden_layers
+    assert expected * (1 - 1 / (3 * layers)) < counted <= expected * (1 + 1e-9) < whole

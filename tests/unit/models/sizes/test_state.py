@@ -1,0 +1,152 @@
+"""State bytes against the tensors that real optimizers hold after one step."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from unit.models.sizes.configs import TINY_CASES, make_config
+from unit.plan.cases import plan_config
+
+from eke.common.paths import conf_folder
+from eke.models.sizes import model_size, state_bytes
+from eke.training.model.heads import HEADS
+from eke.training.model.model import BUILDERS
+from eke.training.optimizer import build_optimizer, state_tensors
+
+COMPILED = ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr")
+"""Their states are made without a step, which compiles for many seconds."""
+
+
+@cache
+def trained_model(model, task, *overrides):
+    """A model with gradients."""
+    config = make_config(f"model={model}", f"task={task}", *overrides)
+    network = getattr(transformers, HEADS[config.task.option]).from_config(
+        BUILDERS[config.model.family](config)
+    )
+    inputs = {"input_ids": torch.randint(8, 300, (2, 8))}
+    if config.model.family == "t5":
+        inputs["input_ids"][:, -1] = 2
+    if config.task.option == "seq2seq_lm":
+        inputs["decoder_input_ids"] = torch.randint(8, 300, (2, 8))
+    network(**inputs, use_cache=False).logits.square().mean().backward()
+    return network
+
+
+def held_bytes(config, model):
+    """Bytes of weights, gradients and optimizer tensors (scalars left out) after one step."""
+    optimizer = build_optimizer(plan_config(config), model)
+    if config.optimizer.option in COMPILED:
+        for p in model.parameters():
+            if p.grad is not None:
+                optimizer.state[p] = {
+                    "exp_avg": optimizer._new_buffer(p, True),
+                    "exp_avg_sq": optimizer._new_buffer(p, False),
+                }
+    else:
+        gradients = {p: p.grad.clone() for p in model.parameters() if p.grad is not None}
+        optimizer.step()
+        for p, gradient in gradients.items():  # Schedule-Free computes in them
+            p.grad.copy_(gradient)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return tuple(
+        sum(t.nbytes for t in tensors)
+        for tensors in (list(model.parameters()), gradients, state_tensors(optimizer))
+    )
+
+
+def predicted_bytes(config):
+    state = state_bytes(config)
+    assert state.total == state.weights + state.gradients + state.optimizer
+    return state.weights, state.gradients, state.optimizer
+
+
+OPTIMIZERS = {
+    **{path.stem: [f"optimizer={path.stem}"] for path in (conf_folder() / "optimizer").iterdir()},
+    "sgd_plain": ["optimizer=sgd", "optimizer.momentum=0"],
+    "adamw_8bit_all": ["optimizer=adamw_8bit", "optimizer.embeddings_32bit=false"],
+    "adamw_8bit_some": ["optimizer=adamw_8bit", "optimizer.min_8bit_size=17000"],
+    "lion_8bit_none": ["optimizer=lion_8bit", "optimizer.min_8bit_size=1000000"],
+    "adamw_torchao_blocks": ["optimizer=adamw_torchao_8bit", "optimizer.block_size=96"],
+    "galore_full": ["optimizer=galore", "optimizer.rank=1000"],
+    "apollo_mini": ["optimizer=apollo", "optimizer.rank=1", "optimizer.scale_type=tensor"],
+    "apollo_full": ["optimizer=apollo", "optimizer.rank=200"],
+}
+del OPTIMIZERS["adamw_apex_fused"]  # needs CUDA
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_bytes_are_those_of_the_real_tensors(option, task, name):
+    # Composing takes a fifth of a second: a model and an optimizer once each, then put together.
+    optimizer = make_config(*OPTIMIZERS[name]).optimizer
+    model = make_config(f"model={option}", f"task={task}")
+    config = dataclasses.replace(model, optimizer=optimizer)
+    assert predicted_bytes(config) == held_bytes(config, trained_model(option, task))
+
+
+def test_a_tensor_without_gradient_has_no_state():
+    overrides = ("model.tie_word_embeddings=false",)
+    config = make_config("model=tiny_bert", "task=masked_lm", *overrides)
+    model = trained_model("tiny_bert", "masked_lm", *overrides)
+    assert predicted_bytes(config) == held_bytes(config, model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "low", "high"),
+    [
+        pytest.param("adamw", 8, 8, id="adamw"),
+        pytest.param("adamw_8bit", 2.5, 2.7, id="embeddings in 32 bits"),
+        pytest.param("adamw_torchao_8bit", 2.03, 2.05, id="torchao 8"),
+        pytest.param("adamw_torchao_4bit", 1.06, 1.08, id="torchao 4"),
+        pytest.param("lion", 4, 4, id="lion"),
+        pytest.param("lion_8bit", 1.25, 1.35, id="lion 8"),
+        pytest.param("muon", 4, 4.4, id="muon"),
+        pytest.param("galore", 3, 3.1, id="galore"),
+        pytest.param("adafactor", 0.001, 0.02, id="adafactor"),
+    ],
+)
+def test_bytes_per_parameter_are_what_each_is_known_for(optimizer, low, high):
+    config = make_config("model=bert_large", "task=masked_lm", f"optimizer={optimizer}")
+    size = model_size(config)
+    assert low <= state_bytes(config).optimizer / size.num_parameters <= high
+
+
+def test_a_gradient_at_a_time_is_the_largest():
+    config = make_config("model=tiny", "memory=optimizer_in_backward")
+    largest = max(
+        p.nbytes
+        for p in transformers.AutoModelForCausalLM.from_config(
+            BUILDERS["llama"](config)
+        ).parameters()
+    )
+    assert predicted_bytes(config)[1] == largest
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bytes_per_parameter"),
+    [
+        pytest.param("optimizer=adamw", 16, id="adamw"),
+        pytest.param("optimizer=adamw_fused", 16, id="adamw_fused"),
+        pytest.param("optimizer=sgd", 12, id="sgd"),
+    ],
+)
+def test_bert_large_as_in_the_textbooks(optimizer, bytes_per_parameter):
+    config = make_config("model=bert_large", "task=masked_lm", optimizer)
+    size = model_size(config)
+    assert state_bytes(config).total == bytes_per_parameter * size.num_parameters
+
+
+def test_adafactor_keeps_rows_and_columns():
+    config = make_config("model=bert_large", "task=masked_lm", "optimizer=adafactor")
+    size = model_size(config)
+    # Of 335 M parameters less than one in two hundred leaves a number behind.
+    assert state_bytes(config).optimizer < 4 * size.num_parameters / 200
+
+
+def test_every_optimizer_option_is_known():
+    for path in (conf_folder() / "optimizer").glob("*.yaml"):
+        config = make_config("model=tiny", f"optimizer={path.stem}")
+        assert state_bytes(config).weights == 844928 * 4

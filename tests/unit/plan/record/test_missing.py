@@ -1,0 +1,30 @@
+"""What is said of folders that lead to no run."""
+
+import pytest
+
+from eke.plan.record import no_runs
+
+
+@pytest.mark.parametrize(
+    ("typed", "why", "fix"),
+    [
+        pytest.param("run", "there is no such folder", "eke sync {}/runs", id="misspelt"),
+        pytest.param("nowhere", "there is no such folder", "eke sync runs", id="nothing like it"),
+        pytest.param("runs", "holds no run and no sweep", "eke sync runs", id="empty"),
+    ],
+)
+def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
+    (tmp_path / "nowhat").mkdir()  # near, and nobody's runs
+    (tmp_path / "runs").mkdir()
+    if typed != "runs":
+        (tmp_path / "runs" / "1").mkdir()
+        (tmp_path / "runs" / "1" / "plan.json").touch()
+    problem = no_runs([tmp_path / typed], "sync")
+    assert problem.why.startswith(why)
+    assert (problem.path, problem.fix) == ("DIR", fix.format(tmp_path))
+
+
+def test_several_folders_are_one_problem(tmp_path) -> None:
+    problem = no_runs([tmp_path, tmp_path / "b"], "report", ["x: unreadable"])
+    assert problem.value == f"{tmp_path}, {tmp_path / 'b'}"
+    assert problem.why == "holds no run and no sweep that can be read; x: unreadable"

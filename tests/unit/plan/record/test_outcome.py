@@ -1,0 +1,33 @@
+"""Outcomes, and the exit codes that scripts and schedulers go by."""
+
+import pytest
+
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER, Outcome
+
+TABLE = {
+    "ok": (0, True),
+    "oom": (1, True),
+    "diverged": (1, True),
+    "timeout": (75, False),
+    "preempted": (75, False),
+    "crashed": (1, False),
+    "cancelled": (75, False),
+    "refused": (2, False),
+    "skipped": (1, False),
+}
+"""Outcome -> exit code of the process that reports it, and whether running again repeats it."""
+
+
+@pytest.mark.parametrize(("name", "expected"), TABLE.items(), ids=TABLE.keys())
+def test_outcome(name, expected) -> None:
+    outcome = Outcome(name)
+    assert (outcome.exit_code, outcome.is_final) == expected
+    assert Outcome[name] is outcome, "names and values are the same word"
+
+
+def test_the_set_is_closed() -> None:
+    assert {outcome.value for outcome in Outcome} == set(TABLE)
+
+
+def test_exit_codes_are_the_contract() -> None:
+    assert (EXIT_OK, EXIT_FAILED, EXIT_USER, EXIT_RESUMABLE) == (0, 1, 2, 75)

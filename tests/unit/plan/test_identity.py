@@ -1,0 +1,302 @@
+"""Which runs are the same run: every key counts, except those that only change what is shown."""
+
+import copy
+import dataclasses
+import functools
+import json
+from enum import Enum
+from typing import Any
+
+import pytest
+from unit.plan.cases import CPU, config_of, plan_config, plan_of
+
+import eke.plan.planner.planner as making
+from eke.config.schema import (
+    AdamW,
+    Config,
+    DecayingSchedule,
+    Evaluation,
+    LlamaModel,
+    Resources,
+    Slurm,
+    Switch,
+    Synthetic,
+    Task,
+)
+from eke.config.schema.codec import make_converter
+from eke.plan.identity import canonical, changed_fingerprint, meaningful, run_id
+
+# --- every key ----------------------------------------------------------------------------------
+
+BASES = {
+    "llama-causal": (),
+    "bert-masked-wsd": ("model=tiny_bert", "task=masked_lm", "schedule=wsd", "optimizer=sgd"),
+    "gpt2-classify": (
+        "model=tiny_gpt2",
+        "task=sequence_classification",
+        "schedule=constant",
+        "optimizer=adafactor",
+    ),
+    "t5-seq2seq": ("model=tiny_t5", "task=seq2seq_lm", "data.lengths=uniform"),
+    "experts": ("model=tiny_moe",),
+}
+"""Together they have every field of every variant (data=text: see below; model=pretrained:
+tests/unit/models/checkpoints)."""
+
+PRESENTATION = {
+    "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
+    "tracker.uri",
+    "hardware.option", "hardware.network_gbit_per_s", "paths.runs", "launcher.cpu_slots",
+    "launcher.runs_per_device",
+    "launcher.fork_server", "launcher.detach",
+    *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
+    *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
+    "sweep.product", "sweep.rows", "sweep.zip", "sweep.exclude", "sweep.repeats", "sweep.strict",
+    "sweep.seeds", "rerun", "plan_only", "ignore_forecast", "train.log_every",
+    "train.checkpoint_every", "train.keep_checkpoints", "train.save_final", "distributed.timeout_s",
+}  # fmt: skip
+"""They change neither the result nor what is measured."""
+
+RESOLVED_THE_SAME = {
+    "batch.option": "a preset of numbers that stand beside it",
+    "dataloader.pin_memory": "a CPU has nothing to pin for",
+    "precision.master": "float32 weights are their own copy",
+}
+"""Keys whose other value is the same run on this device, and why."""
+
+
+@functools.cache
+def shared_config(base: str) -> Config:
+    return config_of(*BASES[base], "data=synthetic", "train.steps=100")
+
+
+def base_config(base: str) -> Config:
+    return copy.deepcopy(shared_config(base))
+
+
+def leaves(config: Config) -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            inner = dataclasses.fields(value)
+            found |= {f"{field.name}.{f.name}": getattr(value, f.name) for f in inner}
+        else:
+            found[field.name] = value
+    return found
+
+
+OTHER = {
+    "batch.accumulation": 2,
+    "batch.target": 16,
+    "batch.eval_per_device": 5,
+    "data.min_len": 20,
+    "data.num_samples": 100,
+    "data.median_len": 9,
+    "data.pad_to_multiple_of": 8,
+    "dataloader.prefetch": 4,
+    "hardware.network_gbit_per_s": 100.0,
+    "model.head_dim": 8,
+    "model.num_decoder_layers": 3,
+    "model.num_key_value_heads": 2,
+    "model.rope_scaling_factor": 8.0,
+    "schedule.warmup_steps": 7,
+    "task.target_len": 9,
+    "tracker.entity": "team",
+    "tracker.group": "sweep",
+    "tracker.uri": "https://host",
+    "train.epochs": 1.5,
+    "train.eval_every": 50,
+    "memory.empty_cache_every": 2,
+    **{f"resources.{n}": "x" for n in ("memory", "partition", "account", "qos", "constraint")},
+    **{f"slurm.{n}": "x" for n in ("partition", "account", "qos", "constraint", "gpu_type")},
+    "slurm.python": "python",
+    "resources.gpus": 1,
+    "trainer.extra": {"label_smoothing_factor": 0.1},
+    "precision.tf32": Switch.on,
+    "precision.master": Switch.on,
+    "precision.evaluation": Evaluation.bfloat16,
+}
+"""Another value for what is open (null) by default, or where the next one means the same."""
+
+
+def another(path: str, value: Any) -> Any:
+    if value is None or path in OTHER:
+        return OTHER[path]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, Enum):
+        members = list(type(value))
+        return members[(members.index(value) + 1) % len(members)]
+    if isinstance(value, int):
+        return 2 * value + 2
+    return value * 0.75 + 0.125 if isinstance(value, float) else f"{value}x"
+
+
+def with_leaf(config: Config, path: str, value: Any) -> Config:
+    group, _, key = path.rpartition(".")
+    setattr(getattr(config, group) if group else config, key, value)
+    return config
+
+
+def identity(config: Config) -> str:
+    """As the plan resolves and hashes it; `option` keys are names here, not looked up."""
+    return plan_config(config, CPU).run_id
+
+
+def cases():
+    """Every key once, in the first base that has it."""
+    first = {path: base for base in reversed(BASES) for path in leaves(base_config(base))}
+    # Choosing among sizes and heads is done by these two; made-up names have no closed form.
+    del first["model.family"], first["task.option"]
+    # The content of the file counts (tests/unit/plan), not its name.
+    for mapping in ("distributed.deepspeed_config", "sweep.product", "sweep.rows", "sweep.zip",
+                    "slurm.options"):  # fmt: skip
+        del first[mapping]
+    return [pytest.param(base, path, id=path) for path, base in first.items()]
+
+
+@pytest.fixture(autouse=True)
+def quick_fingerprint(monkeypatch):
+    """It reads all of eke's source, and is no part of the identity."""
+    monkeypatch.setattr(making, "machine_fingerprint", lambda device: {})
+
+
+@pytest.mark.parametrize(("base", "path"), cases())
+def test_every_key_counts_but_those_that_only_show(base, path) -> None:
+    config = base_config(base)
+    value = another(path, leaves(config)[path])
+    same = identity(config) == identity(with_leaf(base_config(base), path, value))
+    assert same == (path in PRESENTATION or path in RESOLVED_THE_SAME)
+
+
+def test_every_exception_is_a_key() -> None:
+    keys = {path for base in BASES for path in leaves(base_config(base))}
+    assert keys >= PRESENTATION | set(RESOLVED_THE_SAME)
+
+
+def test_models_and_tasks_are_different_runs() -> None:
+    ids = [identity(base_config(base)) for base in BASES]
+    ids.append(identity(config_of("task=sequence_classification", "data=synthetic")))
+    assert len(set(ids)) == len(ids)
+
+
+# --- resolved values ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("train.steps=300",),
+        ("batch.accumulation=1",),
+        ("batch.target=8",),
+        ("batch.eval_per_device=8",),
+        ("schedule.warmup_steps=15",),
+        ("schedule.warmup_steps=15", "schedule.warmup_frac=0.9"),
+        ("data.num_samples=512",),
+        ("precision.tf32=auto",),
+        ("dataloader.pin_memory=off",),
+        ("train.steps=300", "batch.accumulation=1", "schedule.warmup_steps=15"),
+        ("train.epochs=4.6875",),
+    ],
+    ids=lambda typed: " ".join(typed),
+)
+def test_typing_what_would_be_decided_is_the_same_run(typed) -> None:
+    assert plan_of("data=synthetic", *typed).run_id == plan_of("data=synthetic").run_id
+
+
+def test_two_ways_to_one_batch_are_one_run() -> None:
+    ways = [("batch.target=32",), ("batch.accumulation=4",)]
+    assert len({plan_of("data=synthetic", *way).run_id for way in ways}) == 1
+
+
+def test_where_a_text_lies_does_not_count_but_what_it_says_does(tmp_path) -> None:
+    ids = []
+    for folder, text in (("a", "one " * 500), ("b", "one " * 500), ("c", "two " * 500)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(text)
+        path = f"data.path={tmp_path / folder / 'text.txt'}"
+        ids.append(plan_of("data=text", path, "data.seq_len=16").run_id)
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_the_machine_is_no_part_of_it() -> None:
+    other = dataclasses.replace(CPU, name="another cpu", count=2, memory_bytes=None)
+    assert plan_of("data=synthetic").run_id == plan_of("data=synthetic", device=other).run_id
+
+
+# --- the hash -----------------------------------------------------------------------------------
+
+
+def synthetic_config() -> Config:
+    """Fixed values of the schema, whatever the presets say."""
+    return Config(
+        model=LlamaModel(),
+        task=Task(),
+        data=Synthetic(option="synthetic"),
+        optimizer=AdamW(),
+        schedule=DecayingSchedule(),
+    )
+
+
+def test_golden() -> None:
+    """An identity that changes by accident makes every finished run be done again.
+
+    When it changes on purpose (a key added, removed or with a new meaning), put the new value here.
+    """
+    assert plan_config(synthetic_config()).run_id == "4fa459bbd77ddd3c"
+
+
+def test_the_order_of_keys_does_not_count() -> None:
+    content = make_converter().unstructure(synthetic_config())
+    turned = {
+        k: dict(reversed(v.items())) if isinstance(v, dict) else v for k, v in content.items()
+    }
+    turned = dict(reversed(turned.items()))
+    assert json.dumps(turned) != json.dumps(content)
+    assert run_id(turned, {}, "d") == run_id(content, {}, "d")
+
+
+def test_the_data_counts() -> None:
+    content = make_converter().unstructure(synthetic_config())
+    assert run_id(content, {}, "one") != run_id(content, {}, "two")
+
+
+def test_hashing_changes_nothing() -> None:
+    content = make_converter().unstructure(synthetic_config())
+    before = json.dumps(content)
+    run_id(content, {"train.steps": 5, "seed": 1}, "")
+    assert json.dumps(content) == before
+
+
+def test_sixteen_hex_digits() -> None:
+    found = run_id(make_converter().unstructure(synthetic_config()), {}, "")
+    assert len(found) == 16
+    assert int(found, 16) >= 0
+
+
+def test_canonical_text_is_one_for_one_meaning() -> None:
+    assert canonical({"b": [1, 2.5], "a": None}) == '{"a":null,"b":[1,2.5]}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical({"a": float("nan")})
+
+
+def test_meaningful_keeps_the_rest() -> None:
+    content = make_converter().unstructure(synthetic_config())
+    kept = meaningful(content)
+    around = {"tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun",
+              "plan_only", "ignore_forecast"}  # fmt: skip
+    assert set(content) - set(kept) == around
+    assert kept["train"]["max_grad_norm"] == 1.0
+    assert "log_every" not in kept["train"]
+
+
+def test_changed_fingerprints_are_told_in_words() -> None:
+    before = {"device": "a", "torch": "2.13.0", "peft": "1"}
+    now = {"device": "a", "torch": "2.14.0", "accelerate": "1.15"}
+    assert changed_fingerprint(before, now) == [
+        "accelerate: absent -> 1.15",
+        "peft: 1 -> absent",
+        "torch: 2.13.0 -> 2.14.0",
+    ]
+    assert changed_fingerprint(before, dict(before)) == []

@@ -1,0 +1,42 @@
+"""The table at the end of a sweep."""
+
+from unit.plan.record.samples import bare_record, full_record
+
+from eke.launch.processes.sweep import Cell
+from eke.results.report.cells import differing, render_cells
+
+
+def test_only_what_differs_is_shown() -> None:
+    cells = [("seed=1", "precision=bf16"), ("seed=1", "precision=fp16"), ("seed=1",)]
+    assert differing(cells) == [("precision=bf16",), ("precision=fp16",), ()]
+    assert differing([("seed=1",)]) == [("seed=1",)]
+    assert differing([]) == []
+
+
+def test_one_line_a_cell_and_blanks_for_what_was_not_measured() -> None:
+    table = render_cells(
+        [
+            (Cell(("precision=bf16",), outcome="ok"), full_record()),
+            (Cell(("precision=fp16",), outcome="diverged", reason="loss is nan"), bare_record()),
+            (Cell(("precision=tf32",), outcome="refused", reason="needs Ampere"), None),
+            (Cell(("precision=fp32",)), None),
+        ]
+    )
+    lines = table.splitlines()
+    assert lines[0].split() == (
+        ["outcome", "samples/s", "step", "peak", "memory", "eval", "loss", "what", "differs"]
+    )
+    assert lines[1].split() == (
+        ["ok", "80.00", "100", "ms", "3.00", "GiB", "2.5000", "precision=bf16"]
+    )
+    assert lines[2].split() == ["diverged", "precision=fp16"]
+    assert lines[4].split() == ["not", "run", "precision=fp32"]
+    at = lines[0].index("what differs")
+    assert [line[at:] for line in lines[1:5]] == [
+        "precision=bf16",
+        "precision=fp16",
+        "precision=tf32",
+        "precision=fp32",
+    ]
+    assert "diverged: precision=fp16\n  loss is nan" in table
+    assert "refused: precision=tf32\n  needs Ampere" in table

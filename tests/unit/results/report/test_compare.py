@@ -1,0 +1,446 @@
+"""The comparison: baseline, parity of losses, effects, ladder, front, equal time; the verdict."""
+
+import json
+import math
+import shlex
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from unit.results.report.made import (
+    MACHINE,
+    MIB,
+    Run,
+    by_label,
+    compared,
+    make_run,
+    make_sweep,
+    repeated,
+)
+
+from eke.common.errors import ConfigError
+from eke.common.paths import RunPaths
+from eke.results.report.compare import compare
+from eke.results.report.compare.curves import read_curve
+from eke.results.report.compare.parity import Parity
+from eke.results.report.compare.verdict import verdict
+from eke.results.report.compare.wording import loss_words
+from eke.results.report.show.charts import phases
+
+SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"
+PRODUCT = [
+    ("fp32", "adamw", 100),
+    ("bf16", "adamw", 200),
+    ("fp32", "lion", 90),
+    ("bf16", "lion", 270),
+]
+
+
+# --- baseline -------------------------------------------------------------------------------------
+
+
+def test_the_first_that_ended_well_is_the_baseline(tmp_path):
+    runs = [Run({"precision": "fp32"}, outcome="oom", speed=None), Run({"precision": "bf16"}),
+            Run({"precision": "fp16"})]  # fmt: skip
+    found = compared(tmp_path, runs)
+    assert found.machines[0].baseline.label == "precision=bf16"
+
+
+def test_a_row_called_baseline_is_it(tmp_path):
+    runs = [Run({"precision": "bf16"}), Run({"precision": "fp32"})]
+    assert compared(tmp_path, runs, ["half", "baseline"]).machines[0].baseline.label == "baseline"
+
+
+@pytest.mark.parametrize("asked", ["precision=bf16", "precision=bf16,optimizer=adamw", "half"])
+def test_another_can_be_asked_for(tmp_path, asked):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"})]
+    found = compared(tmp_path, runs, ["whole", "half"], baseline=asked)
+    assert found.machines[0].baseline.label == "half"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("precision=fp8", "no run has it; what differs is precision, optimizer"),
+        ("nobody", "no run has it"),
+        ("precision=bf16", "2 configurations have it"),
+        ("=", "no run has it"),
+    ],
+)
+def test_what_is_no_baseline_or_several_is_refused(tmp_path, asked, why):
+    runs = [
+        Run({"precision": p, "optimizer": o}) for p in ("fp32", "bf16") for o in ("adamw", "lion")
+    ]
+    with pytest.raises(ConfigError, match=why) as caught:
+        compared(tmp_path, runs, baseline=asked)
+    assert "--baseline precision=" in str(caught.value)
+
+
+TWICE = ["as typed", "other", "as typed"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [
+        pytest.param("as typed", TWICE, id="a name of two"),
+        pytest.param("precision=fp32", TWICE, id="two with a name"),
+        pytest.param("nobody", TWICE, id="nobody"),
+        pytest.param("nobody", ["as typed", "optimizer=lion precision=bf16", "x"], id="a = in it"),
+    ],
+)
+def test_the_baseline_that_is_proposed_can_be_typed(tmp_path, asked, rows):
+    runs = [
+        Run({"precision": "fp32", "optimizer": "adamw"}, speed=None, outcome="oom"),
+        Run({"precision": "bf16", "optimizer": "lion"}),
+        Run({"precision": "fp32", "optimizer": "lion"}),
+    ]
+    folder = make_sweep(tmp_path, runs, rows)
+    with pytest.raises(ConfigError) as refused:
+        compare([folder], baseline=asked)
+    flag, proposed = shlex.split(str(refused.value).rpartition("-> ")[2])
+    assert flag == "--baseline"
+    assert len(compare([folder], baseline=proposed).machines) == 1
+
+
+def test_a_baseline_that_failed_is_said(tmp_path):
+    runs = [Run({"precision": "fp32"}, outcome="oom", speed=None, loss=None),
+            Run({"precision": "bf16"}), Run({"precision": "fp16"})]  # fmt: skip
+    found = compared(tmp_path, runs, ["baseline", "b", "c"])
+    assert found.machines[0].baseline.label == "b"
+    assert "the baseline did not end well" in found.notes[0]
+    asked = compare([tmp_path], baseline="baseline")
+    assert asked.machines[0].baseline is None
+    assert "--baseline" in verdict(asked)[0]
+
+
+def test_each_machine_has_its_own(tmp_path):
+    other = {**MACHINE, "device": "another"}
+    runs = [Run({"precision": p}, machine=m, speed=s, repeat=r)
+            for r in range(3)
+            for p, m, s in (("fp32", MACHINE, 10), ("bf16", MACHINE, 20), ("fp32", other, 100),
+                            ("bf16", other, 300))]  # fmt: skip
+    found = compared(tmp_path, runs)
+    ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
+    assert ratios["precision=bf16 [A]"].value == pytest.approx(2)
+    assert ratios["precision=bf16 [B]"].value == pytest.approx(3)
+    assert "never put together" in found.notes[0]
+    assert [line.split(":")[0] for line in verdict(found)] == ["Machine A"] * 2 + ["Machine B"] * 2
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "parity"),
+    [
+        (2.0, Parity.equal),
+        (2.000001, Parity.equal),
+        (2.01, Parity.within),
+        (1.99, Parity.within),
+        (2.2, Parity.worse),
+        (1.8, Parity.better),
+        (None, Parity.unknown),
+        (float("nan"), Parity.unknown),
+    ],
+)
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_a_loss_beside_the_baselines(tmp_path, loss, parity, seeds):
+    """Three repeats of a seed are one observation of the loss: of two seeds nothing is claimed."""
+    runs = [Run({"precision": p}, repeat=r, loss=value, seed=r % seeds) for r in range(3)
+            for p, value in (("fp32", 2.0), ("bf16", loss))]  # fmt: skip
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    if seeds < 3 and parity not in (Parity.equal, Parity.unknown):
+        parity = Parity.unresolved
+        assert quality.why == {1: "one seed", 2: "2 seeds"}[seeds]
+    assert quality.parity is parity
+
+
+def test_a_seeds_loss_is_one_observation_in_its_own_column(tmp_path):
+    runs = [Run(repeat=r, seed=r % 2, loss=2.0 + r % 2) for r in range(4)]
+    estimate = compared(tmp_path, runs).rows[0].estimates["loss.eval_final"]
+    assert (estimate.n, estimate.low) == (2, None)
+    assert estimate.value == pytest.approx(6**0.5)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ((0, 0, 0), "eval loss not compared: one seed (+10 %)"),
+        ((0, 0, 1, 1), "eval loss not compared: 2 seeds (+10 %)"),
+        ((0,), "eval loss not compared: one seed (+10 %)"),
+    ],
+    ids=str,
+)
+def test_repeats_of_a_seed_are_one_observation_of_the_loss(tmp_path, seeds, words):
+    """On a CPU they are copies of each other: an interval of width 0 says nothing of chance."""
+    runs = [Run({"precision": p}, repeat=r, seed=seed, loss=value) for r, seed in enumerate(seeds)
+            for p, value in (("fp32", 2.0), ("bf16", 2.2))]  # fmt: skip
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    assert quality.parity is Parity.unresolved
+    assert loss_words(quality) == words
+    equal = [Run({"precision": p}, repeat=r) for r in range(3) for p in ("fp32", "bf16")]
+    found = by_label(compared(tmp_path / "equal", equal))["precision=bf16"].quality
+    assert found.parity is Parity.equal
+
+
+def test_losses_that_vary_more_than_the_margin_are_not_resolved(tmp_path):
+    runs = [Run({"precision": p}, repeat=r, seed=r, loss=2.0 * (1 + shift * (p == "bf16")))
+            for r, shift in enumerate((0.05, -0.05, 0.02)) for p in ("fp32", "bf16")]  # fmt: skip
+    quality = by_label(compared(tmp_path, runs))["precision=bf16"].quality
+    assert quality.parity is Parity.unresolved
+
+
+@pytest.mark.parametrize(
+    "other", [{"steps": 50}, {"keys": {"data.seq_len": 128}}, {"choices": {"model": "gpt2"}}]
+)
+def test_losses_of_other_trainings_are_not_compared(tmp_path, other):
+    choices = {"precision": "bf16", **other.pop("choices", {})}
+    runs = [Run({"precision": "fp32"}), Run(choices, **other)]
+    rows = compared(tmp_path, runs).rows
+    assert rows[1].quality.parity is Parity.other
+    assert rows[1].quality.why
+
+
+def test_losses_at_equal_time_are_those_when_the_shortest_ended(tmp_path):
+    make_run(tmp_path / "a", Run({"precision": "fp32"}), [4.0 - 0.1 * n for n in range(20)])
+    make_run(tmp_path / "b", Run({"precision": "bf16"}), [4.0 - 0.2 * n for n in range(10)])
+    found = compare([tmp_path])
+    assert found.machines[0].equal_time_s == pytest.approx(5.0)
+    slow, fast = (row.loss_at_equal_time for row in found.rows)
+    assert slow == pytest.approx(3.1)
+    assert fast == pytest.approx(2.2)
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+PRODUCT = [
+    ("fp32", "adamw", 100),
+    ("bf16", "adamw", 200),
+    ("fp32", "lion", 90),
+    ("bf16", "lion", 270),
+]
+
+
+def test_main_effects_are_over_pairs_that_differ_in_nothing_else(tmp_path):
+    runs = [Run({"precision": p, "optimizer": o}, speed=s, repeat=r)
+            for r in range(3) for p, o, s in PRODUCT]  # fmt: skip
+    part = compared(tmp_path, runs).machines[0]
+    effects = {effect.factor: effect for effect in part.effects}
+    assert effects["precision"].pairs == 2
+    assert effects["precision"].ratios[SPEED].value == pytest.approx((2 * 3) ** 0.5)
+    assert effects["optimizer"].ratios[SPEED].value == pytest.approx((0.9 * 1.35) ** 0.5)
+
+
+def test_an_effect_over_two_pairs_has_an_interval(tmp_path):
+    """From the noise of all four, narrower than that of one pair."""
+    noise = [(1, 1.1, 0.9), (1.05, 1, 1), (1, 0.95, 1.02), (1, 1.1, 1)]
+    runs = [Run({"precision": p, "optimizer": o}, speed=s * noise[n][r], repeat=r)
+            for r in range(3) for n, (p, o, s) in enumerate(PRODUCT)]  # fmt: skip
+    effects = {e.factor: e for e in compared(tmp_path, runs).machines[0].effects}
+    found = effects["precision"].ratios[SPEED]
+    a, b, c, d = ([s * x for x in noise[n]] for n, (_, _, s) in enumerate(PRODUCT))
+    logs = [math.log(b[r] / a[r] * d[r] / c[r]) / 2 for r in range(3)]
+    assert found.value == pytest.approx(math.exp(fmean(logs)))
+    assert found.low < found.value < found.high
+    assert found.low * found.high == pytest.approx(found.value**2)
+    one = by_label(compared(tmp_path / "again", runs))["precision=bf16 optimizer=adamw"].ratios[
+        SPEED
+    ]
+    assert found.high / found.low < one.high / one.low
+
+
+def guide_rows(refused):
+    """Rows of sweep=guide_table in which other rows type what these rows' options bring."""
+    guide = {"batch.per_device": 4, "batch.accumulation": 1}
+    rows = {
+        "baseline": ({}, {**guide, "precision.tf32": "off"}, ()),
+        "bf16": ({"precision": "bf16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "fp16": ({"precision": "fp16"}, {**guide, "precision.tf32": "auto"}, ()),
+        "accumulation": (
+            {"batch": "guide_accumulation"},
+            {"batch.per_device": 1, "batch.accumulation": 4, "precision.tf32": "off"},
+            (),
+        ),
+        "recipe": (
+            {},
+            {"batch.per_device": 4, "batch.accumulation": 16, "precision.tf32": "off"},
+            ("batch.per_device=4", "batch.accumulation=16"),
+        ),
+        "bf16_tf32": (
+            {"precision": "bf16"}, {**guide, "precision.tf32": "on"}, ("precision.tf32=on",)
+        ),
+    }  # fmt: skip
+    runs = [
+        Run(choices, keys=keys,
+            overrides=(*(f"{k}={v}" for k, v in choices.items()), *typed),
+            outcome="refused" if row == "bf16_tf32" and refused else "ok", reason="no")
+        for row, (choices, keys, typed) in rows.items()
+    ]  # fmt: skip
+    return runs, list(rows)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_an_option_brings_belongs_to_it(tmp_path, refused):
+    runs, rows = guide_rows(refused)
+    found = compared(tmp_path, runs, rows)
+    part = found.machines[0]
+    assert ("precision.tf32" in found.factors) is not refused, "a job without a record"
+    effects = {f"{e.factor}={e.value}" for e in part.effects}
+    assert effects == {
+        "precision=bf16", "precision=fp16", "batch=guide_accumulation", "batch.accumulation=16",
+    }  # fmt: skip
+    alone = {variant.row: change for variant, change in part.alone}
+    assert alone == {
+        "bf16": "precision=bf16",
+        "fp16": "precision=fp16",
+        "accumulation": "batch=guide_accumulation",
+        "recipe": "batch.accumulation=16",
+    }
+    if not refused:
+        assert [rung.added for rung in part.ladder] == ["precision=bf16", "precision.tf32=on"]
+
+
+def test_a_typed_grid_keeps_its_pairs_where_an_option_brings_one_of_its_values(tmp_path):
+    """adamw brings 0.001; nobody left lion without a typed one."""
+    grid = [Run({"optimizer": o}, keys={"optimizer.lr": lr}) for o in ("adamw", "lion")
+            for lr in (1e-3, 1e-4)]  # fmt: skip
+    grid[0] = replace(grid[0], overrides=("optimizer=adamw",))
+    effects = {e.factor: e.pairs for e in compared(tmp_path, grid).machines[0].effects}
+    assert effects == {"optimizer": 2, "optimizer.lr": 2}
+
+
+def test_one_technique_can_be_asked_for(tmp_path):
+    runs = [Run({"precision": p, "optimizer": o}, speed=s) for p, o, s in PRODUCT]
+    found = compared(tmp_path, runs, by="optimizer")
+    assert {effect.factor for effect in found.machines[0].effects} == {"optimizer"}
+    with pytest.raises(ConfigError, match="what differs is precision, optimizer"):
+        compare([tmp_path], by="attention")
+
+
+def test_alone_and_one_upon_another(tmp_path):
+    rows = {
+        "baseline": {},
+        "accumulation": {"batch": "guide_accumulation"},
+        "both": {"batch": "guide_accumulation", "memory": "checkpointing"},
+        "all": {"batch": "guide_accumulation", "memory": "checkpointing", "precision": "fp16"},
+        "fp16": {"precision": "fp16"},
+    }
+    found = compared(tmp_path, [Run(choices) for choices in rows.values()], list(rows))
+    part = found.machines[0]
+    assert [variant.row for variant, _ in part.alone] == ["accumulation", "fp16"]
+    assert [(rung.variant.row, rung.added) for rung in part.ladder] == [
+        ("accumulation", "batch=guide_accumulation"),
+        ("both", "memory=checkpointing"),
+        ("all", "precision=fp16"),
+    ]
+
+
+def test_a_ladder_of_one_rung_is_none(tmp_path):
+    runs = [Run({"precision": p}) for p in ("fp32", "bf16", "fp16")]
+    assert compared(tmp_path, runs).machines[0].ladder == ()
+
+
+def test_the_front_is_what_nothing_beats_in_both(tmp_path):
+    points = {"small": (50, 10), "middle": (80, 20), "beaten": (90, 15), "large": (100, 30),
+              "same": (100, 30)}  # fmt: skip
+    runs = [Run({"precision": "fp32"}, peak=peak * MIB, speed=speed, keys={"optimizer.lr": n / 100})
+            for n, (peak, speed) in enumerate(points.values(), 1)]  # fmt: skip
+    rows = compared(tmp_path, runs, list(points)).rows
+    assert [row.variant.row for row in rows if row.on_front] == ["small", "middle", "large"]
+
+
+def test_prediction_beside_measurement(tmp_path):
+    assert compared(tmp_path, [Run()]).rows[0].prediction_error == pytest.approx(0.0)
+
+
+def test_predicted_step_time_beside_measurement(tmp_path):
+    told = Run({"precision": "fp32"}, predicted_step=1.25)
+    (row,) = compared(tmp_path, [told]).rows
+    assert row.step_prediction_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    "run", [Run(), Run(predicted_step=1.25, shared=True)], ids=["no estimate", "a shared device"]
+)
+def test_without_both_no_step_time_is_compared(tmp_path, run):
+    assert compared(tmp_path, [run]).rows[0].step_prediction_error is None
+
+
+# --- beside others --------------------------------------------------------------------------------
+
+
+def test_published_rows_stand_beside_ones_own_as_effects(tmp_path):
+    rows = {"baseline": {}, "fp16": {"precision": "fp16"}, "adafactor": {"optimizer": "adafactor"}}
+    speeds = {"baseline": 100.0, "fp16": 150.0, "adafactor": 80.0}
+    runs = [Run(choices, speed=speeds[row], repeat=r) for r in range(3)
+            for row, choices in rows.items()]  # fmt: skip
+    found = compare([make_sweep(tmp_path, runs, [*rows] * 3, name="guide_table")])
+    (table,) = found.machines[0].beside
+    assert table.table.source.startswith("https://huggingface.co/docs/transformers")
+    by_row = {row.row: row for row in table.rows}
+    assert by_row["fp16"].speed.value == pytest.approx(1.5)
+    assert by_row["fp16"].published_speed == pytest.approx(18.64 / 8.86)
+    assert by_row["adafactor"].published_memory == pytest.approx(12295 / 14949)
+
+
+@pytest.mark.parametrize("name", ["", "precision_ladder"])
+def test_other_sweeps_have_nothing_beside_them(tmp_path, name):
+    runs = [Run({}), Run({"precision": "fp16"})]
+    found = compare([make_sweep(tmp_path, runs, ["baseline", "fp16"], name=name)])
+    assert found.machines[0].beside == ()
+
+
+def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
+    runs = [Run({}), Run({"precision": "fp16"}), Run({"precision": "fp16"})]
+    sweep = make_sweep(tmp_path, runs, ["baseline", "half", "again"])
+    text = (sweep / "sweep.json").read_text().replace(f"{2:016x}", f"{1:016x}")
+    (sweep / "sweep.json").write_text(text)
+    found = compare([sweep])
+    assert [row.variant.label for row in found.rows] == ["baseline", "half = again"]
+    assert compare([sweep], baseline="again").machines[0].baseline.label == "half = again"
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_a_curve_holds_no_compiling(tmp_path):
+    """A first step of 80 s among steps of 0.5 s counts as long as these."""
+    paths = RunPaths(make_run(tmp_path / "run", Run()))
+    rows = [{"train/global_step": n + 1, "attempt": 0, "train/loss": 2.0 - n / 10,
+             "train/step_time_s": 0.5 if n else 80.0} | ({} if n else {"train/warmup": 1})
+            for n in range(6)]  # fmt: skip
+    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_curve(paths).seconds == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+def test_the_parts_of_a_step_are_shown_per_sample(tmp_path):
+    """Whatever a step's number of samples: together they are the inverse of samples/s."""
+    runs = [Run({"precision": p}, speed=s) for p, s in (("fp32", 100.0), ("bf16", 400.0))]
+    bars = phases(compared(tmp_path, runs).rows)["data"]["values"]
+    for name, speed in (("precision=fp32", 100.0), ("precision=bf16", 400.0)):
+        mine = [bar["seconds"] for bar in bars if bar["name"] == name]
+        assert mine == pytest.approx([1 / 3 / speed, 2 / 3 / speed])
+
+
+def at(minute):
+    return {"environment": {"time": f"2026-11-01T{minute // 60:02}:{minute % 60:02}:00+00:00"}}
+
+
+@pytest.mark.parametrize(("minutes", "apart"), [((0, 1), 0), ((0, 12), 12), ((40, 5), 35)])
+def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minutes, apart):
+    runs = [Run({"precision": p}) for p in ("fp32", "bf16")]
+    folder = make_sweep(tmp_path, runs)
+    for number, minute in enumerate(minutes):
+        paths = RunPaths(tmp_path / f"{number:016x}")
+        paths.record.write_text(json.dumps(json.loads(paths.record.read_text()) | at(minute)))
+    told = [n for n in compare([folder]).notes if "apart from the baseline's" in n]
+    assert bool(told) == bool(apart)
+    if told:
+        assert f"a repeat of precision=bf16 was measured {apart} min apart" in told[0]
+
+
+def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):
+    wild = [Run({"precision": "fp32"}, repeat=n, speed=s) for n, s in enumerate((264, 1432, 1825))]
+    first = verdict(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
+    assert first.startswith("The machine was not quiet")
+    assert "6.91x" in first

@@ -1,0 +1,143 @@
+"""What is found under a folder: everything, and what cannot be read is said."""
+
+import json
+import shutil
+
+import pytest
+from unit.results.report.made import Run, make_run, make_sweep
+
+from eke.common.errors import ConfigError
+from eke.common.paths import RunPaths, SweepPaths
+from eke.results.report.compare.load_records import NOT_RUN, UNREADABLE, gather
+
+RUNS = [
+    Run({"precision": "fp32"}),
+    Run({"precision": "bf16"}, outcome="oom", reason="out of memory in forward", speed=None),
+    Run({"precision": "fp16"}, outcome="refused", reason="needs a GPU"),
+    Run({"precision": "fp8"}, outcome="not run"),
+]
+
+
+def outcomes(gathered):
+    return [(entry.outcome, entry.reason) for entry in gathered.entries]
+
+
+def test_a_sweep_has_every_cell_in_its_order(tmp_path):
+    found = gather([make_sweep(tmp_path, RUNS, rows=["a", "b", "c", "d"], name="ladder")])
+    assert outcomes(found) == [
+        ("ok", ""),
+        ("oom", "out of memory in forward"),
+        ("refused", "needs a GPU"),
+        (NOT_RUN, ""),
+    ]
+    assert [entry.row for entry in found.entries] == ["a", "b", "c", "d"]
+    assert (found.sweeps, found.commands) == (("ladder",), (("-m", "precision=fp32,bf16"),))
+    assert found.notes == ()
+
+
+def test_what_could_not_be_started_is_told_with_its_reason(tmp_path):
+    sweep = make_sweep(tmp_path, [RUNS[0], Run({"precision": "bf16"}, outcome="not run")])
+    file = SweepPaths(sweep).sweep
+    content = json.loads(file.read_text())
+    for cell in content["cells"]:
+        cell |= {"outcome": "crashed", "reason": "sbatch: Invalid partition", "rule": "a_rule"}
+    file.write_text(json.dumps(content))
+    told = ("crashed", "sbatch: Invalid partition")
+    found = gather([sweep])
+    assert outcomes(found) == [("ok", ""), told], "a record is the truth"
+    assert [entry.rule for entry in found.entries] == ["", "a_rule"], "it was started since"
+
+
+def test_a_sweep_that_was_copied_without_its_runs_says_so(tmp_path):
+    sweep = make_sweep(tmp_path / "there", RUNS)
+    copy = shutil.copytree(sweep, tmp_path / "here" / sweep.name)
+    found = outcomes(gather([copy]))
+    gone = tmp_path / "here" / f"{0:016x}"
+    said = f"ok by its sweep's file, but {gone} is not there: moved, or not copied along?"
+    assert [outcome for outcome, _ in found] == [NOT_RUN, NOT_RUN, "refused", NOT_RUN]
+    assert (found[0][1], found[3][1]) == (said, "")
+
+
+@pytest.mark.parametrize("given", ["runs", "both", "run and sweep"])
+def test_a_run_counts_once_however_it_is_named(tmp_path, given):
+    sweep = make_sweep(tmp_path, RUNS)
+    folders = {
+        "runs": [tmp_path],
+        "both": [sweep, tmp_path],
+        "run and sweep": [tmp_path / f"{0:016x}", sweep],
+    }[given]
+    assert len(gather(folders).entries) == len(RUNS)
+
+
+def test_a_sweep_may_have_been_moved(tmp_path):
+    make_sweep(tmp_path / "runs", RUNS)
+    shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
+    found = gather([tmp_path / "elsewhere" / "sweep-0123456789ab"])
+    assert [entry.outcome for entry in found.entries] == ["ok", "oom", "refused", NOT_RUN]
+
+
+def test_the_record_is_the_truth_where_the_sweep_is_older(tmp_path):
+    sweep = make_sweep(tmp_path, RUNS)
+    make_run(tmp_path / f"{3:016x}", Run({"precision": "fp8"}))
+    assert gather([sweep]).entries[3].outcome == "ok"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 99}', "\x00\xff"])
+def test_a_record_that_cannot_be_read_is_shown(tmp_path, content):
+    sweep = make_sweep(tmp_path, RUNS)
+    RunPaths(tmp_path / f"{0:016x}").record.write_text(content)
+    found = gather([sweep])
+    assert found.entries[0].outcome == UNREADABLE
+    assert f"{0:016x}" in found.notes[0]
+    assert len(found.entries) == len(RUNS)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"cells": 3}', '{"cells": [3, null]}'])
+def test_the_runs_of_a_torn_sweep_are_shown_by_themselves(tmp_path, content):
+    sweep = make_sweep(tmp_path, RUNS)
+    SweepPaths(sweep).sweep.write_text(content)
+    found = gather([tmp_path])
+    assert [entry.outcome for entry in found.entries] == ["ok", "oom"]
+    assert any("sweep.json" in note for note in found.notes) or "null" in content
+
+
+def test_sweeps_of_an_older_eke_have_no_rows(tmp_path):
+    sweep = make_sweep(tmp_path, RUNS)
+    content = json.loads(SweepPaths(sweep).sweep.read_text())
+    content.pop("name")
+    for cell in content["cells"]:
+        cell.pop("row")
+        cell.pop("round")
+    SweepPaths(sweep).sweep.write_text(json.dumps(content))
+    found = gather([sweep])
+    assert [entry.row for entry in found.entries] == [""] * 4
+    assert found.sweeps == ()
+
+
+def test_a_run_alone_and_one_that_has_begun(tmp_path):
+    run = make_run(tmp_path / "one", Run())
+    assert outcomes(gather([run])) == [("ok", "")]
+    begun = tmp_path / "two"
+    begun.mkdir()
+    RunPaths(begun).plan.write_text('{"overrides": ["precision=bf16"]}')
+    found = gather([tmp_path])
+    assert [(e.outcome, e.overrides) for e in found.entries][1] == (NOT_RUN, ("precision=bf16",))
+
+
+def test_two_sweeps_of_the_same_run_have_it_once(tmp_path):
+    first = make_sweep(tmp_path, RUNS)
+    second = tmp_path / "sweep-ffffffffffff"
+    shutil.copytree(first, second)
+    found = gather([tmp_path])
+    # What never ran has no folder by which to tell that it is the same.
+    assert [e.outcome for e in found.entries].count("ok") == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(lambda path: None, "no such folder"), (lambda path: path.mkdir(), "holds no run")],
+)
+def test_where_there_is_nothing_that_is_said(tmp_path, make, why):
+    make(tmp_path / "none")
+    with pytest.raises(ConfigError, match=why):
+        gather([tmp_path / "none"])

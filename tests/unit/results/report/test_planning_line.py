@@ -1,0 +1,42 @@
+"""The line that says how far planning has come: on a terminal and in a log."""
+
+import io
+
+from eke.results.report.planning import PlanningLine
+
+
+class Terminal(io.StringIO):
+    """Lines overwrite each other."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def counted(stream: io.StringIO, *moments: float) -> str:
+    """What is written of counts to ten, each at its moment."""
+    now = iter([0.0, *moments])
+    line = PlanningLine(stream, lambda: next(now))
+    for done, _ in enumerate(moments, start=1):
+        line.combined(done, len(moments))
+    line.close()
+    return stream.getvalue()
+
+
+def test_a_log_has_the_last_count_too() -> None:
+    found = counted(io.StringIO(), 3.0, 4.0, 5.0)
+    assert found == "checked 1 of 3 sets of techniques\nchecked 3 of 3 sets of techniques\n"
+
+
+def test_the_last_count_is_said_once() -> None:
+    assert counted(io.StringIO(), 1.0, 3.0) == "checked 2 of 2 sets of techniques\n"
+
+
+def test_what_is_over_soon_needs_no_line() -> None:
+    assert counted(io.StringIO(), 0.5, 1.0) == ""
+
+
+def test_on_a_terminal_the_line_is_wiped() -> None:
+    found = counted(Terminal(), 3.0, 3.1)
+    assert found.startswith("\rchecked 1 of 2 sets of techniques\r ")
+    assert found.endswith(" \r")
+    assert "2 of 2" not in found

@@ -1,0 +1,337 @@
+"""The same comparison as a terminal's table, Markdown, JSON, CSV and the data of a page."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from unit.results.report.made import MIB, Run, make_run, make_sweep
+
+from eke.common.files import plain
+from eke.results.report.compare import compare
+from eke.results.report.show.bundle import vega_script
+from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
+from eke.results.report.show.columns import CHARS_FOR_NAMES, shortened
+from eke.results.report.show.export import as_csv, as_plain
+from eke.results.report.show.markdown import escape, render_markdown
+from eke.results.report.show.page import as_script_data, render_page, table
+from eke.results.report.show.terminal import MAX_ROWS, render_terminal
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> | `a` *b* \x1b[31m"
+
+
+@pytest.fixture
+def ladder(tmp_path):
+    runs = [
+        Run({"precision": p, "optimizer": o}, repeat=r, speed=s * (1 + r / 100), peak=m * MIB)
+        for r in range(3)
+        for p, o, s, m in (
+            ("fp32", "adamw", 100, 100),
+            ("bf16", "adamw", 200, 70),
+            ("fp32", "lion", 101, 80),
+            ("bf16", "lion", 205, 50),
+        )
+    ]
+    refused = Run({"precision": "fp16"}, outcome="refused", reason="needs a GPU -> precision=bf16")
+    return compare([make_sweep(tmp_path, [*runs, refused])])
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    runs = [
+        Run({"precision": "fp32"}, overrides=(HOSTILE,)),
+        Run({"precision": "bf16"}, outcome="crashed", reason=HOSTILE, speed=None),
+        Run({"precision": "fp16"}, keys={"optimizer.lr": "\U0001f600" * 300}),
+        Run({"precision": "fp8"}, keys={"optimizer.lr": "=HYPERLINK(1)"}, loss=float("nan")),
+    ]
+    return compare([make_sweep(tmp_path, runs, rows=["", "", "", "=1+1" + HOSTILE])])
+
+
+def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
+    text = render_terminal(ladder, width=150)
+    assert text.splitlines()[0].startswith("precision=bf16 optimizer=lion is fastest: 2.05x")
+    assert re.search(r"precision=bf16 optimizer=adamw +3 +ok +202 +2\.00x \+", text)
+    assert "refused" in text
+    assert "needs a GPU -> precision=bf16" in text
+    assert "What each technique does" in text
+    assert "13 runs of 5 configurations: 12 ok, 1 refused" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_has_colours_and_a_narrow_one_loses_nothing(ladder):
+    assert "\x1b[" in render_terminal(ladder, terminal=True, width=100)
+    narrow = render_terminal(ladder, width=80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "2.05x" in narrow
+
+
+def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
+    text = render_terminal(hostile, width=150)
+    assert "\x1b" not in text
+    assert "\N{REPLACEMENT CHARACTER}[31m" in text
+
+
+def test_many_rows_are_cut_and_that_is_said(tmp_path):
+    runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
+            for n in range(1, MAX_ROWS + 11)]  # fmt: skip
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=150)
+    assert "... and 10 more: in the files" in text
+
+
+def test_every_repeat_by_itself(ladder):
+    assert "Every run" not in render_terminal(ladder, width=150)
+    assert "Every run" in render_terminal(ladder, repeats=True, width=150)
+    assert render_markdown(ladder, repeats=True).count("| precision=bf16 optimizer=lion |") >= 4
+
+
+def test_markdown_has_tables_of_even_width(ladder):
+    lines = render_markdown(ladder).splitlines()
+    assert lines[0].startswith("**precision=bf16 optimizer=lion is fastest")
+    at = next(n for n, line in enumerate(lines) if line.startswith("| configuration"))
+    width = lines[at].count("|")
+    assert [line.count("|") for line in lines[at : at + 7]] == [width] * 7
+
+
+def test_markdown_holds_no_markup_of_others(hostile):
+    text = render_markdown(hostile)
+    assert "<script" not in text
+    assert "<img" not in text
+    for block in re.split(r"\n\n", text):
+        bars = [len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()]
+        assert len(set(bars)) == 1, "every line of a table has as many cells"
+    assert escape("a|b\n`c`<d>") == "a\\|b \\`c\\`&lt;d&gt;"
+
+
+@pytest.mark.parametrize("kind", ["ladder", "hostile"])
+def test_json_is_strict(kind, request):
+    comparison = request.getfixturevalue(kind)
+    text = json.dumps(plain(as_plain(comparison)), allow_nan=False)
+    assert json.loads(text)["schema_version"] == 1
+
+
+def test_json_has_all(ladder):
+    found = as_plain(ladder)
+    assert found["verdict"][0].startswith("precision=bf16 optimizer=lion is fastest")
+    row = found["configurations"][3]
+    assert row["ratios"]["throughput.samples_per_s"]["decision"] == "higher"
+    assert [run["repeat"] for run in row["runs"]] == [0, 1, 2]
+    assert found["configurations"][4]["runs"][0]["reason"].startswith("needs a GPU")
+
+
+def test_csv_has_a_line_for_each_run(ladder):
+    rows = list(csv.DictReader(io.StringIO(as_csv(ladder))))
+    assert len(rows) == 13
+    assert rows[0]["throughput.samples_per_s"] == "100.0"
+    assert rows[-1]["outcome"] == "refused"
+    assert rows[-1]["throughput.samples_per_s"] == ""
+
+
+def test_csv_starts_no_formula(hostile):
+    rows = list(csv.reader(io.StringIO(as_csv(hostile))))
+    assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@", "\t")]
+
+
+def test_csv_starts_no_formula_in_its_heading_or_behind_white_space(tmp_path):
+    names = ("=HYPERLINK(1)", " =1+1", "\n=1", "\uff1d1")
+    runs = [Run(overrides=(f"seed={n}",), seed=n, keys={"data.path": name})
+            for n, name in enumerate(names)]  # fmt: skip
+    text = as_csv(compare([make_sweep(tmp_path, runs)]))
+    comparison = compare([make_sweep(tmp_path / "b", [Run(), Run(seed=1)])])
+    object.__setattr__(comparison, "factors", ("=cmd|1",))
+    for found in (text, as_csv(comparison)):
+        rows = list(csv.reader(io.StringIO(found)))
+        starts = {cell.lstrip()[:1] for row in rows for cell in row}
+        assert not starts & {"=", "+", "@", "\uff1d"}
+
+
+def test_a_page_holds_everything_as_text(hostile):
+    page = render_page(hostile)
+    assert page.count("</script>") == 3
+    page = page.replace(vega_script(), "")
+    assert "<script>alert" not in page
+    assert "<img src" not in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page), "nothing is loaded"
+    data = page.split('id="data">')[1].split("</script>")[0]
+    assert json.loads(data)["table"]["rows"][0]["full"]
+
+
+def test_data_inside_of_a_script_cannot_end_it():
+    value = {"a": "</script><!--\u2028\u2029"}
+    text = as_script_data(value)
+    assert "<" not in text
+    assert json.loads(text) == value
+
+
+def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
+    found = table(ladder)
+    titles = [column["title"] for column in found["columns"]]
+    at = titles.index("samples/s")
+    assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
+    assert found["rows"][0]["texts"][titles.index("x speed")] == "1x"
+    assert [row["class"] for row in found["rows"]] == ["baseline", "", "", "front", "bad"]
+
+
+def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tmp_path):
+    import vl_convert
+
+    found = charts(ladder)
+    titles = [title for title, _, _ in found]
+    assert titles == [
+        "Speed and memory", "Against the baseline", "What each technique does",
+        "One upon another", "Where a step's time goes", "Predicted and measured memory",
+    ]  # fmt: skip
+    for _, _, spec in found:
+        drawn = vl_convert.vegalite_to_svg({**spec, "width": 400})
+        assert "<svg" in drawn
+        assert "NaN" not in drawn
+
+
+@pytest.fixture
+def told(tmp_path):
+    runs = [Run({"precision": "fp32"}, predicted_step=1.25),
+            Run({"precision": "bf16"}, speed=200, predicted_step=0.9)]  # fmt: skip
+    return compare([make_sweep(tmp_path, runs)])
+
+
+def test_predicted_step_times_are_in_every_format(told):
+    page, files = table(told), as_plain(told)["configurations"]
+    titles = [column["title"] for column in page["columns"]]
+    at = titles.index("predicted step")
+    assert [row["texts"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
+    assert [each["step_prediction_error"] for each in files] == pytest.approx([0.25, -0.1])
+    rows = list(csv.DictReader(io.StringIO(as_csv(told))))
+    assert [float(row["timing.predicted_step_s.expected"]) for row in rows] == pytest.approx(
+        [0.1, 0.036]
+    )
+    drawn = {title: spec for title, _, spec in charts(told)}
+    points = drawn["Predicted and measured step time"]["data"]["values"]
+    assert {p["text"] for p in points} == {
+        "100 ms predicted, 80 ms measured", "36 ms predicted, 40 ms measured"}  # fmt: skip
+
+
+def test_without_estimates_there_is_no_word_of_step_times(ladder):
+    for text in (render_terminal(ladder, width=300), json.dumps(table(ladder))):
+        assert "predicted step" not in text
+    assert not [title for title, _, _ in charts(ladder) if "step time" in title]
+
+
+def test_losses_are_drawn_from_the_steps(tmp_path):
+    make_run(tmp_path / "a", Run({"precision": "fp32"}), [3.0, 2.0, 1.0])
+    make_run(tmp_path / "b", Run({"precision": "bf16"}), [3.0, 2.5, float("inf")])
+    found = {title: spec for title, _, spec in charts(compare([tmp_path]))}
+    points = found["Loss over time"]["data"]["values"]
+    assert [p["loss"] for p in points if p["name"] == "precision=fp32"] == [3.0, 2.0, 1.0]
+    assert [p["loss"] for p in points if p["name"] == "precision=bf16"] == [3.0, 2.5]
+
+
+def test_of_one_run_there_is_a_report_too(tmp_path):
+    make_run(tmp_path / "one", Run({"precision": "bf16"}))
+    found = compare([tmp_path / "one"])
+    assert "One configuration ended well" in render_terminal(found, width=120)
+    assert "samples/s" in render_page(found)
+
+
+def test_a_thousand_configurations_stay_small(tmp_path):
+    runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
+            for n in range(1, 1001)]  # fmt: skip
+    page = render_page(compare([make_sweep(tmp_path, runs)]))
+    assert len(page.encode()) < 2_000_000
+
+
+LONG = "model=pretrained task=causal_lm train.steps=2 data=jsonl data.path=a.jsonl "
+
+
+def test_cut_labels_tell_configurations_apart() -> None:
+    labels = [
+        f"{LONG}model.name_or_path=/m/llama peft=none",
+        f"{LONG}model.name_or_path=/m/llama_tied peft=none",
+        f"{LONG}model.name_or_path=/m/llama_tied peft=lora",
+        "short",
+        f"other=1 {LONG}",
+        "x" * 70 + "1",
+        "x" * 70 + "2",
+    ]
+    found = shortened(labels)
+    assert found[0] == "… model.name_or_path=/m/llama peft=none"
+    assert found[2] == "… model.name_or_path=/m/llama_tied peft=lora"
+    assert found[3] == "short"
+    assert found[4].startswith("other=1 model=pretrained")
+    assert len(set(found)) == len(labels)
+    assert max(map(len, found)) <= CHARS_FOR_NAMES + 2
+
+
+def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
+    """Vega cuts what is too long at its end, where names differ; tooltips have all of them."""
+    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n) for n in range(3)]
+    drawn = {title: spec for title, _, spec in charts(compare([make_sweep(tmp_path, runs)]))}
+    values = drawn["Against the baseline"]["data"]["values"]
+    assert {v["label"][-8:] for v in values} == {"/1.jsonl", "/2.jsonl"}
+    assert all(len(v["label"]) <= CHARS_FOR_LABELS < len(v["name"]) for v in values)
+
+
+def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
+    runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}) for n in range(5)]
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=200)
+    table = text.partition("configuration ")[2].partition("+ higher")[0]
+    assert all(f"/{n}.jsonl" in table for n in range(5))
+
+
+WORDS = ("fp32", "bf16", "adamw", "adafactor", "adamw_8bit", "checkpointing", "none")
+TECHNIQUES = (
+    ("fp32", "adamw", "none", 100), ("bf16", "adamw", "none", 190),
+    ("fp32", "adafactor", "none", 92), ("fp32", "adamw_8bit", "checkpointing", 70),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_no_word_is_broken(width, repeats, tmp_path) -> None:
+    """Whole lines for each configuration, without what has no room, which is named."""
+    runs = [
+        Run({"precision": p, "optimizer": o, "memory": m}, repeat=r, speed=s * (1 + r / 50))
+        for r in range(repeats)
+        for p, o, m, s in TECHNIQUES
+    ]
+    refused = Run({"precision": "tf32"}, outcome="refused", reason="no GPU -> precision=bf16")
+    comparison = compare([make_sweep(tmp_path, [*runs, refused])])
+    lines = render_terminal(comparison, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    broken = {word[:n] for word in WORDS for n in range(4, len(word))}
+    assert not {word for line in lines for word in re.split(r"[ =]", line)} & (broken - set(WORDS))
+    start = next(n for n, line in enumerate(lines) if "x speed" in line)
+    assert "x memory" in lines[start]
+    for (*options, speed), line in zip(TECHNIQUES, lines[start + 1 :], strict=False):
+        assert all(option in line for option in options)
+        assert speed == 100 or f" {speed / 100:.2f}x" in line
+    left_out = [line for line in lines if line.startswith("Left out at")]
+    assert ("samples/s" in lines[start]) or "samples/s" in left_out[0]
+
+
+def test_of_forty_columns_the_first_two_are_left(ladder) -> None:
+    lines = render_terminal(ladder, width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert any(re.match(r"bf16 lion +ok +2\.05x \+$", line) for line in lines), lines
+    assert any("technique: optimizer=lion;" in line for line in lines)
+
+
+def test_a_speed_that_is_absent_has_a_reason(tmp_path) -> None:
+    runs = [
+        Run({"precision": "fp32"}),
+        Run({"precision": "bf16"}, speed=None, steps=4),
+        Run({"precision": "tf32"}, shared=True),
+        Run({"precision": "fp16"}, outcome="oom", speed=None, reason="forward"),
+    ]
+    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=120)
+    told = text.partition("No speed\n")[2].partition("\n\n")[0]
+    assert re.search(r"precision=bf16 +none of 4 steps was timed: the first 5 ", told)
+    assert re.search(r"precision=tf32 +another process used its device", told)
+    assert "fp16" not in told
+
+
+@pytest.mark.parametrize("most", range(12, 60, 6))
+def test_labels_of_two_groups_stay_apart(most) -> None:
+    """What two groups begin with tells them apart, and is cut from all of them."""
+    rests = [f"optimizer=adamw memory={name} {'x' * 40}" for name in ("none", "checkpointing")]
+    labels = [f"precision={name} {rest}" for name in ("fp32", "bf16") for rest in rests]
+    assert len(set(shortened(labels, most))) == len(labels)

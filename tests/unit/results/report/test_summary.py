@@ -1,0 +1,255 @@
+"""The closing summary: what was measured, and no line for what was not."""
+
+import dataclasses
+
+import pytest
+from unit.plan.record.samples import bare_record, failed, full_record
+
+from eke.plan.record import (
+    CalibratedStep,
+    Loss,
+    MeasuredMemory,
+    MemoryRecord,
+    PredictedMemory,
+    PredictedStep,
+    Spread,
+    Throughput,
+    Timing,
+)
+from eke.results.report import render_summary
+
+FOLDER = "runs/0123456789abcdef"
+
+GOLDEN = """\
+ok: precision=bf16
+  steps            300 of 300
+  time             31.4 s                              besides 3.2 s start-up, 1.25 s evaluation, \
+300 ms checkpoints
+  samples/second   80.00                               20.5 k tokens/s
+  step             100 ms  (90 ms to 120 ms, n=295)    data 10%  forward 30%  backward 50%  \
+optimizer 10%
+  warm-up          1.5 s                               5 steps, slowest 1 s: left out of all of \
+the above but time
+  model FLOP/s     1.5 T                               37.5% of the device's peak
+  peak memory      3.00 GiB                            4.00 GiB reserved; CUDA caching allocator, \
+whole run
+  memory by stage  0 B empty, 512.00 MiB kernels loaded, 1.00 GiB weights, 4.00 GiB training
+  train loss       5.7500 -> 2.2500
+  eval loss        5.8000 -> 2.5000                    8.368 -> 3.607 bits per byte
+  computed in      bfloat16 and float32                attention: flash
+  optimizer        AdamW fused                         8 bytes of state per parameter
+  checkpointing    12 layers recomputed                804 operations repeated, 84 of them \
+matrix multiplications
+  record           runs/0123456789abcdef
+  warning: train.steps = 5: no speed will be reported"""
+
+
+def lines(record) -> dict[str, str]:
+    """First word or words of each line -> the rest."""
+    text = render_summary(record, FOLDER)
+    pairs = [line.strip().split("  ", 1) for line in text.splitlines()[1:]]
+    return {pair[0]: pair[-1].strip() for pair in pairs}
+
+
+def test_golden() -> None:
+    assert render_summary(full_record(), FOLDER) == GOLDEN
+
+
+def test_nothing_measured_nothing_said() -> None:
+    assert render_summary(bare_record(), FOLDER) == (
+        f"ok: precision=bf16\n  steps   0 of 300\n  record  {FOLDER}"
+    )
+
+
+def test_a_screen_is_wide_enough() -> None:
+    assert max(len(line) for line in render_summary(full_record(), FOLDER).splitlines()) <= 120
+    assert not any(line != line.rstrip() for line in GOLDEN.splitlines())
+
+
+@pytest.mark.parametrize("outcome", ["ok", "oom", "diverged", "preempted", "cancelled", "crashed"])
+def test_every_outcome_comes_first(outcome) -> None:
+    assert render_summary(failed(outcome), FOLDER).startswith(f"{outcome}: precision=bf16\n")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "goes_on"),
+    [
+        ("preempted", True),
+        ("cancelled", True),
+        ("timeout", True),
+        ("crashed", False),
+        ("oom", False),
+        ("diverged", False),
+        ("ok", False),
+    ],
+)
+def test_what_can_be_continued_says_how(outcome, goes_on) -> None:
+    shown = lines(failed(outcome))
+    assert (shown.get("next") == "the same command continues") == goes_on
+
+
+def test_a_failure_says_why_and_keeps_its_traceback_to_the_log() -> None:
+    message = "out of memory in backward: CUDA out of memory. Tried to allocate 2.00 GiB."
+    record = failed("oom", "backward", message)
+    assert lines(record)["why"] == message
+    assert "Traceback" not in render_summary(record, FOLDER)
+
+
+def test_a_run_that_broke_off_shows_how_far_it_came() -> None:
+    record = full_record(
+        outcome="crashed", exit_code=1, steps_done=120, loss=Loss(5.75, 3.5, 5.8), attempt=2
+    )
+    shown = lines(record)
+    assert shown["steps"] == "120 of 300"
+    assert shown["attempts"].startswith("3 ")
+    assert shown["eval loss"] == "5.8000", "a start and no end"
+
+
+WITHOUT = {
+    "mfu": ({"throughput": Throughput(80.0, 20480.0, 1.5e12)}, "peak,"),
+    "speed": ({"throughput": Throughput(), "timing": Timing(train_s=3.0)}, "samples/second"),
+    "flops": ({"throughput": Throughput(80.0, 20480.0)}, "model FLOP/s"),
+    "steady steps": ({"timing": Timing(train_s=3.0, warmup_steps_s=[1.0])}, "step  "),
+    "time": ({"timing": Timing()}, "time  "),
+    "memory": ({"memory": MemoryRecord()}, "memory"),
+    "peak": ({"memory": MemoryRecord(measured=MeasuredMemory(stages={"a": 1}))}, "peak memory"),
+    "stages": (
+        {"memory": MemoryRecord(measured=MeasuredMemory(peak_allocated_bytes=1))},
+        "memory by stage",
+    ),
+    "losses": ({"loss": Loss()}, "loss"),
+    "bits per byte": ({"loss": Loss(5.0, 4.0, 5.0, 4.0)}, "bits per byte"),
+    "kernels": ({"effective": {}}, "computed in"),
+    "optimizer": ({"effective": {}}, "optimizer  "),
+    "checkpointing": ({"effective": {"layers_recomputed": 0}}, "recomputed"),
+    "warnings": ({"warnings": []}, "warning"),
+}
+"""What was not measured, and the words that must then be absent."""
+
+
+@pytest.mark.parametrize(("changes", "words"), WITHOUT.values(), ids=WITHOUT.keys())
+def test_no_line_for_what_was_not_measured(changes, words) -> None:
+    text = render_summary(full_record(**changes), FOLDER)
+    assert words not in text
+    assert "None" not in text
+    assert "nan" not in text
+
+
+def test_a_peak_without_a_reserve_is_a_cpus() -> None:
+    memory = MeasuredMemory(
+        basis="CPU tensor allocator, one profiled step; stages: resident memory of the process",
+        peak_allocated_bytes=2**20,
+    )
+    shown = lines(full_record(memory=MemoryRecord(measured=memory)))
+    assert shown["peak memory"].split("  ")[0] == "1.00 MiB"
+    assert shown["peak memory"].endswith("CPU tensor allocator, one profiled step")
+
+
+def test_a_plain_attention_is_named() -> None:
+    record = full_record(effective={"matmul_dtypes": ["float32"], "attention_kernels": []})
+    assert lines(record)["computed in"].endswith("attention: plain matrix multiplications")
+
+
+def test_an_optimizer_with_one_implementation() -> None:
+    effective = {
+        "optimizer": "Adafactor",
+        "optimizer_implementation": "",
+        "optimizer_bytes_per_parameter": 0.0312,
+    }
+    shown = lines(full_record(effective=effective))["optimizer"]
+    assert shown.split("  ")[0] == "Adafactor"
+    assert shown.endswith("0.0312 bytes of state per parameter")
+
+
+def test_float8_and_skipped_steps_are_shown_where_there_are_any() -> None:
+    effective = {"float8_layers": 13, "linear_layers": 15, "float8_emulated": True}
+    shown = lines(full_record(effective=effective))["float8"]
+    assert " ".join(shown.split()) == "in 13 of 15 linear layers emulated"
+    effective = {"skipped_steps": 2, "loss_scale": 16384.0}
+    shown = lines(full_record(effective=effective))["skipped"]
+    assert shown.startswith("2 steps")
+    assert shown.endswith("loss scale 16384 at the end")
+    assert "skipped" not in lines(full_record(effective={**effective, "skipped_steps": 0}))
+    once = lines(full_record(effective={**effective, "skipped_steps": 1}))["skipped"]
+    assert once.startswith("1 step ")
+
+
+def test_a_shared_device_makes_no_speed_claim() -> None:
+    text = render_summary(full_record(shared_device=True), FOLDER)
+    assert "no speed above is a measurement" in text
+    for unshared in (False, None):
+        assert "measurement" not in render_summary(full_record(shared_device=unshared), FOLDER)
+
+
+def test_compiling_is_shown_with_its_time() -> None:
+    compiled = {"graphs": 3, "graph_breaks": 0, "recompiles": 1, "compile_s": 12.0}
+    shown = lines(full_record(effective={"compile": compiled}))["compiled"]
+    assert shown.split("  ")[0] == "3 graphs"
+    assert shown.endswith("12 s compiling; 0 graph breaks, 1 recompilations")
+
+
+def test_durations_use_their_own_scale() -> None:
+    timing = Timing(train_s=7500.0, steady_step_s=Spread(0.0005, 0.0004, 0.002, 10))
+    shown = lines(dataclasses.replace(full_record(), timing=timing))
+    assert shown["time"] == "2 h 05 m"
+    assert shown["step"] == "0.5 ms  (0.4 ms to 2 ms, n=10)"
+
+
+# --- predicted memory ----------------------------------------------------------------------------
+
+
+def test_what_was_predicted_stands_beside_what_was_measured() -> None:
+    predicted = PredictedMemory(1, 2, 3, {}, "closed_form", "tensors", 3 * 2**30)
+    measured = MeasuredMemory(basis="b", peak_allocated_bytes=4 * 2**30)
+    text = render_summary(full_record(memory=MemoryRecord(predicted, measured)), FOLDER)
+    assert "predicted" in text
+    assert "-25.0% of the measured peak, by formulas" in text
+
+
+def test_without_a_comparable_number_nothing_is_compared() -> None:
+    predicted = PredictedMemory(1, 2, 3)
+    measured = MeasuredMemory(basis="b", peak_allocated_bytes=4 * 2**30)
+    memory = MemoryRecord(predicted, measured)
+    assert "predicted" not in render_summary(full_record(memory=memory), FOLDER)
+
+
+def timed(record, **more) -> str:
+    record.timing.predicted_step_s = PredictedStep(0.5, 0.8, 2.0, **more)
+    record.timing.steady_step_s = Spread(1.0, 0.9, 1.1, 10)
+    return render_summary(record, FOLDER)
+
+
+def test_the_predicted_step_stands_beside_the_measured_one() -> None:
+    assert "-20% of the measured step, within 500 ms to 2 s" in timed(full_record())
+    by = CalibratedStep(runs=7, needed=5, factor=1.5)
+    assert "; calibrated by 7 runs" in timed(full_record(), calibrated=by)
+    record = full_record()
+    record.shared_device = True
+    assert "predicted step" not in timed(record)
+    assert "predicted step" not in render_summary(full_record(), FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("measured", "had"),
+    [
+        (MeasuredMemory(process_peak_bytes=5 * 2**30), "5.00 GiB"),
+        (MeasuredMemory(peak_reserved_bytes=7 * 2**30, process_peak_bytes=2**30), "7.00 GiB"),
+    ],
+    ids=["a process", "a GPU"],
+)
+def test_after_an_out_of_memory_the_summary_says_what_it_had(measured, had) -> None:
+    memory = MemoryRecord(PredictedMemory(1, 2, 3), measured, ["batch.per_device=4"])
+    lines = render_summary(full_record(outcome="oom", memory=memory), FOLDER).splitlines()
+    assert [line.split()[:3] for line in lines if line.split()[:1] == ["had"]] == [
+        ["had", *had.split()]
+    ]
+    assert "  had " not in render_summary(full_record(memory=memory), FOLDER)
+
+
+def test_after_an_out_of_memory_the_summary_says_what_to_type() -> None:
+    predicted = PredictedMemory(2**30, 2**31, 2**32)
+    memory = MemoryRecord(predicted, None, ["batch.per_device=4 batch.accumulation=2"])
+    text = render_summary(full_record(outcome="oom", memory=memory), FOLDER)
+    assert "would need less" in text
+    assert "batch.per_device=4 batch.accumulation=2" in text
+    assert "1.00 GiB to 4.00 GiB" in text

@@ -1,0 +1,233 @@
+"""What is a repeat of what, and what sets configurations apart."""
+
+import pytest
+from unit.results.report.made import MACHINE, Run, make_run, make_sweep
+
+from eke.results.report.compare import config_diff as factors
+from eke.results.report.compare.load_records import gather
+from eke.results.report.compare.variants import group
+
+
+def grouped(tmp_path, runs, rows=()):
+    return group(gather([make_sweep(tmp_path, runs, rows)]).entries)
+
+
+def test_seed_and_repeat_make_no_other_configuration(tmp_path):
+    runs = [Run({"precision": p}, repeat=r, seed=s) for r in (0, 1) for s in (0, 1)
+            for p in ("fp32", "bf16")]  # fmt: skip
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == ["precision"]
+    assert [(v.label, len(v.records)) for v in variants] == [
+        ("precision=fp32", 4),
+        ("precision=bf16", 4),
+    ]
+    assert len(variants[0].sample("throughput.samples_per_s")) == 4
+
+
+def test_a_groups_option_says_what_its_keys_say(tmp_path):
+    """batch=guide sets the micro-batch: one factor, not two."""
+    runs = [
+        Run({"batch": "fixed"}, keys={"batch.per_device": 8}),
+        Run({"batch": "guide"}, keys={"batch.per_device": 4}),
+    ]
+    assert grouped(tmp_path, runs)[2] == ["batch"]
+
+
+def test_a_key_beyond_the_option_is_a_factor_of_its_own(tmp_path):
+    runs = [
+        Run({"optimizer": o}, keys={"optimizer.lr": lr})
+        for o in ("adamw", "adafactor")
+        for lr in (1e-3, 1e-4)
+    ]
+    _, _, keys = grouped(tmp_path, runs)
+    assert keys == ["optimizer", "optimizer.lr"]
+
+
+def names_of(tmp_path, *runs):
+    """Of runs that each has its model, the model's keys, and those of these that were typed."""
+    made = [
+        Run(
+            {"model": model},
+            keys={f"model.{key}": value for key, value in keys.items()},
+            overrides=(f"model={model}", *(f"model.{key}={keys[key]}" for key in typed)),
+        )
+        for model, keys, typed in runs
+    ]
+    return [variant.label for variant in grouped(tmp_path, made)[0]]
+
+
+def test_a_name_has_no_key_that_its_option_says(tmp_path):
+    """One size of GPT-2 beside two of Llama: only these are told apart by it."""
+    runs = [
+        ("tiny", {"hidden_size": 128}, []),
+        ("tiny", {"hidden_size": 64}, ["hidden_size"]),
+        ("tiny_gpt2", {"hidden_size": 128}, []),
+    ]
+    assert names_of(tmp_path, *runs) == [
+        "model=tiny model.hidden_size=128",
+        "model=tiny model.hidden_size=64",
+        "model=tiny_gpt2",
+    ]
+
+
+def test_what_was_typed_stays_in_a_name(tmp_path):
+    runs = [
+        ("tiny", {"hidden_size": 128}, []),
+        ("tiny", {"hidden_size": 64}, ["hidden_size"]),
+        ("tiny_gpt2", {"hidden_size": 32}, ["hidden_size"]),
+    ]
+    assert names_of(tmp_path, *runs)[2] == "model=tiny_gpt2 model.hidden_size=32"
+
+
+def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
+    """A checkpoint's hash beside its folder; where the folder is the same, the hash tells."""
+    a, b, b_later = ({"name_or_path": name, "content": c} for name, c in ("a1", "b2", "b3"))
+    typed = ["name_or_path"]
+    assert names_of(tmp_path / "1", ("pretrained", a, typed), ("pretrained", b, typed)) == [
+        "model.name_or_path=a",
+        "model.name_or_path=b",
+    ]
+    runs = [("pretrained", each, typed) for each in (a, b, b_later)]
+    assert names_of(tmp_path / "2", *runs)[1:] == [
+        "model.name_or_path=b model.content=2",
+        "model.name_or_path=b model.content=3",
+    ]
+
+
+def test_naming_ten_times_as_many_takes_ten_times_as_long(tmp_path, monkeypatch):
+    """Ten thousand records: a report took 27 s instead of 7 when each was compared with all."""
+    looks = {}
+    original = factors.typed_settings
+
+    def counted(overrides):
+        looks[size] = looks.get(size, 0) + 1
+        return original(overrides)
+
+    monkeypatch.setattr(factors, "typed_settings", counted)
+    for size in (20, 200):
+        runs = [Run({"precision": ("fp32", "bf16")[n % 2]}, keys={"optimizer.lr": 1e-5 * (1 + n)})
+                for n in range(size)]  # fmt: skip
+        assert len(grouped(tmp_path / str(size), runs)[0]) == size
+    assert looks[200] == pytest.approx(10 * looks[20], rel=0.2)
+
+
+def test_presentation_is_no_factor(tmp_path):
+    runs = [Run(keys={"tracker.project": name, "train.log_every": n}) for n, name in
+            enumerate(("a", "b"), 1)]  # fmt: skip
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == []
+    assert [len(v.entries) for v in variants] == [2]
+
+
+def test_two_kinds_of_machines_are_never_put_together(tmp_path):
+    other = {**MACHINE, "torch": "2.14.0"}
+    runs = [Run(repeat=0), Run(repeat=1, machine=other), Run(repeat=2)]
+    variants, machines, _ = grouped(tmp_path, runs)
+    assert [(v.machine, len(v.entries)) for v in variants] == [("A", 2), ("B", 1)]
+    assert [m.facts["torch"] for m in machines] == ["2.13.0", "2.14.0"]
+    assert variants[0].label.endswith("[A]")
+
+
+def test_another_source_of_eke_is_the_same_machine_and_is_known(tmp_path):
+    runs = [Run(repeat=0), Run(repeat=1, machine={**MACHINE, "eke_source": "b"})]
+    variants, machines, _ = grouped(tmp_path, runs)
+    assert len(variants) == 1
+    assert machines[0].sources == ("a", "b")
+
+
+def test_a_refused_cell_is_named_by_what_was_typed(tmp_path):
+    runs = [
+        Run({"precision": "fp32"}),
+        Run({"precision": "bf16"}),
+        Run({"precision": "fp8", "attention": "flash3"}, outcome="refused", reason="no"),
+    ]
+    variants, _, keys = grouped(tmp_path, runs)
+    assert keys == ["precision"]
+    assert variants[2].label == "precision=fp8 attention=flash3"
+    assert variants[0].factors == {"precision": "fp32"}
+
+
+def test_repeats_that_failed_stay_beside_those_that_did_not(tmp_path):
+    runs = [Run(repeat=0), Run(repeat=1, outcome="oom", reason="full", speed=None, loss=None),
+            Run(repeat=2, outcome="not run"), Run({"precision": "bf16"})]  # fmt: skip
+    variants, _, _ = grouped(tmp_path, runs)
+    assert variants[0].outcomes == {"ok": 1, "oom": 1, "not run": 1}
+    assert len(variants) == 2
+
+
+def test_rows_have_their_names(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "bf16"})]
+    variants, _, _ = grouped(tmp_path, runs, rows=["baseline", "half"])
+    assert [v.label for v in variants] == ["baseline", "half"]
+
+
+def test_rows_of_one_name_that_are_several_configurations_are_told_apart(tmp_path):
+    """Two searches of `eke fit`, or a named sweep of two models, under one folder."""
+    shown = [
+        (
+            "as typed",
+            Run({"model": "tiny", "attention": "eager", "precision": "fp32"}),
+            "as typed, model=tiny attention=eager",
+        ),
+        (
+            "as typed",
+            Run({"model": "tiny", "attention": "sdpa", "precision": "fp32"}),
+            "as typed, model=tiny attention=sdpa",
+        ),
+        (
+            "as typed",
+            Run({"model": "gpt2", "attention": "sdpa", "precision": "bf16"}, outcome="not run"),
+            "as typed, model=gpt2 attention=sdpa",
+        ),
+        ("half", Run({"model": "tiny", "attention": "sdpa", "precision": "bf16"}), "half"),
+    ]
+    variants, _, _ = grouped(tmp_path, [run for _, run, _ in shown], [row for row, _, _ in shown])
+    assert [variant.label for variant in variants] == [label for _, _, label in shown]
+
+
+def test_one_row_on_two_machines_has_its_own_name(tmp_path):
+    runs = [Run({"precision": "fp32"}), Run({"precision": "fp32"}, machine={"device": "another"})]
+    variants, _, _ = grouped(tmp_path, runs, ["whole", "whole"])
+    assert [variant.label for variant in variants] == ["whole [A]", "whole [B]"]
+
+
+def test_a_run_that_was_measured_again_counts_twice(tmp_path):
+    runs = [Run(speed=100.0), Run(speed=102.0)]
+    variants, _, _ = grouped(tmp_path, runs)
+    assert sorted(variants[0].sample("throughput.samples_per_s").values()) == [100.0, 102.0]
+
+
+def test_a_speed_that_neighbours_took_part_in_is_none(tmp_path):
+    variants, _, _ = grouped(tmp_path, [Run(shared=True)])
+    assert not variants[0].sample("throughput.samples_per_s")
+    assert variants[0].sample("memory.measured.peak_allocated_bytes")
+
+
+def test_numbers_that_are_none_are_absent(tmp_path):
+    odd = [float("nan"), float("inf"), 0.0, -1.0]
+    runs = [Run(repeat=n, speed=50.0, loss=value) for n, value in enumerate(odd)]
+    variants, _, _ = grouped(tmp_path, runs)
+    assert not variants[0].sample("loss.eval_final")
+
+
+def test_order_is_that_in_which_it_was_typed(tmp_path):
+    runs = [
+        Run({}, overrides=("precision=bf16", "memory=none")),
+        Run({"memory": "checkpointing", "precision": "bf16"},
+            overrides=("precision=bf16", "memory=checkpointing")),
+        Run({"precision": "bf16", "memory": "none"}, overrides=("precision=bf16", "memory=none")),
+    ]  # fmt: skip
+    assert grouped(tmp_path, runs)[2] == ["precision", "memory"]
+
+
+def test_runs_of_which_nothing_can_be_read_are_nobodys_repeats(tmp_path):
+    """Not of each other, and not of the run for which nothing was typed."""
+    make_run(tmp_path, Run(overrides=()))
+    for name in ("torn", "cut"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text("[]")
+    variants, _, _ = group(gather([tmp_path]).entries)
+    assert sorted(len(v.entries) for v in variants) == [1, 1, 1]
+    assert [v.label for v in variants if not v.records] == ["cut", "torn"]
+    reasons = {e.reason.partition(": ")[2] for v in variants for e in v.entries if not e.record}
+    assert reasons == {"not a readable record (no object)"}

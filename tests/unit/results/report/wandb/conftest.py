@@ -1,0 +1,42 @@
+"""Nobody's account, or one at a server on the loopback interface."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.results.report.wandb.runs import make_sweep, three_repeats
+from unit.results.trackers.stub import Server, serving
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path) -> Iterator[None]:
+    """No account and no server; what W&B or eke sets itself is undone."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        del os.environ[name]
+    os.environ["HOME"] = str(tmp_path)
+    os.environ["WANDB_BASE_URL"] = "http://127.0.0.1:9"  # nobody listens
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def online(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server, with the environment of a user who has an account there."""
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    monkeypatch.setenv("WANDB_API_KEY", "ab" * 20)
+    return server
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two precisions, three times each, in one group."""
+    return make_sweep(tmp_path / "runs", three_repeats())

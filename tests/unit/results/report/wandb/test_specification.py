@@ -1,0 +1,283 @@
+"""What a report at W&B holds: the same content, over keys that eke really logs."""
+
+import builtins
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.results.report.wandb.runs import SWEEP, Made, make_run, make_sweep, three_repeats
+
+from eke.cli import main
+from eke.common.errors import ConfigError
+from eke.common.paths import RunPaths
+from eke.plan.record import metrics, read_record
+from eke.results.report.compare import Comparison, compare
+from eke.results.report.wandb import texts
+from eke.results.report.wandb.keys import MAX_FACTORS, grouping
+from eke.results.report.wandb.place import Place, find_filter, find_place
+from eke.results.report.wandb.specification import dump, specification
+from eke.results.trackers import summary_values
+from eke.results.trackers.train_time import TrainTime
+from eke.results.trackers.wandb import make_config
+
+PLACE = Place("me", "eke")
+
+
+def sent(comparison: Comparison, repeats: bool = False) -> dict[str, Any]:
+    return json.loads(dump(specification(comparison, PLACE, repeats)))
+
+
+def blocks(comparison: Comparison, kind: str, repeats: bool = False) -> list[dict[str, Any]]:
+    return [b for b in sent(comparison, repeats)["spec"]["blocks"] if b["type"] == kind]
+
+
+def text_of(comparison: Comparison, repeats: bool = False) -> str:
+    return "\n".join(block["content"] for block in blocks(comparison, "markdown-block", repeats))
+
+
+def grid(comparison: Comparison) -> dict[str, Any]:
+    (found,) = blocks(comparison, "panel-grid")
+    return found["metadata"]
+
+
+def run_set(comparison: Comparison) -> dict[str, Any]:
+    (found,) = grid(comparison)["runSets"]
+    return found
+
+
+def headings(comparison: Comparison, repeats: bool = False) -> list[str]:
+    return [b["children"][0]["text"] for b in blocks(comparison, "heading", repeats)]
+
+
+def test_its_panels(sweep: Path) -> None:
+    panels = grid(compare([sweep]))["panelBankSectionConfig"]["panels"]
+    assert [panel["viewType"] for panel in panels] == [
+        "Scatter Plot", "Bar Chart", "Bar Chart", "Run History Line Plot", "Run History Line Plot",
+        "Run Comparer",
+    ]  # fmt: skip
+    scatter, speed, memory, over_steps, over_time, _ = (panel["config"] for panel in panels)
+    assert scatter["xAxis"] == "summary:peak_allocated_bytes"
+    assert scatter["yAxis"] == "summary:samples_per_s"
+    assert (speed["metrics"], memory["metrics"]) == (["samples_per_s"], ["peak_allocated_bytes"])
+    assert [over_steps["xAxis"], over_time["xAxis"]] == ["train/global_step", "train/time_s"]
+    assert over_steps["metrics"] == over_time["metrics"] == ["train/loss"]
+
+
+def test_panels_lie_side_by_side_and_not_on_each_other(sweep: Path) -> None:
+    panels = grid(compare([sweep]))["panelBankSectionConfig"]["panels"]
+    cells = [cell for panel in panels for cell in _cells(panel["layout"])]
+    assert len(cells) == len(set(cells)) == 4 * 24 * 8
+    assert max(x for x, _ in cells) == 23
+
+
+def _cells(layout: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    for x in range(layout["x"], layout["x"] + layout["w"]):
+        for y in range(layout["y"], layout["y"] + layout["h"]):
+            yield x, y
+
+
+def test_what_panels_name_is_what_a_run_logs(sweep: Path) -> None:
+    paths = RunPaths(sweep.parent / f"{0:016x}")
+    record = read_record(paths)
+    assert record is not None
+    rows, _ = metrics.read_rows(paths.metrics)
+    logged = {key for row in TrainTime(paths.metrics, 0).add(rows) for key in row}
+    logged |= set(summary_values(record))
+    for panel in grid(compare([sweep]))["panelBankSectionConfig"]["panels"]:
+        config = panel["config"]
+        axes = [config[axis] for axis in ("xAxis", "yAxis") if axis in config]
+        named = {name.removeprefix("summary:") for name in (*axes, *config.get("metrics", []))}
+        assert named <= logged, panel["viewType"]
+
+
+@pytest.mark.parametrize("key", ["precision", "optimizer.lr"])
+def test_runs_are_grouped_by_keys_that_w_and_b_has(key: str, tmp_path: Path) -> None:
+    values = ("fp32", "bf16") if key == "precision" else ("fp32", "fp32")
+    runs = [Made(value, keys={"optimizer.lr": (n + 1) * 1e-3} if "." in key else {})
+            for n, value in enumerate(values)]  # fmt: skip
+    found = compare([make_sweep(tmp_path, runs)])
+    ((section, path),) = [(g["section"], g["name"]) for g in run_set(found)["grouping"]]
+    assert section == "config"
+    assert f"config:{path}" in run_set(found)["runFeed"]["columnPinned"]
+    record = found.rows[0].variant.records[0]
+    # As the server has a run's configuration: each key at the top wrapped into `value`.
+    config = {k: {"value": v} for k, v in make_config(record.choices, record.config).items()}
+    assert _at(config, path) == ("fp32" if key == "precision" else 1e-3)
+
+
+def _at(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree[name]
+    return tree
+
+
+def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path: Path) -> None:
+    changes = {
+        "optimizer.lr": 0.125, "optimizer.weight_decay": 0.125, "train.steps": 7,
+        "batch.per_device": 3, "dataloader.num_workers": 5, "model.dropout": 0.5,
+        "model.hidden_size": 64,
+    }  # fmt: skip
+    found = compare([make_sweep(tmp_path, [Made("fp32"), Made("fp32", keys=changes)])])
+    assert len(found.factors) > MAX_FACTORS
+    assert grouping(found) == run_set(found)["grouping"] == []
+    assert len(run_set(found)["runFeed"]["columnPinned"]) > MAX_FACTORS
+
+
+def filter_of(comparison: Comparison) -> tuple[str, str, Any]:
+    (found,) = run_set(comparison)["filters"]["filters"]
+    assert found["disabled"] is False
+    return found["key"]["name"], found["op"], found["value"]
+
+
+def test_a_sweep_is_found_by_its_group(sweep: Path) -> None:
+    assert filter_of(compare([sweep])) == ("group", "=", SWEEP)
+    assert f"group {SWEEP} in project eke" in text_of(compare([sweep]))
+
+
+def test_several_sweeps_are_found_by_their_groups(tmp_path: Path) -> None:
+    one = make_sweep(tmp_path / "a", [Made("fp32", group="sweep-a")], "sweep-a")
+    other = make_sweep(tmp_path / "b", [Made("bf16", group="sweep-b")], "sweep-b")
+    assert filter_of(compare([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
+
+
+def test_a_single_run_is_found_by_its_id(tmp_path: Path) -> None:
+    make_run(tmp_path / "0123456789abcdef-2", Made("fp32", group=None))
+    assert filter_of(compare([tmp_path / "0123456789abcdef-2"])) == (
+        "name",
+        "=",
+        "0123456789abcdef-2",
+    )
+
+
+def test_a_sweep_with_a_run_of_another_is_found_by_ids(tmp_path: Path) -> None:
+    # Its record answered for this sweep's cell; at W&B it is in the group of the earlier one.
+    runs = [Made("fp32", group="sweep-earlier"), Made("bf16")]
+    found = filter_of(compare([make_sweep(tmp_path, runs)]))
+    assert found == ("name", "IN", [f"{0:016x}", f"{1:016x}"])
+
+
+@pytest.mark.parametrize("name", ["a=b", "x<y", "q'uote", 'q"uote', "b\\s", "ü"])
+def test_a_group_that_the_library_would_change_is_not_used(name: str, tmp_path: Path) -> None:
+    found = compare([make_sweep(tmp_path, [Made("fp32", group=name)], name)])
+    assert filter_of(found) == ("name", "=", f"{0:016x}")
+
+
+def test_without_a_run_there_are_no_panels(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, [])
+    content = json.loads((sweep / "sweep.json").read_text())
+    content["cells"] = [{"overrides": ["precision=fp8"], "outcome": "refused", "reason": "no fp8"}]
+    (sweep / "sweep.json").write_text(json.dumps(content))
+    found = compare([sweep])
+    assert find_filter(found) is None
+    assert blocks(found, "panel-grid") == []
+    assert "no fp8" in text_of(found)
+
+
+def test_the_words_are_those_of_the_other_formats(sweep: Path) -> None:
+    found, text = compare([sweep]), text_of(compare([sweep]))
+    assert text.startswith("**precision=bf16 is fastest: 2.19x")
+    assert "6 runs of 2 configurations: 6 ok" in text
+    assert "| precision=fp32 (baseline) | 3 | ok | 101 |" in text
+    assert "| precision=bf16 | precision=fp32 | 1 | 2.19x" in text
+    assert headings(found) == [
+        "Configurations", "Charts", "What each technique does", "Where this comes from"
+    ]  # fmt: skip
+
+
+def test_every_run_is_listed_when_asked(sweep: Path) -> None:
+    assert "Every run" in headings(compare([sweep]), repeats=True)
+    assert f"{5:016x}" in text_of(compare([sweep]), repeats=True)
+
+
+def test_long_tables_are_cut_and_say_so(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "MAX_ROWS", 1)
+    monkeypatch.setattr(texts, "MAX_SECTION_ROWS", 2)
+    text = text_of(compare([sweep]), repeats=True)
+    assert "... and 1 more rows: in report.csv" in text
+    assert "... and 4 more rows: in report.md" in text
+
+
+HOSTILE = "<script>x</script> [a](javascript:b) | `c` $d$ ~e~ *f* \\ \x00 \ud800"
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    runs = [Made("fp32", row="first"), Made("bf16", row="#" + HOSTILE)]
+    found = compare([make_sweep(tmp_path, runs)])
+    text = text_of(found)
+    assert "&lt;script&gt;x&lt;/script&gt; \\[a\\](javascript:b) \\| \\`c\\`" in text
+    assert "\\$d\\$ \\~e\\~ \\*f\\* \\\\" in text
+    assert not [part for part in ("<script", "\x00", "\ud800") if part in text]
+    assert json.dumps(sent(found)).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=="), ("", "")],
+)
+def test_a_sentence_begins_no_block(text: str, shown: str) -> None:
+    assert texts.told(text) == shown
+
+
+def test_a_title_fits(tmp_path: Path) -> None:
+    found = compare([make_sweep(tmp_path, [Made("fp32")], "s" * 200)])
+    assert len(sent(found)["displayName"]) == texts.MAX_TITLE_CHARS
+    assert sent(found)["displayName"].startswith("eke: sss")
+
+
+def test_its_place_is_that_of_the_runs(tmp_path: Path) -> None:
+    found = compare([make_sweep(tmp_path, three_repeats(project="mine"))])
+    assert find_place(found) == Place("", "mine")
+    assert find_place(found, "other", "team") == Place("team", "other")
+
+
+def test_runs_of_several_projects_need_a_word(tmp_path: Path) -> None:
+    runs = [Made("fp32", project="one"), Made("bf16", project="two")]
+    found = compare([make_sweep(tmp_path, runs)])
+    with pytest.raises(ConfigError, match="one, two") as caught:
+        find_place(found)
+    assert "--project one" in str(caught.value)
+    assert find_place(found, "two") == Place("", "two")
+
+
+def test_the_file_is_what_would_be_sent(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(sweep), "--quiet", "--formats=none", "--wandb"]) == 0
+    content = json.loads((sweep / "report.wandb.json").read_text())
+    assert content["displayName"] == f"eke: {SWEEP}"
+    assert (content["entityName"], content["projectName"]) == ("", "eke")
+    said = capsys.readouterr()
+    assert "report.wandb.json; --publish saves it" in said.out
+    assert said.err == ""
+    assert sorted(file.name for file in sweep.iterdir()) == ["report.wandb.json", "sweep.json"]
+
+
+@pytest.mark.parametrize("option", ["--wandb", "--publish"])
+def test_without_the_package(
+    option: str,
+    sweep: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("wandb_workspaces"):
+            raise ModuleNotFoundError("gone", name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert main(["report", str(sweep), "--quiet", "--formats=md", option]) == 2
+    assert capsys.readouterr().err == (
+        "--wandb needs the package wandb-workspaces, which is not installed -> "
+        'pip install "eke[report]"\n'
+    )
+    assert (sweep / "report.md").exists()  # the other files have been written
+    assert not (sweep / "report.wandb.json").exists()
+
+
+def test_a_place_without_a_report_is_told_to_be_without_effect(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(sweep), "--quiet", "--formats=none", "--project=p"]) == 0
+    assert "no effect without --wandb" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""A file `wandb/settings` in the current folder names no server, proxy or account."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from eke.cli import main
+from eke.results.trackers.registry import build_tracker
+from eke.rules.credentials import has_wandb_key
+
+from .conftest import make_folder, rows
+from .stub import Server, serving
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The current folder is one where somebody has named a server of his own."""
+    with serving() as server:
+        for folder in ("wandb", ".wandb"):
+            file = tmp_path / "here" / folder / "settings"
+            file.parent.mkdir(parents=True)
+            file.write_text(f"[default]\nbase_url = {server.url}\nentity = thief\n")
+        monkeypatch.chdir(tmp_path / "here")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.delenv("WANDB_CONFIG_DIR", raising=False)
+        yield server
+
+
+@pytest.fixture
+def own_file(online: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The server is named by the user's own file alone."""
+    monkeypatch.delenv("WANDB_BASE_URL")
+    file = tmp_path / "home" / ".config" / "wandb" / "settings"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"[default]\nbase_url = {online.url}\n")
+    return online
+
+
+def test_sync_asks_the_users_server_and_names_it_first(
+    planted: Server, own_file: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = make_folder(tmp_path / "runs", rows(1, 2))
+    assert main(["sync", str(paths.folder)]) == 0
+    assert planted.requests == []
+    assert own_file.rows
+    assert capsys.readouterr().err.splitlines()[0] == f"W&B's server: {own_file.url}"
+
+
+def test_nor_does_a_run_that_is_shown_online(
+    planted: Server, own_file: Server, make_run, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        tracker = build_tracker(make_run(mode="online"))
+        tracker.log(rows(1))
+        tracker.finish(0)
+    assert tracker.problem == ""
+    assert planted.requests == []
+    assert own_file.rows
+    assert f"W&B's server is {own_file.url}" in caplog.text
+
+
+def test_a_key_in_the_folder_is_no_key(planted: Server, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("NETRC", raising=False)
+    Path("wandb/settings").write_text("[default]\napi_key = " + "ab" * 20 + "\n")
+    assert not has_wandb_key()

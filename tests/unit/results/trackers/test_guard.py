@@ -1,0 +1,206 @@
+"""The guard: whatever a mirror does, training goes on and is told the truth afterwards."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from eke.results.trackers.async_tracker import Guard, Limits, MirrorError
+from eke.results.trackers.tracker import Row
+
+from .conftest import rows
+
+PATIENT = Limits(finish_s=10, patience_s=10)
+
+
+class Recorder:
+    """A mirror that keeps what it gets; the method named `breaks` raises `error` instead."""
+
+    def __init__(self, breaks: str = "", error: BaseException | None = None) -> None:
+        self.breaks, self.error = breaks, error
+        self.seen: list[tuple[str, object]] = []
+        self.may_open = threading.Event()
+        self.may_open.set()
+        self.pause_s = 0.0
+        self.was_killed = False
+
+    def _see(self, name: str, value: object) -> None:
+        if name == self.breaks and self.error is not None:
+            raise self.error
+        self.seen.append((name, value))
+
+    def prepare(self) -> None:
+        self._see("prepare", None)
+
+    def open(self) -> None:
+        self.may_open.wait()
+        if self.was_killed:
+            raise ConnectionResetError
+        self._see("open", None)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        time.sleep(self.pause_s)
+        self._see("log", [row["train/global_step"] for row in rows])
+
+    def summary(self, values: Row) -> None:
+        self._see("summary", values)
+
+    def close(self, exit_code: int) -> None:
+        self._see("close", exit_code)
+
+    def abandon(self) -> None:
+        self._see("abandon", None)
+
+    def kill(self) -> None:
+        self.was_killed = True
+        self.may_open.set()
+
+
+def test_everything_arrives_once_and_in_order() -> None:
+    mirror = Recorder()
+    guard = Guard(mirror, PATIENT)
+    guard.log(rows(1, 2))
+    guard.summary({"loss": 0.5})
+    guard.log(rows(3))
+    guard.finish(0)
+    guard.finish(0)
+    assert mirror.seen == [
+        ("prepare", None),
+        ("open", None),
+        ("log", [1, 2]),
+        ("summary", {"loss": 0.5}),
+        ("log", [3]),
+        ("close", 0),
+    ]
+    assert guard.problem == ""
+
+
+def test_log_returns_after_the_mirror_took_the_rows() -> None:
+    mirror = Recorder()
+    guard = Guard(mirror, PATIENT)
+    guard.log(rows(1))
+    assert ("log", [1]) in mirror.seen
+    guard.finish(0)
+
+
+def test_rows_are_copied() -> None:
+    mirror = Recorder()
+    mirror.may_open.clear()
+    guard = Guard(mirror, Limits(finish_s=10, patience_s=0))
+    buffer = rows(1)
+    guard.log(buffer)
+    buffer[0]["train/global_step"] = 99
+    buffer.clear()
+    mirror.may_open.set()
+    guard.finish(0)
+    assert ("log", [1]) in mirror.seen
+
+
+GONE, LEAVE = ConnectionResetError("gone"), SystemExit("gone")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error"),
+    [
+        *[(name, GONE) for name in ("prepare", "open", "log", "summary", "close")],
+        # What leaves on the caller's thread, in `prepare`, is the caller's affair.
+        *[(name, LEAVE) for name in ("open", "log", "summary", "close")],
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_the_first_exception_switches_the_mirror_off(
+    breaks: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = Guard(Recorder(breaks, error), PATIENT)
+    for step in (1, 2, 3):
+        guard.log(rows(step))
+        guard.summary({"loss": 1.0})
+    guard.finish(0)
+    assert f"{type(error).__name__}: gone" in guard.problem
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "training goes on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("breaks", "lost"),
+    [
+        pytest.param("prepare", "3 rows not mirrored", id="before-the-first-row"),
+        pytest.param("log", "3 rows not mirrored", id="at-the-first-row"),
+        pytest.param("close", "", id="after-the-last-row"),
+    ],
+)
+def test_lost_rows_are_counted(breaks: str, lost: str) -> None:
+    guard = Guard(Recorder(breaks, OSError("x")), PATIENT)
+    for step in (1, 2, 3):
+        guard.log(rows(step))
+    guard.finish(0)
+    assert (lost or "OSError: x (metrics.jsonl has every row)") in guard.problem
+
+
+def test_a_full_queue_drops_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    mirror = Recorder()
+    mirror.may_open.clear()
+    guard = Guard(mirror, Limits(finish_s=10, patience_s=0, num_rows=5))
+    guard.log(rows(1, 2, 3))
+    guard.log(rows(4, 5, 6))
+    guard.log(rows(7, 8))
+    guard.log(rows(9))
+    mirror.may_open.set()
+    guard.finish(0)
+    assert [value for name, value in mirror.seen if name == "log"] == [[1, 2, 3], [7, 8]]
+    assert guard.problem == "4 rows not mirrored (metrics.jsonl has every row)"
+    assert len(caplog.records) == 1
+
+
+def test_a_mirror_that_hangs_is_killed_when_its_time_is_over() -> None:
+    mirror = Recorder()
+    mirror.may_open.clear()
+    guard = Guard(mirror, Limits(finish_s=0.05, patience_s=0))
+    guard.log(rows(1, 2))
+    guard.finish(0)
+    assert mirror.was_killed
+    assert "did not finish within 0.05 s; 2 rows not mirrored" in guard.problem
+
+
+def test_a_mirror_that_was_late_is_waited_for_again_once_it_caught_up() -> None:
+    mirror = Recorder()
+    mirror.may_open.clear()
+    guard = Guard(mirror, Limits(finish_s=10, patience_s=0.2))
+    guard.log(rows(1))  # gives up on it
+    mirror.may_open.set()
+    mirror.pause_s = 0.01  # a row is seen when `log` returns only if `log` waited for it
+    for step in range(2, 100):
+        guard.log(rows(step))
+        if ("log", [step]) in mirror.seen:
+            break
+        time.sleep(5 * mirror.pause_s)  # time to catch up
+    else:
+        pytest.fail("log never waited again")
+    guard.finish(0)
+    assert guard.problem == ""
+
+
+@pytest.mark.parametrize("error", [ValueError("key s3cret!"), MirrorError("key s3cret!")], ids=repr)
+def test_a_secret_in_a_message_is_masked(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret!")
+    guard = Guard(Recorder("open", error), PATIENT)
+    guard.finish(0)
+    assert "key ***" in guard.problem
+    assert "s3cret!" not in guard.problem + caplog.text
+
+
+def test_a_password_in_a_uri_is_masked() -> None:
+    guard = Guard(Recorder("open", ValueError("no way to https://me:s3cret@host/x")), PATIENT)
+    guard.finish(0)
+    assert "https://***@host/x" in guard.problem
+
+
+def test_the_remedy_is_named() -> None:
+    limits = Limits(finish_s=10, patience_s=10, remedy="eke sync runs/1")
+    guard = Guard(Recorder("open", OSError("x")), limits)
+    guard.finish(0)
+    assert guard.problem.endswith("(metrics.jsonl has every row) -> eke sync runs/1")

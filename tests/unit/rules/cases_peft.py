@@ -1,0 +1,20 @@
+"""Cases of rules/peft.py: the command and the device that break each rule."""
+
+from unit.rules.devices import CPU
+
+from eke.hardware import Device
+
+CASES: dict[str, tuple[tuple[str, ...], Device]] = {
+    "adapted_layers_exist": (("peft=lora", "peft.target_modules=[q_proj,c_attn]"), CPU),
+    "adapters_on_random_weights": (("peft=dora",), CPU),
+    "adapter_rank_saves_nothing": (("peft=lora", "peft.r=64"), CPU),
+    "rslora_needs_rank": (("peft=lora", "peft.r=1", "peft.use_rslora=true"), CPU),
+    "adapted_layers_have_biases": (("peft=lora", "peft.bias=lora_only"), CPU),
+    "biases_of_four_bit_layers": (
+        ("model=tiny_gpt2", "peft=qlora", "peft.bias=lora_only", "precision=bf16"), CPU,
+    ),
+    "four_bit_experts_are_kept": (("model=tiny_moe", "peft=qlora"), CPU),
+}  # fmt: skip
+
+FIX_IS_WORDS: set[str] = set()
+"""Rules whose fix is no override that a test can type."""

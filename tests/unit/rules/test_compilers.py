@@ -1,0 +1,56 @@
+"""What generates code needs a compiler: of C++ for a CPU, of C for a GPU's driver of Triton."""
+
+import dataclasses
+
+import pytest
+from unit.rules.devices import CPU, V100
+
+from eke.config.compose import compose
+from eke.rules import Facts, check
+
+HERE = dataclasses.replace(V100, present=True)
+
+OVERRIDES = {
+    "compile=inductor": "inductor_needs_compiler",
+    "optimizer=adamw_torchao_8bit": "torchao_needs_compiler",
+    "attention=flex": "flex_needs_compiler",
+    "kernels=liger": "liger_needs_compiler",
+}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Rules that are broken on a machine with these programs."""
+
+    def ask(override, device, *programs, planning=False):
+        monkeypatch.setattr("shutil.which", lambda name: name if name in programs else None)
+        refused, _ = check(Facts(compose([override]).config, device, planning=planning))
+        return {problem.rule: problem for problem in refused}
+
+    monkeypatch.delenv("CC", raising=False)
+    return ask
+
+
+@pytest.mark.parametrize(("override", "rule"), OVERRIDES.items(), ids=OVERRIDES.values())
+def test_on_a_gpu_a_compiler_of_c_is_needed(override, rule, machine, monkeypatch) -> None:
+    refused = machine(override, HERE)
+    assert "no C compiler" in refused[rule].why
+    assert refused[rule].fix.endswith("apt install gcc)")
+    for compiler in ("gcc", "clang"):
+        assert rule not in machine(override, HERE, compiler)
+    assert rule in machine(override, HERE, "g++")
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert rule not in machine(override, HERE)
+
+
+@pytest.mark.parametrize(("override", "rule"), OVERRIDES.items(), ids=OVERRIDES.values())
+def test_what_runs_elsewhere_is_compiled_there(override, rule, machine) -> None:
+    assert rule not in machine(override, HERE, planning=True)
+    assert rule not in machine(override, dataclasses.replace(HERE, present=False))
+
+
+@pytest.mark.parametrize("override", ["compile=inductor", "optimizer=adamw_torchao_8bit"])
+def test_on_a_cpu_a_compiler_of_cpp_is_needed(override, machine) -> None:
+    refused = machine(override, CPU, "gcc")
+    assert "no C++ compiler" in refused[OVERRIDES[override]].why
+    assert OVERRIDES[override] not in machine(override, CPU, "g++")

@@ -1,0 +1,86 @@
+"""Where W&B's key may be; compared with what W&B itself finds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import REPO
+
+from eke.rules.credentials import has_wandb_key
+
+KEY = "ab" * 20
+ASK = (
+    "import wandb.sdk.lib.wbauth as a, wandb.sdk.wandb_setup as s; "
+    "host = s.singleton().settings.base_url; "
+    "print(bool(a.authenticate_session(host=host, source='test', prompt=False)))"
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name == "NETRC"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def netrc(host: str, password: str = KEY) -> str:
+    return f"machine {host}\n  login user\n  password {password}\n"
+
+
+CASES = {
+    "nothing": ({}, {}, False),
+    "variable": ({"WANDB_API_KEY": KEY}, {}, True),
+    "empty variable": ({"WANDB_API_KEY": ""}, {}, False),
+    "netrc": ({}, {".netrc": netrc("api.wandb.ai")}, True),
+    "netrc under the new name": ({}, {".netrc": netrc("api.forge.coreweave.com")}, True),
+    "netrc of another host": ({}, {".netrc": netrc("example.org")}, False),
+    "netrc that cannot be read": ({}, {".netrc": "machine"}, False),
+    "netrc elsewhere": ({"NETRC": "~/keys"}, {"keys": netrc("api.wandb.ai")}, True),
+    "own server": (
+        {"WANDB_BASE_URL": "http://localhost:8080"},
+        {".netrc": netrc("localhost:8080")},
+        True,
+    ),
+    "own server, key of the public one": (
+        {"WANDB_BASE_URL": "http://localhost:8080"},
+        {".netrc": netrc("api.wandb.ai")},
+        False,
+    ),
+    "own server in the settings": (
+        {},
+        {
+            ".config/wandb/settings": "[default]\nbase_url = http://localhost:8080\n",
+            ".netrc": netrc("localhost:8080"),
+        },
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_found_where_wandb_finds_it(
+    case: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables, files, expected = CASES[case]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for file, content in files.items():
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).write_text(content)
+        (home / file).chmod(0o600)
+    assert has_wandb_key() is expected
+    said = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=home)
+    assert said.stdout.strip() == str(expected), said.stderr
+
+
+def test_looking_loads_no_wandb() -> None:
+    code = (
+        "import sys; from eke.rules.credentials import has_wandb_key; has_wandb_key(); "
+        "sys.exit('wandb' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

@@ -1,0 +1,94 @@
+"""What the rules about adapters rest on, and the fix that is chosen by numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from unit.models.sizes.configs import make_config
+from unit.rules.devices import CPU, H200
+from unit.training.model.plans import hand_plan
+from unit.training.model.steps import make_inputs
+
+from eke.models.sizes import state_bytes
+from eke.rules import Facts, check
+from eke.rules.memory_techniques import first_that_fits
+from eke.training.model.model import build_model
+from eke.training.model.peft import apply_peft
+
+GIB = 2**30
+
+
+def gpu(gib):
+    """One GPU with so much memory."""
+    return replace(H200, memory_bytes=gib * GIB)
+
+
+def state_of(*overrides):
+    config = make_config(*overrides)
+    return state_bytes(config).total
+
+
+@pytest.mark.parametrize(
+    ("model", "memory", "fix"),
+    [
+        ("llama3_8b", 80, "optimizer=adafactor"),
+        ("llama3_8b", 40, "peft=lora"),
+        ("llama3_8b", 24, "peft=qlora"),
+        ("mixtral_8x7b", 140, "peft=qlora"),
+        ("mixtral_8x7b", 24, None),
+    ],
+)
+def test_the_first_saver_whose_state_fits(model, memory, fix):
+    found = first_that_fits(Facts(make_config(f"model={model}"), gpu(memory)))
+    assert (found and found.split()[0]) == fix
+    assert state_of(f"model={model}") > memory * GIB
+    if fix:
+        assert state_of(f"model={model}", fix) * 1.05 <= memory * GIB
+
+
+def test_processes_that_share_the_memory_each_have_a_copy():
+    cpu = replace(CPU, memory_bytes=33 * GIB)
+    config = make_config("model=llama3_8b")
+    assert first_that_fits(Facts(config, cpu)).startswith("peft=lora ")
+    four = replace(config.distributed, option="ddp", num_processes=4)
+    assert first_that_fits(Facts(replace(config, distributed=four), cpu)) is None
+
+
+def test_adapters_are_not_given_up_for_what_is_frozen_already():
+    config = make_config("model=llama3_8b", "peft=qlora")
+    assert first_that_fits(Facts(config, gpu(1))) is None
+
+
+def test_bitsandbytes_rounds_biases_in_the_forward_pass():
+    """Without its rule, a trained bias would change its format under the optimizer."""
+    plan = hand_plan("model=tiny_gpt2", "peft=qlora", "peft.bias=lora_only")
+    model = apply_peft(plan, build_model(plan, torch.device("cpu")))
+    biases = [p for n, p in model.named_parameters() if n.endswith(".bias") and p.requires_grad]
+    assert {b.dtype for b in biases} == {torch.float32}
+    for module in model.modules():
+        if hasattr(module, "stores_transposed"):
+            module.compute_dtype = torch.bfloat16  # as precision=bf16 sets it
+    model(**make_inputs(model.get_base_model()))
+    assert {b.dtype for b in biases} == {torch.bfloat16}
+
+
+def test_packages_of_adapters_are_named(monkeypatch):
+    absent = {"bitsandbytes"}
+    monkeypatch.setattr(
+        "eke.rules.packages.find_spec", lambda name: None if name in absent else object()
+    )
+    refused, _ = check(Facts(make_config("peft=qlora"), CPU))
+    assert [(p.rule, p.value) for p in refused] == [("package_missing", "qlora")]
+    assert "needs the package bitsandbytes" in refused[0].why
+    assert "peft=none" in refused[0].fix
+    assert check(Facts(make_config("peft=lora"), CPU))[0] == []
+
+
+def test_a_cpu_holds_all_weights_before_they_are_four_bits():
+    """8.03 B float32 parameters are 29.9 GiB, which a GPU's own memory never holds."""
+    config = make_config("model=llama3_8b", "peft=qlora")
+    cpu = replace(CPU, memory_bytes=24 * GIB)
+    refused, _ = check(Facts(config, cpu))
+    assert [p.rule for p in refused] == ["states_do_not_fit"]
+    assert "holds whole" in refused[0].why
+    assert not check(Facts(config, gpu(24), planning=True))[0]

@@ -1,0 +1,214 @@
+"""Every rule: it is found, and its fix mends it. What it is needed for: test_necessity.py."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from support import TINY
+from unit.rules.cases import CASES, FIX_IS_WORDS, TOPICS, facts_of, prepare
+from unit.rules.devices import CPU, H200
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.models.checkpoints import resolve_model
+from eke.rules import RULES, Facts, Verdict, check
+from eke.workflows import plan_for
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> Path:
+    """The surroundings some rules look at."""
+    prepare(request.node.callspec.params["rule"], tmp_path, monkeypatch)
+    return tmp_path
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_rule_is_found_and_named(rule, world) -> None:
+    refused, warned = check(facts_of(CASES[rule], world))
+    verdict = next(r for r in RULES if r.id == rule).verdict
+    found = refused if verdict is Verdict.impossible else warned
+    assert rule in {p.rule for p in found}
+    problem = next(p for p in found if p.rule == rule)
+    assert problem.why
+    assert problem.fix
+    assert problem.value
+
+
+@pytest.mark.parametrize("rule", sorted(set(CASES) - FIX_IS_WORDS))
+def test_fix_mends_it(rule, world) -> None:
+    overrides, _ = CASES[rule]
+    facts = facts_of(CASES[rule], world)
+    refused, warned = check(facts)
+    problem = next(p for p in refused + warned if p.rule == rule)
+    typed = problem.fix.split("   (")[0].split()
+    keys = {fix.split("=")[0] for fix in typed}
+    kept = [o.format(tmp=world) for o in overrides if o.split("=")[0] not in keys]
+    mended = Facts(resolve_model(compose([*kept, *typed]).config), facts.device)
+    refused, warned = check(mended)
+    assert rule not in {p.rule for p in refused + warned}
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("0.18.9", True), ("0.19.2", True), ("0.19.3", False), ("1.0", False)]
+)
+def test_the_version_from_which_frozen_weights_are_recomputed(
+    version, refused, tmp_path, monkeypatch
+) -> None:
+    """0.19.2 and 0.19.3 were run by hand (docs/lab.md)."""
+    monkeypatch.setattr("eke.rules.deepspeed.version", lambda _: version)
+    rule = "zero3_recomputes_frozen_weights"
+    found, _ = check(facts_of(CASES[rule], tmp_path))
+    assert (rule in {p.rule for p in found}) is refused
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.id for rule in RULES} == set(CASES)
+
+
+def without(rule: str) -> tuple:
+    return tuple(r for r in RULES if r.id != rule)
+
+
+def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkeypatch) -> None:
+    from eke.training.model.model import build_model
+
+    monkeypatch.setattr(
+        "eke.workflows.auto_batch.check", lambda facts: check(facts, without("t5_is_always_tied"))
+    )
+    plan = plan_for(compose([*CASES["t5_is_always_tied"][0], "hardware=cpu"]), planning=True)
+    model = build_model(plan, torch.device("meta"))
+    assert model.lm_head.weight is model.shared.weight
+    assert model.config.scale_decoder_outputs is False
+
+
+def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
+    from eke.training.model.model import build_model
+
+    composed = compose([*CASES["untied_bert_has_dead_bias"][0], *TINY, "hardware=cpu"])
+    model = build_model(plan_for(composed, planning=True), torch.device("cpu"))
+    model(input_ids=torch.full((1, 4), 9)).logits.sum().backward()
+    untrained = [name for name, p in model.named_parameters() if p.grad is None]
+    assert untrained == ["cls.predictions.bias"]
+
+
+def test_all_problems_at_once() -> None:
+    composed = compose(
+        ["optimizer.lr=-1", "model.num_attention_heads=3", "precision=tf32", "batch.target=12"]
+    )
+    refused, _ = check(Facts(composed.config, CPU))
+    assert {p.rule for p in refused} >= {
+        "limit", "heads_divide_width", "tf32_needs_ampere", "target_is_multiple",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimizer.lr=0", "above 0"),
+        ("optimizer.lr=nan", "a finite number, above 0"),
+        ("optimizer.lr=1e6", "above 0 and at most 100"),
+        ("optimizer.weight_decay=1e9", "between 0 and 100"),
+        ("optimizer.eps=2", "above 0 and at most 1"),
+        ("train.epochs=inf", "a finite number, above 0"),
+        ("optimizer.beta1=1.5", "at least 0 and below 1"),
+        ("train.steps=0", "between 1 and 1000000000"),
+        ("train.steps=1000000000000", "between 1 and 1000000000"),
+        ("optimizer.lr=inf", "a finite number, above 0 and at most 100"),
+        ("optimizer.beta2=1", "at least 0 and below 1"),
+        ("optimizer.lr=1e400", "a finite number, above 0 and at most 100"),
+        ("batch.per_device=10000000000000000", "at most 9007199254740992"),
+        ("dataloader.workers=100000", "between 0 and 256"),
+        ("train.epochs=-2", "above 0"),
+        ("batch.per_device=-8", "at least 1"),
+        ("model.dropout=2", "at least 0 and below 1"),
+        ("model.num_hidden_layers=0", "between 1 and 10000"),
+        ("seed=-1", "between 0 and 4294967295"),
+    ],
+    ids=lambda value: value,
+)
+def test_limits(override, words) -> None:
+    refused, _ = check(Facts(compose([override]).config, CPU))
+    assert [p.path for p in refused if p.rule == "limit"] == [override.split("=")[0]]
+    assert words in next(p.why for p in refused if p.rule == "limit")
+
+
+def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_for(compose(["hardware=cpu", "precision=tf32", "train.steps=0"]), planning=False)
+    assert {p.rule for p in caught.value.problems} >= {"limit", "tf32_needs_ampere"}
+
+
+@pytest.mark.parametrize("option", ["wandb", "tensorboard", "mlflow", "trackio"])
+def test_the_package_of_each_tracker_is_named(option, monkeypatch) -> None:
+    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    refused, _ = check(Facts(compose([f"tracker={option}"]).config, CPU))
+    assert [(p.rule, p.value) for p in refused] == [("package_missing", option)]
+    assert "pip install" in refused[0].fix
+    assert option in refused[0].fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "device", "fix"),
+    [
+        (
+            ("distributed=zero2", "precision=fp32", "precision.weights=bfloat16", "peft=lora"),
+            CPU,
+            "precision.weights=float32",
+        ),
+        (
+            ("attention=flash2", "precision=bf16", "precision.compute=float32"),
+            H200,
+            "precision.compute=bfloat16",
+        ),
+    ],
+    ids=["weights", "compute"],
+)
+def test_a_format_that_was_typed_by_itself_is_mended_by_itself(typed, device, fix) -> None:
+    """Another option of the group would leave the key as it was typed."""
+    problems, _ = check(Facts(compose(list(typed)).config, device))
+    assert fix in {problem.fix for problem in problems}
+    mended = compose([*(o for o in typed if fix.split("=")[0] not in o), fix]).config
+    paths = {"precision.weights", "attention"}
+    left, _ = check(Facts(mended, device))
+    assert not [p for p in left if p.path in paths and p.rule != "package_missing"]
+
+
+def test_on_a_cpu_there_are_no_graphs_that_want_one_shape() -> None:
+    typed = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction",
+             "compile=inductor", "compile.mode=reduce_overhead")  # fmt: skip
+    problems, _ = check(Facts(compose(typed).config, CPU, planning=True))
+    assert not problems
+
+
+def test_an_id_names_one_rule() -> None:
+    """Only a missing package is asked for group by group, under one id."""
+    counts = Counter(rule.id for rule in RULES)
+    assert {rule for rule, number in counts.items() if number > 1} == {"package_missing"}
+    per_topic = Counter(rule for topic in TOPICS for rule in topic.CASES)
+    assert not [rule for rule, number in per_topic.items() if number > 1]
+
+
+def test_heads_that_do_not_divide_are_one_problem(tmp_path) -> None:
+    """Of the width of such heads nothing is said: what mends it would contradict the other."""
+    odd = ("model.hidden_size=63", "model.num_attention_heads=4")
+    refused, _ = check(facts_of((odd, CPU), tmp_path))
+    assert [problem.path for problem in refused] == ["model.num_attention_heads"]
+
+
+@pytest.mark.parametrize(
+    ("files", "warned"),
+    [
+        pytest.param((), True, id="of others"),
+        pytest.param(("manifest.json", "state.json"), False, id="of eke's, trained on bytes"),
+        pytest.param(
+            ("manifest.json", "state.json", "tokenizer.json"), True, id="of eke's, on other tokens"
+        ),
+    ],
+)
+def test_a_checkpoint_that_eke_trained_on_bytes_goes_on_with_them(files, warned, tmp_path) -> None:
+    prepare("bytes_on_checkpoint", tmp_path, None)
+    for name in files:
+        (tmp_path / "model" / name).write_text("{}")
+    _, warnings = check(facts_of(CASES["bytes_on_checkpoint"], tmp_path))
+    assert ("bytes_on_checkpoint" in {each.rule for each in warnings}) is warned

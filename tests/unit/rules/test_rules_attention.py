@@ -1,0 +1,147 @@
+"""What goes wrong without the rules about attention, where it shows outside of a training."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import BloomForCausalLM
+from unit.rules.cases_attention import RAGGED, save_bloom
+from unit.rules.devices import CPU, H200
+from unit.training.model.plans import hand_plan
+
+from eke.common.errors import RunError
+from eke.config.compose import compose
+from eke.config.schema import Backend
+from eke.rules import Facts, check
+from eke.rules.attention import WIDEST_HEAD
+from eke.training.model.attention import KernelProbe
+from eke.training.model.model import build_model
+from eke.training.model.sdpa_backend import pinned_backend
+
+HALF = "precision=bf16"
+
+
+def build(*overrides: str) -> torch.nn.Module:
+    return build_model(hand_plan(*overrides), torch.device("cpu"))
+
+
+def rules_of(*overrides: str, device=H200) -> set[str]:
+    refused, warned = check(Facts(compose(list(overrides)).config, device, planning=True))
+    return {problem.rule for problem in refused + warned}
+
+
+def test_pytorch_has_no_backward_pass_of_flex_on_a_cpu() -> None:
+    query = torch.randn(1, 1, 16, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex_attention(query, query, query)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("model=tiny_gpt2", "attention=flex"), "flex_attention"),
+        (("model=tiny_t5", "task=seq2seq_lm", "attention=flash2"), "does not support Flash"),
+        (("attention=flash2",), "FlashAttention2"),
+        (("attention=flash3",), "FlashAttention3"),
+    ],
+    ids=["gpt2 has no flex", "t5 has no flash", "no package: flash2", "no package: flash3"],
+)
+def test_transformers_refuses_what_the_rules_refuse(overrides, words) -> None:
+    with pytest.raises((ValueError, ImportError), match=words):
+        build(*overrides)
+
+
+def test_transformers_refuses_what_a_class_does_not_have(tmp_path, monkeypatch) -> None:
+    save_bloom(tmp_path, monkeypatch)
+    words = "does not support an attention implementation through"
+    with pytest.raises(ValueError, match=words):
+        BloomForCausalLM.from_pretrained(tmp_path / "bloom", attn_implementation="sdpa")
+
+
+def test_flex_refuses_dropout() -> None:
+    model = build("attention=flex", "model.dropout=0.1").train()
+    with pytest.raises(ValueError, match="does not support `dropout`"):
+        model.model.layers[0].self_attn(
+            torch.randn(1, 8, 128), attention_mask=None, position_embeddings=rotary(model)
+        )
+
+
+def rotary(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    return model.model.rotary_emb(torch.randn(1, 8, 128), torch.arange(8)[None])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch 2.13 warns of a kernel's reasons
+@pytest.mark.parametrize("backend", ["mem_efficient", "cudnn"])
+def test_a_cpu_lacks_the_kernel_and_the_error_says_what_to_type(backend) -> None:
+    plan = hand_plan(f"attention.backend={backend}")
+    model = build_model(plan, torch.device("cpu"))
+    words = rf"backend = {backend}.*-> attention\.backend=auto"
+    with pytest.raises(RunError, match=words), pinned_backend(plan):
+        model(input_ids=torch.full((1, 4), 9))
+
+
+def test_another_error_is_passed_on() -> None:
+    with (
+        pytest.raises(RuntimeError, match="something else"),
+        pinned_backend(hand_plan("attention.backend=math")),
+    ):
+        raise RuntimeError("something else")
+
+
+def test_switches_are_as_before_afterwards() -> None:
+    switches = (
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.cudnn_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+    )
+    before = [switch() for switch in switches]
+    with pinned_backend(hand_plan("attention.backend=math")):
+        assert [switch() for switch in switches] == [False, False, False, True]
+    assert [switch() for switch in switches] == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rule"),
+    [
+        (("model=tiny_bert", "task=masked_lm", "model.dropout=0"), "flash_takes_no_mask"),
+        (("data.packing=padding_free",), "flash_takes_no_mask"),
+    ],
+    ids=["padded rows", "packed rows"],
+)
+def test_masks_follow_from_the_data(overrides, rule) -> None:
+    flash = (HALF, "attention.backend=flash")
+    assert rule in rules_of(*RAGGED, *overrides, *flash)
+    assert rule not in rules_of("data=synthetic", *overrides, *flash)
+    efficient = (HALF, "attention.backend=mem_efficient")
+    assert rule not in rules_of(*RAGGED, *overrides, *efficient)
+
+
+def test_padding_of_a_decoder_needs_no_mask() -> None:
+    assert not rules_of(*RAGGED, HALF, "attention.backend=flash")
+    assert not rules_of(*RAGGED, HALF, "attention=flash2")
+
+
+def test_cudnn_on_hopper_takes_wider_heads() -> None:
+    wide = ("attention.backend=cudnn", HALF, f"model.head_dim={WIDEST_HEAD[Backend.cudnn] + 8}")
+    assert "kernel_head_is_narrow" not in rules_of(*wide)
+    assert "kernel_head_is_narrow" not in rules_of("attention=eager", *wide[1:], device=CPU)
+
+
+def test_the_probe_knows_the_kernels_of_other_packages() -> None:
+    library = torch.library.Library("flash_attn", "DEF")
+    library.define("_flash_attn_forward(Tensor x) -> Tensor")
+    library.impl("_flash_attn_forward", lambda x: x + 1, "CompositeExplicitAutograd")
+    with KernelProbe() as probe:
+        torch.ops.flash_attn._flash_attn_forward(torch.ones(1))
+    assert probe.seen().attention_kernels == ("flash2",)
+    library._destroy()
+
+
+@pytest.mark.parametrize("option", ["attention=flash2", "attention=flash3", "kernels=liger"])
+def test_the_package_of_each_kernel_is_named(option, monkeypatch) -> None:
+    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    typed = [option, HALF, "tracker=none"]
+    refused, _ = check(Facts(compose(typed).config, H200))
+    (problem,) = [p for p in refused if p.rule == "package_missing"]
+    assert f"{problem.path}={problem.value}" == option
+    assert "pip install" in problem.fix

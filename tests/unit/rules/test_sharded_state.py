@@ -1,0 +1,66 @@
+"""states_do_not_fit where the state may be shared out: what it counts, and what it proposes."""
+
+import dataclasses
+
+import pytest
+from unit.rules.devices import CPU
+
+from eke.config.compose import compose
+from eke.hardware import DEVICES
+from eke.rules import Facts, check
+
+EIGHT = dataclasses.replace(DEVICES["h100"], count=8, present=True)
+RULE = "states_do_not_fit"
+
+
+def problem_of(device, *overrides):
+    """What the rule says of these overrides; None when it has nothing to say."""
+    refused, _ = check(Facts(compose(list(overrides)).config, device))
+    return next((p for p in refused if p.rule == RULE), None)
+
+
+def test_several_gpus_are_proposed_where_one_is_too_small() -> None:
+    """8.03 B float32 parameters with AdamW are 120 GiB; an eighth of that fits into 80 GiB."""
+    problem = problem_of(EIGHT, "model=llama3_8b")
+    assert problem.fix == "distributed=fsdp distributed.num_processes=8"
+    assert problem_of(EIGHT, "model=llama3_8b", *problem.fix.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides"),
+    [
+        (dataclasses.replace(EIGHT, count=1), ()),
+        (dataclasses.replace(EIGHT, memory_bytes=2**34), ("optimizer=adafactor",)),
+        (EIGHT, ("batch.per_device=3", "batch.target=12")),
+    ],
+    ids=["one GPU", "an optimizer that cannot", "a target that eight do not divide"],
+)
+def test_it_is_not_proposed_where_it_would_not_do(device, overrides) -> None:
+    problem = problem_of(device, "model=llama3_8b", *overrides)
+    assert "fsdp" not in problem.fix
+
+
+def test_the_whole_weights_must_fit_before_they_are_cut() -> None:
+    """46.7 B float32 parameters are 174 GiB, whatever the number of processes."""
+    problem = problem_of(
+        EIGHT, "model=mixtral_8x7b", "distributed=fsdp", "distributed.num_processes=8"
+    )
+    assert "173.98 GiB, which each process holds whole before" in problem.why
+    assert problem.fix.startswith("peft=qlora")
+
+
+@pytest.mark.parametrize(
+    ("gib", "strategy", "fix"),
+    [(20, "ddp", "distributed=none"), (40, "ddp", "distributed.num_processes=2"),
+     (21, "fsdp", "distributed.num_processes=4")],
+)  # fmt: skip
+def test_a_cpu_shares_its_memory_between_processes(gib, strategy, fix) -> None:
+    """1.24 B float32 parameters are 4.6 GiB, and 18.4 GiB with gradients and AdamW's moments."""
+    memory = dataclasses.replace(CPU, memory_bytes=gib * 2**30)
+    typed = ("model=llama_1b", f"distributed={strategy}", "distributed.num_processes=8")
+    problem = problem_of(memory, *typed)
+    assert problem.fix == fix
+    kept = [o for o in typed if o.split("=")[0] != fix.split("=")[0]]
+    if fix == "distributed=none":
+        kept = ["model=llama_1b"]
+    assert problem_of(memory, *kept, fix) is None

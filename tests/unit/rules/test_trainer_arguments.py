@@ -1,0 +1,130 @@
+"""`trainer.extra`: typed without `+`, checked against the installed transformers, all at once."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from eke.common.errors import ConfigError
+from eke.config.compose import compose
+from eke.config.sweep import expand
+from eke.rules.trainer_arguments import OWNED, UNREAD, read_arguments
+from eke.workflows import plan_for
+
+BASE = ("engine=trainer", "tracker=none", "hardware=cpu", "data=synthetic")
+
+
+def extra(*overrides: str) -> dict:
+    return compose([*BASE, *overrides]).config.trainer.extra
+
+
+def problems(*overrides: str):
+    with pytest.raises(ConfigError) as caught:
+        plan_for(compose([*BASE, *overrides]), planning=True)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_an_argument_is_typed_as_any_key_is(prefix) -> None:
+    assert extra(f"{prefix}trainer.extra.label_smoothing_factor=0.1") == {
+        "label_smoothing_factor": 0.1
+    }
+
+
+def test_mappings_and_several_arguments() -> None:
+    found = extra(
+        "trainer.extra={neftune_noise_alpha:5,full_determinism:true}",
+        "trainer.extra.accelerator_config={gradient_accumulation_kwargs:{sync_each_batch:true}}",
+    )
+    assert found == {
+        "neftune_noise_alpha": 5,
+        "full_determinism": True,
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    }
+    assert type(found["accelerator_config"]) is dict, "no OmegaConf behind the schema"
+
+
+def test_a_sweep_goes_over_an_argument() -> None:
+    cells = expand(["engine=trainer", "trainer.extra.neftune_noise_alpha=5,10"]).cells
+    assert [cell.overrides[1] for cell in cells] == [
+        "trainer.extra.neftune_noise_alpha=5",
+        "trainer.extra.neftune_noise_alpha=10",
+    ]
+    assert problems("trainer.extra.neftune_noise_alpha=5,10")[0].fix.startswith("python train.py")
+
+
+def test_it_is_another_run() -> None:
+    plans = [
+        plan_for(compose([*BASE, *more]), planning=True)
+        for more in ((), ("trainer.extra.full_determinism=true",))
+    ]
+    assert plans[0].run_id != plans[1].run_id
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    found = problems(
+        "trainer.extra.label_smothing_factor=0.1",
+        "trainer.extra.neftune_noise_alpha=loud",
+        "trainer.extra.full_determinism=1",
+        "trainer.extra.learning_rate=0.1",
+        "trainer.extra.push_to_hub=true",
+        "trainer.extra.ddp_bucket_cap_mb=5",
+        "trainer.extra.xyzzyx=1",
+    )
+    assert {p.path.removeprefix("trainer.extra."): p.fix for p in found} == {
+        "label_smothing_factor": "trainer.extra.label_smoothing_factor=0.1",
+        "neftune_noise_alpha": "trainer.extra.neftune_noise_alpha=null",
+        "full_determinism": "trainer.extra.full_determinism=false",
+        "learning_rate": "optimizer.lr=0.1",
+        "push_to_hub": "leave it out",
+        "ddp_bucket_cap_mb": "distributed=ddp",
+        "xyzzyx": "leave it out",
+    }
+
+
+@pytest.mark.parametrize(
+    "typed", ["~trainer.extra.debug", "trainer.extra.debug=", "trainer.extra=5"]
+)
+def test_what_is_no_value(typed) -> None:
+    assert len(problems(typed)) == 1
+
+
+def test_arguments_are_those_of_the_imported_class() -> None:
+    from transformers import TrainingArguments
+
+    real = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
+    assert set(read_arguments()) == set(real)
+    for name in ("label_smoothing_factor", "neftune_noise_alpha", "full_determinism"):
+        assert read_arguments()[name].admits(real[name].default)
+
+
+def test_types_that_are_no_plain_ones() -> None:
+    found = read_arguments()
+    assert found["debug"].kinds == ("str", "list")
+    assert found["accelerator_config"].kinds == ("str", "dict", "None")
+    assert found["save_strategy"].kinds == ("str",)
+    assert not found["max_steps"].admits(True), "a truth is no number"
+
+
+def test_the_tables_name_arguments_there_are() -> None:
+    """Older and newer transformers differ by a few, which have to be named here."""
+    others = {"warmup_ratio", "group_by_length"}
+    assert {*OWNED, *UNREAD} - set(read_arguments()) == others
+    assert not set(OWNED) & set(UNREAD)
+
+
+def test_every_key_that_decides_an_argument_exists() -> None:
+    from eke.config.compose.catalogue import make_catalogue
+
+    catalogue = make_catalogue()
+    known = {*catalogue.keys, *catalogue.options}
+    assert set(OWNED.values()) <= known
+
+
+def test_transformers_is_not_imported() -> None:
+    code = (
+        "import sys; from eke.rules.trainer_arguments import read_arguments; read_arguments();"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,97 @@
+"""Without the rules about data: what really goes wrong."""
+
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from checkpoints import LINES, make_tokenizer
+from prepared import numbered, store_of, texts_of, write_jsonl
+from unit.training.model.plans import hand_plan
+
+from eke.common.errors import ConfigError
+from eke.common.tokens import NUM_SPECIAL_TOKENS
+from eke.data.sources import lengths
+from eke.training.model.model import build_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def rows(tmp_path) -> str:
+    path = write_jsonl(tmp_path / "rows.jsonl", numbered(20, ask="why", say="so"))
+    return f"data.path={path}"
+
+
+def test_a_checkpoints_tokenizer_numbers_bytes_otherwise() -> None:
+    """Byte b of a text is token b + 8 here; not one of these words is that to the tokenizer."""
+    for line in LINES:
+        numbers = make_tokenizer()(line)["input_ids"]
+        ours = [byte + NUM_SPECIAL_TOKENS for byte in line.encode()]
+        assert len(numbers) < len(ours)
+        assert not set(ours[:1]) & set(numbers[:1])
+
+
+def test_tables_are_read_by_datasets(rows, tmp_path, monkeypatch, own_cache) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert store_of("data=jsonl", rows)
+    table = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", "c"] * 9}), table)
+    with pytest.raises(ConfigError, match="import of datasets"):
+        store_of("data=parquet", f"data.path={table}")
+
+
+def test_packed_samples_of_a_bidirectional_model_see_each_other() -> None:
+    plan = hand_plan("model=tiny_bert", "task=masked_lm", "model.dropout=0")
+    model = build_model(plan, CPU).eval()
+    first, second = torch.arange(10, 18)[None], torch.arange(30, 38)[None]
+    packed = torch.cat([first, second], dim=1)
+    positions = torch.arange(8).repeat(2)[None]
+    with torch.no_grad():
+        alone = model(input_ids=second).logits
+        together = model(input_ids=packed, position_ids=positions).logits[:, 8:]
+    assert (alone - together).abs().max() > 1e-2
+
+
+def test_a_prompt_alone_is_trained_on_as_if_it_were_the_text(rows, own_cache) -> None:
+    store = store_of("data=jsonl", rows, "data.prompt=ask")
+    assert set(texts_of(store, "train")) == {"why"}
+
+
+def test_a_translation_without_columns_has_no_target(rows, own_cache) -> None:
+    with pytest.raises(IndexError):
+        store_of("model=tiny_t5", "task=seq2seq_lm", "data=jsonl", rows)
+
+
+def test_pairs_of_a_task_without_them_are_not_read(rows, own_cache) -> None:
+    masked = ("model=tiny_bert", "task=masked_lm", "data=jsonl", rows)
+    typed, plain = (
+        store_of(*masked, *more) for more in (("data.prompt=ask", "data.response=say"), ())
+    )
+    assert typed.manifest.digest == plain.manifest.digest
+
+
+def test_every_length_is_drawn_on_its_own(monkeypatch) -> None:
+    """A million of them take seconds, a billion an hour."""
+    drawn = []
+    mix_seed = lengths.mix_seed
+    monkeypatch.setattr(lengths, "mix_seed", lambda *parts: drawn.append(parts) or mix_seed(*parts))
+    data = hand_plan("data=synthetic", "data.lengths=uniform").config.data
+    lengths.synthetic_lengths(data, data.seq_len, 0, 1000)
+    assert len(drawn) == 1000
+
+
+def test_a_stream_without_a_number_ends_before_its_first_row(tmp_path, own_cache) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for split in ("train", "test"):
+        write_jsonl(folder / f"{split}.jsonl", numbered(9))
+    typed = ("data=hub", f"data.name={folder}", "data.eval_split=test", "data.streaming=true")
+    with pytest.raises(ConfigError, match="no usable row is left"):
+        store_of(*typed)

@@ -1,0 +1,36 @@
+"""Emptying the allocator: in which steps, and on which devices."""
+
+import pytest
+import torch
+from unit.training.model.plans import hand_plan
+
+from eke.training.batches.cache_release import CacheRelease, build_cache_release
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture
+def emptied(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(True))
+    return calls
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, 6), (2, 3), (4, 1), (7, 0), (None, 0)])
+def test_every_nth_step_of_a_gpu(every, expected, emptied):
+    release = CacheRelease(every, CUDA)
+    for step in range(6):
+        release.after_forward(step)
+    assert release.calls == len(emptied) == expected
+
+
+def test_a_cpu_has_no_such_cache(emptied):
+    release = CacheRelease(1, CPU)
+    release.after_forward(0)
+    assert (release.calls, emptied) == (0, [])
+
+
+def test_the_field_says_how_often():
+    assert build_cache_release(hand_plan("memory=empty_cache"), CUDA).every == 1
+    assert build_cache_release(hand_plan("memory.empty_cache_every=5"), CUDA).every == 5
+    assert build_cache_release(hand_plan("memory=none"), CUDA).every is None

@@ -1,0 +1,62 @@
+"""The longest samples, beside those of real data: the same names, shapes and kinds of batches."""
+
+import dataclasses
+
+import pytest
+import torch
+from unit.plan.cases import SYNTHETIC, plan_of
+
+from eke.training.batches.data import build_data
+
+RAGGED = ("data.lengths=uniform",)
+
+CASES = {
+    "causal": ("model=tiny",),
+    "causal, ragged": ("model=tiny", *RAGGED),
+    "causal, packed": ("model=tiny", *RAGGED, "data.packing=on"),
+    "causal, padding-free": ("model=tiny", *RAGGED, "data.packing=padding_free"),
+    "masked": ("model=tiny_bert", "task=masked_lm"),
+    "masked, ragged": ("model=tiny_bert", "task=masked_lm", *RAGGED),
+    "classification": ("model=tiny_t5", "task=sequence_classification"),
+    "translation": ("model=tiny_t5", "task=seq2seq_lm", "task.target_len=9"),
+}
+
+
+def batches(typed, probe: bool):
+    plan = plan_of(*SYNTHETIC, *typed, "batch.per_device=4", "data.num_eval_samples=4")
+    data = build_data(dataclasses.replace(plan, probe=probe))
+    return data, next(data.train_steps(0))[0], next(data.eval_batches())
+
+
+@pytest.mark.parametrize("typed", CASES.values(), ids=CASES.keys())
+def test_a_batch_has_what_a_real_one_has_and_is_no_shorter(typed) -> None:
+    for real, trial in zip(batches(typed, False)[1:], batches(typed, True)[1:], strict=True):
+        assert real.inputs.keys() == trial.inputs.keys()
+        assert trial.num_samples == real.num_samples
+        assert trial.num_targets > 0
+        for name, tensor in trial.inputs.items():
+            assert tensor.dtype == real.inputs[name].dtype
+            assert tensor.numel() >= real.inputs[name].numel()
+
+
+def test_rows_of_unequal_length_have_a_mask_with_padding() -> None:
+    mask = batches(CASES["masked, ragged"], True)[1].inputs["attention_mask"]
+    assert mask[:, 0].all()
+    assert mask.sum() == mask.numel() - 1, "one row is one token shorter"
+
+
+def test_packed_rows_hold_two_sequences() -> None:
+    positions = batches(CASES["causal, packed"], True)[1].inputs["position_ids"]
+    assert (positions == 0).sum() == 2 * len(positions)
+
+
+def test_each_row_has_one_end_of_text_where_t5_pools() -> None:
+    ids = batches(CASES["classification"], True)[1].inputs["input_ids"]
+    assert (ids[:, -1] != ids[:, 0]).all()
+    assert torch.unique(ids[:, :-1]).numel() == 1
+
+
+def test_there_is_a_sample_for_each_step(monkeypatch) -> None:
+    data, _, _ = batches(CASES["causal"], True)
+    assert len(data.train) == data.plan.steps.num_train_samples
+    assert len(list(data.train_steps(0))) == data.plan.steps.total

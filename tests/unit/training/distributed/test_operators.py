@@ -1,0 +1,108 @@
+"""Builds of torch's extensions: nobody waits for a process that is gone."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from torch.utils import cpp_extension
+
+from eke.training.distributed import operators
+from eke.training.distributed.operators import FOLDER, Turn, build_folder, compiling
+
+HOLD = (
+    "import sys, time; from eke.training.distributed.operators import Turn; "
+    "turn = Turn(sys.argv[1]); turn.try_acquire(); print(1, flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def builder(tmp_path):
+    """A process that builds."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_torchs_own_lock_outlives_a_killed_build(tmp_path) -> None:
+    """What all of this is for: a new torch in which it is not needed fails here."""
+    lock = tmp_path / "lock"
+    code = (
+        "import os, sys; from torch.utils.file_baton import FileBaton; "
+        "FileBaton(sys.argv[1]).try_acquire(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(lock)], check=False)
+    assert lock.exists()
+    assert not cpp_extension.FileBaton(str(lock)).try_acquire()
+
+
+def test_a_killed_build_frees_its_turn(builder, tmp_path) -> None:
+    got = threading.Event()
+
+    def take() -> None:
+        turn = Turn(str(tmp_path / "lock"))
+        assert turn.try_acquire()
+        got.set()
+        turn.release()
+
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    assert not got.wait(0.2), "two built at once"
+    os.kill(builder.pid, signal.SIGKILL)
+    assert got.wait(30)
+    waiting.join()
+
+
+def test_a_left_over_file_of_torchs_keeps_nobody(tmp_path) -> None:
+    (tmp_path / "lock").touch()
+    turn = Turn(str(tmp_path / "lock"))
+    assert turn.try_acquire()
+    turn.release()
+
+
+def test_torch_is_as_before_afterwards(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    torchs = cpp_extension.FileBaton
+    with compiling("an operator"):
+        assert cpp_extension.FileBaton is Turn
+        inside = os.environ[FOLDER]
+    assert inside.startswith(f"{tmp_path}/")
+    assert cpp_extension.FileBaton is torchs
+    assert os.environ[FOLDER] == str(tmp_path)
+    monkeypatch.delenv(FOLDER)
+    with pytest.raises(ZeroDivisionError), compiling("an operator"):
+        raise ZeroDivisionError
+    assert FOLDER not in os.environ
+
+
+def test_another_processor_has_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    here = build_folder()
+    monkeypatch.setattr(operators, "cpu_name", lambda: "another one")
+    assert build_folder() != here
+
+
+def test_who_waits_is_told_what_for(tmp_path, monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr(operators, "SAY_AFTER_S", 0.01)
+    with compiling("DeepSpeed's Adam"):
+        time.sleep(0.2)
+    assert "compiling DeepSpeed's Adam in C++" in caplog.text
+    assert "ready after 0 s" in caplog.text
+
+
+def test_a_quick_load_is_silent(tmp_path, monkeypatch, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    with compiling("DeepSpeed's Adam"):
+        pass
+    assert caplog.text == ""

@@ -1,0 +1,57 @@
+"""The processes of one run: who failed, and what one process does without the others."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from eke.plan.record import Outcome
+from eke.training.distributed.ranks import ALONE, StepTotals
+from eke.training.loop.agent import culprit
+from eke.training.loop.failure import classify
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank"),
+    [
+        ({1: (5, -9)}, 1),
+        ({0: (5, 1), 1: (5, -9)}, 1),
+        ({0: (5, -9), 1: (5, 1)}, 0),
+        ({0: (5, 1), 2: (5, 1), 1: (5, 1)}, 1),
+        ({0: (5, 1), 1: (35, -9)}, 0),
+        ({3: (4, 1), 1: (5, -11)}, 3),
+    ],
+    ids=["alone", "killed", "rank 0 killed", "not rank 0", "hung, killed later", "the first"],
+)
+def test_the_rank_that_took_the_others_along(ends, rank) -> None:
+    assert culprit(ends) == rank
+
+
+def test_alone_nothing_is_sent() -> None:
+    assert not dist.is_initialized()
+    totals = StepTotals(3, 2, 1, Outcome.preempted)
+    values = torch.arange(3.0)
+    assert ALONE.totals(totals) is totals
+    assert ALONE.sum(values) is values
+    assert ALONE.tell("word") == "word"
+    assert ALONE.gather(7) == [7]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[../gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
+        RuntimeError("Timed out waiting 5000ms for recv operation to complete"),
+        dist.DistBackendError("NCCL error in: ..."),
+    ],
+    ids=["gloo", "timeout", "nccl"],
+)
+def test_losing_another_process_is_known_for_what_it_is(error) -> None:
+    outcome, failure = classify(error, "backward")
+    assert outcome is Outcome.crashed
+    assert failure.lost_contact
+    assert "another process of this run is gone, or hangs" in failure.message
+
+
+def test_an_ordinary_error_is_no_lost_contact() -> None:
+    _, failure = classify(RuntimeError("shapes do not match"), "forward")
+    assert not failure.lost_contact

@@ -1,0 +1,118 @@
+"""What the record says of adapters is read from the modules; what did not happen is told."""
+
+import pytest
+from equivalence_cases import RAGGED
+from support import TINY, last_wins
+
+from eke.training.model import peft as builders
+
+BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=3", "peft=lora")
+
+
+@pytest.fixture
+def job_of(make_plan, tmp_path):
+    """Overrides -> the job after its training."""
+    from eke.common.paths import RunPaths
+    from eke.results.trackers import TrackedRun, build_tracker
+    from eke.training.loop.engines import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
+
+    def run(*overrides, folder=tmp_path):
+        plan = make_plan(*last_wins(*BASE, *overrides))
+        tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
+        meter = Meter(HostClock(), 0, 0)
+        paths = RunPaths(folder)
+        job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
+        train(job)
+        return job
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "qlora", "ia3"])
+def test_effective_tells_what_is_there(method, job_of) -> None:
+    job = job_of(f"peft={method}")
+    found = job.effective["peft"]
+    assert job.warnings == []
+    assert found["adapted_modules"] == (2 * 3 if method == "ia3" else 2 * 7)
+    assert found["trained_parameters"] == job.plan.size.num_trained_parameters
+    assert found["magnitude_vectors"] == (14 if method == "dora" else 0)
+    assert found["four_bit_tensors"] == (14 if method == "qlora" else 0)
+    assert found["four_bit_type"] == ("nf4" if method == "qlora" else "")
+    assert 0 < found["trained_frac"] < 0.5
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
+def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) -> None:
+    job = job_of("precision=bf16_pure", "precision.master=on", f"optimizer={optimizer}")
+    assert not [warning for warning in job.warnings if "adapters" in warning]
+
+
+def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.training.observe.adapters.stepped_weights", lambda optimizer: [])
+    job = job_of("precision=bf16_pure", "precision.master=on")
+    assert any("the optimizer knows nothing of 28 adapters" in w for w in job.warnings)
+
+
+def test_nothing_is_said_of_a_model_without_adapters(job_of) -> None:
+    job = job_of("peft=none")
+    assert "peft" not in job.effective
+    assert job.warnings == []
+
+
+def test_an_adapter_that_was_not_built_is_told(job_of, monkeypatch) -> None:
+    monkeypatch.setitem(builders.BUILDERS, "lora", None)
+    job = job_of()
+    assert job.effective["peft"] == {}
+    assert any("peft=lora did not take effect: the model has none" in w for w in job.warnings)
+
+
+def test_another_method_is_told(job_of, monkeypatch) -> None:
+    def dora(plan, names, targets):
+        config = builders._lora(plan, names, targets)
+        config.use_dora = True
+        return config
+
+    monkeypatch.setitem(builders.BUILDERS, "lora", dora)
+    job = job_of()
+    assert job.effective["peft"]["magnitude_vectors"] == 14
+    assert any("the model has dora" in w for w in job.warnings)
+
+
+def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
+    monkeypatch.setattr("eke.training.model.model.quantise", lambda plan, model, device: model)
+    job = job_of("peft=qlora")
+    assert job.effective["peft"]["four_bit_tensors"] == 0
+    assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)
+
+
+def test_the_merged_model_is_written_at_the_end(job_of) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    job = job_of("peft.save_merged=true", "train.save_final=true")
+    assert {p.name for p in job.paths.merged.iterdir()} >= {"config.json", "model.safetensors"}
+    assert (job.paths.model / "adapter_config.json").is_file()
+    loaded = AutoModelForCausalLM.from_pretrained(job.paths.merged)
+    ids = torch.arange(8, 20).reshape(1, 12)
+    with torch.no_grad():
+        mine, theirs = (m.eval()(ids).logits for m in (job.bare_model.get_base_model(), loaded))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_a_run_continues_from_its_adapters_to_the_bit(job_of, tmp_path) -> None:
+    from eke.plan.record import metrics
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    more = ("train.steps=6", "schedule=constant", "peft.dropout=0.1", "train.checkpoint_every=3")
+    job_of(*more, folder=whole)
+    job_of(*last_wins(*more, "train.steps=3", "train.save_final=true"), folder=cut)
+    job_of(*more, folder=cut)
+    rows = [metrics.read_rows(f / "metrics.jsonl")[0] for f in (whole, cut)]
+    one, other = (metrics.latest(r, metrics.LOSS) for r in rows)
+    assert [r[metrics.LOSS] for r in one] == [r[metrics.LOSS] for r in other]
+    assert [r["train/grad_norm"] for r in one] == [r["train/grad_norm"] for r in other]

@@ -1,0 +1,57 @@
+"""The model card in an export."""
+
+import json
+
+import pytest
+from unit.results.report.made import Run, make_record
+
+from eke.common.paths import RunPaths
+from eke.training.loop.model_card import CARD, render_card, write_cards
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = make_record("ab12", Run(speed=12.345, loss=1.5, peak=3 * 2**20))
+    made.config["model"]["name_or_path"] = "org/base"
+    made.config["data"] = {"option": "hub", "name": "imdb"}
+    made.choices |= {"model": "pretrained", "data": "hub"}
+    return made
+
+
+def metadata(card: str) -> dict[str, object]:
+    """YAML's keys, whose values are JSON."""
+    _, head, _ = card.split("---\n")
+    pairs = (line.split(": ", 1) for line in head.splitlines())
+    return {key: json.loads(value) for key, value in pairs}
+
+
+def test_it_says_what_it_was_made_from_and_what_was_measured(record) -> None:
+    card = render_card(record)
+    assert metadata(card) == {
+        "library_name": "transformers", "base_model": "org/base", "datasets": ["imdb"]
+    }  # fmt: skip
+    for told in ("causal_lm", "hub imdb", ": 1.5", ": 12.345", "samples/s", "3.00 MiB", "ab12"):
+        assert told in card
+    assert "license" not in card.lower()
+
+
+def test_what_lies_on_this_machine_is_no_name_of_the_hub(record, tmp_path) -> None:
+    record.config["model"]["name_or_path"] = str(tmp_path)
+    record.choices |= {"data": "text", "peft": "lora"}
+    record.throughput.samples_per_s = None
+    card = render_card(record)
+    assert metadata(card) == {"library_name": "peft"}
+    assert "samples/s" not in card
+
+
+def test_each_export_has_one(record, tmp_path) -> None:
+    paths = RunPaths(tmp_path)
+    write_cards(paths, record)
+    assert not list(tmp_path.rglob(CARD))
+    export = paths.checkpoints / "step-00000004" / "model"
+    export.mkdir(parents=True)
+    paths.model.symlink_to(export.relative_to(tmp_path))
+    write_cards(paths, record)
+    assert (export / CARD).read_text() == render_card(record)
+    assert paths.model.is_symlink()

@@ -1,0 +1,150 @@
+"""What an exception that ended a run means."""
+
+import errno
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from eke.plan.record import Outcome
+from eke.training.loop.failure import Diverged, classify, is_out_of_memory
+from eke.training.loop.stop import Stopped
+
+
+def cpu_allocator_error() -> RuntimeError:
+    """torch's own: a petabyte is more than an address space holds."""
+    try:
+        torch.empty(2**50, dtype=torch.uint8)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("a petabyte was allocated")
+
+
+def no_memory() -> MemoryError:
+    try:
+        bytearray(2**62)
+    except MemoryError as error:
+        return error
+    raise AssertionError("four exabytes were allocated")
+
+
+OUT_OF_MEMORY = {
+    "cpu allocator": cpu_allocator_error(),
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    "python": no_memory(),
+    "system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "driver": RuntimeError("CUDA driver error: out of memory"),
+    "c++": RuntimeError("std::bad_alloc"),
+    "loader's shared memory": RuntimeError("unable to mmap 1024 bytes from file </torch_1>: ..."),
+    "cublas": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
+    "cusolver": RuntimeError(
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"
+    ),
+    "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "nccl": dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for "
+        "details)\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 2 'out of memory'"
+    ),
+}
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
+def test_out_of_memory_is_told_with_its_phase(error) -> None:
+    outcome, failure = classify(error, "backward")
+    assert outcome is Outcome.oom
+    assert failure.phase == "backward"
+    assert failure.message.startswith("out of memory in backward: ")
+    assert "\n" not in failure.message
+    assert type(error).__name__ in failure.traceback
+
+
+OTHERS = {
+    "shapes": RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)"),
+    "a word in a file name": FileNotFoundError(errno.ENOENT, "No such file", "out of memory.txt"),
+    "value": ValueError("out of memory is only a word here"),
+    "type": TypeError("cannot allocate memory of this type"),
+    "key": KeyError("loss"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+}
+
+
+@pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS.keys())
+def test_other_errors_are_crashes(error) -> None:
+    assert not is_out_of_memory(error)
+    outcome, failure = classify(error, "forward")
+    assert outcome is Outcome.crashed
+    assert failure.message.startswith(f"{type(error).__name__}: ")
+
+
+def test_only_the_first_line_is_the_message() -> None:
+    _, failure = classify(RuntimeError("\n  first\nsecond"), "forward")
+    assert failure.message == "RuntimeError: first"
+    assert "second" in failure.traceback
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError()], ids=["ctrl-c", "assert"])
+def test_an_error_without_words(error) -> None:
+    assert classify(error, "data")[1].message == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "why"),
+    [
+        pytest.param(errno.ENOSPC, -1, "the disk is full: free some", id="disk"),
+        pytest.param(errno.ENOSPC, 4096, "the disk is full: free some", id="disk and a limit"),
+        pytest.param(errno.EDQUOT, -1, "your quota on its disk is used up", id="quota"),
+        pytest.param(errno.EFBIG, 2048 * 1024, "more than 2048 KiB here: ulimit -f", id="ulimit"),
+        pytest.param(errno.EFBIG, -1, "its file system takes no larger files", id="file system"),
+    ],
+)
+def test_a_file_that_cannot_grow_says_why(number, limit, why, monkeypatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
+    outcome, failure = classify(OSError(number, "words", "/a/file"), "checkpoint")
+    assert outcome is Outcome.crashed, "the same command may go on, once there is room"
+    assert failure.message.startswith("/a/file: words; ")
+    assert why in failure.message
+    assert ("disk is full" in failure.message) is (number == errno.ENOSPC)
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome.cancelled, Outcome.preempted, Outcome.timeout], ids=lambda o: o.value
+)
+def test_being_stopped_keeps_its_outcome(outcome) -> None:
+    name = signal.SIGTERM.name
+    found, failure = classify(Stopped(outcome, f"{name} after step 3"), "optimizer")
+    assert found is outcome
+    assert (failure.message, failure.traceback) == (f"{name} after step 3", "")
+
+
+def test_divergence_is_no_crash() -> None:
+    outcome, failure = classify(Diverged("the loss is nan at step 7"), "optimizer")
+    assert outcome is Outcome.diverged
+    assert (failure.message, failure.traceback) == ("the loss is nan at step 7", "")
+
+
+def test_what_a_pytorch_lacks_is_told_with_the_release_that_has_it() -> None:
+    with pytest.raises(AttributeError) as caught:
+        torch._C._never_there  # noqa: B018  # raises
+    outcome, failure = classify(caught.value, "forward")
+    assert outcome is Outcome.crashed
+    assert "lacks what eke uses (torch._C._never_there); pip install torch==" in failure.message
+    assert "Traceback" in failure.traceback
+
+
+def test_where_compiled_code_is_kept_is_said_when_the_compiler_fails(monkeypatch) -> None:
+    """A file that was left empty there has been seen to end every later run."""
+    from torch._inductor.exc import InductorError  # seconds, and no other test needs it
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kept/here")
+    error = InductorError(AttributeError("module 'x' has no attribute 'y'"), None)
+    outcome, failure = classify(error, "forward")
+    assert outcome is Outcome.crashed
+    assert failure.message.startswith("InductorError: AttributeError: module 'x' has no")
+    assert "what the compiler keeps in /kept/here is damaged" in failure.message
+    assert "export TORCHINDUCTOR_CACHE_DIR=NEW_FOLDER" in failure.message
+    _, other = classify(AttributeError("another"), "forward")
+    assert "TORCHINDUCTOR" not in other.message

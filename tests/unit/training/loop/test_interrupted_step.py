@@ -1,0 +1,71 @@
+"""Being asked to stop within a step: it is given up at once, and taken again bit for bit."""
+
+import pytest
+from support import TINY, last_wins
+from trained import continue_job, steps_of
+
+from eke.common.paths import RunPaths
+from eke.plan.record import Outcome
+from eke.results.trackers.tracker import Untracked
+from eke.training.loop.engines import train
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.state import build_job
+from eke.training.loop.stop import StopFlag, Stopped
+
+TYPED = (
+    *TINY,
+    "data=synthetic",
+    "data.seq_len=8",
+    "data.num_samples=64",
+    "data.num_eval_samples=2",
+    "batch.per_device=2",
+    "batch.accumulation=4",
+    "model.dropout=0.2",
+    "train.steps=4",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+)
+
+
+def build(plan, folder):
+    folder.mkdir()
+    meter = Meter(HostClock(), 0, 0)
+    return build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+
+
+def stop_at(job, number: int) -> list[str]:
+    """Ask for a stop when forward pass `number` begins; the phases that were entered."""
+    entered: list[str] = []
+    enter = job.meter.enter
+
+    def watched(phase: str) -> None:
+        entered.append(phase)
+        if entered.count("forward") == number:
+            job.stop.outcome, job.stop.signal = Outcome.preempted, "SIGTERM"
+        enter(phase)
+
+    job.meter.enter = watched
+    return entered
+
+
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_path) -> None:
+    plan = make_plan(*last_wins(*TYPED, f"engine={engine}"))
+    whole = build(plan, tmp_path / "whole")
+    train(whole)
+    job = build(plan, tmp_path / "cut")
+    entered = stop_at(job, 2 * 4 + 2)  # the second micro-batch of the third step
+    with pytest.raises(Stopped, match="SIGTERM after step 2; checkpoint saved"):
+        train(job)
+    assert entered.count("forward") == 2 * 4 + 2, "no micro-batch began after the signal"
+    assert list(steps_of(job)) == [1, 2]
+    resumed = continue_job(job, 2, tmp_path / "resumed")
+    assert {**steps_of(job), **steps_of(resumed)} == steps_of(whole)
+
+
+def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
+    job = build(make_plan(*last_wins(*TYPED)), tmp_path / "first")
+    stop_at(job, 1)
+    with pytest.raises(Stopped, match="after step 0; nothing new to save"):
+        train(job)
+    assert not job.paths.checkpoints.exists()

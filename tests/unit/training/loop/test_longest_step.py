@@ -1,0 +1,54 @@
+"""A CPU's memory is measured in the step of the longest rows, and compared with its forecast."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support import TINY
+from trained import record_of, train_job
+
+from eke.estimate.memory.memory_history import pair_of
+from eke.plan.planner import Micro, drawn
+from eke.training.loop.results import largest
+
+TYPED = (
+    *TINY,
+    "data=synthetic",
+    "data.lengths=lognormal",
+    "data.seq_len=96",
+    "data.median_len=12",
+    "data.num_samples=64",
+    "data.num_eval_samples=2",
+    "batch.per_device=4",
+    "train.steps=14",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+)
+
+
+@pytest.mark.parametrize("more", [(), ("data.packing=padding_free",)], ids=["padded", "free"])
+def test_the_profiled_step_has_the_longest_rows(more, make_plan, tmp_path) -> None:
+    job = train_job(make_plan(*TYPED, *more), tmp_path / "run")
+    steps = list(job.data.train_steps(0))
+    tokens = [max(batch.size.tokens for batch in cut) for cut in steps]
+    assert job.longest == 1 + int(np.argmax(tokens[1:]))
+    assert job.longest > 1, "or this shows nothing"
+    assert job.profiled == max((b.size for b in steps[job.longest]), key=lambda size: size.tokens)
+    record = record_of(job)
+    measured = record.memory.measured.peak_allocated_bytes
+    assert record.memory.predicted.allocated_bytes == pytest.approx(measured, rel=0.2)
+    assert pair_of(job.plan, record).predicted == record.memory.predicted.allocated_bytes
+
+
+def test_what_is_compared_is_the_forecast_of_what_was_measured(make_plan, tmp_path) -> None:
+    job = train_job(make_plan(*TYPED), tmp_path / "run")
+    whole = record_of(job).memory.predicted.allocated_bytes
+    longest = drawn(job.plan).longest
+    job.profiled = Micro(longest.rows, longest.source // 3, longest.target // 3)
+    assert record_of(job).memory.predicted.allocated_bytes < whole
+
+
+def test_the_largest_rank_is_recorded() -> None:
+    assert largest(SimpleNamespace(peaks=[7, 13]), 7) == 13
+    assert largest(SimpleNamespace(peaks=[7, None]), 7) == 7
+    assert largest(SimpleNamespace(peaks=None), None) is None

@@ -1,0 +1,195 @@
+"""What the meter makes of notes and stamps, on a clock that tells what it is told."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from eke.plan.record import metrics
+from eke.training.loop.meter import CudaClock, HostClock, Meter, make_clock
+
+
+@dataclass
+class FakeClock:
+    """Every stamp is a number of its own; seconds between stamps come from a list of moments."""
+
+    moments: list[float]
+    taken: int = 0
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def stamp(self) -> int:
+        self.taken += 1
+        return self.taken - 1
+
+    def seconds(self, start: int, end: int) -> float:
+        self.asked.append((start, end))
+        return self.moments[end] - self.moments[start]
+
+
+ONE_STEP = [0.0, 1.0, 3.0, 7.0, 15.0]
+"""data 1 s, forward 2 s, backward 4 s, optimizer 8 s."""
+
+
+def do_step(meter: Meter, step: int = 0, phases=metrics.PHASES, loss=2.5, norm=0.5) -> None:
+    """Go through the phases of a step and end it."""
+    for phase in phases:
+        meter.enter(phase)
+    meter.end_step(step, torch.tensor(loss), torch.tensor(norm), 1e-3, 8, 256)
+
+
+def seconds_of(row: metrics.Row) -> dict[str, float]:
+    """Seconds of each phase."""
+    return {phase: row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES}
+
+
+def test_a_row_without_a_norm_has_none_and_its_neighbours_keep_theirs() -> None:
+    meter = Meter(FakeClock(ONE_STEP * 3), attempt=0, timed_from=0)
+    for step, norm in enumerate((torch.tensor(0.5), None, torch.tensor(0.75))):
+        for phase in metrics.PHASES:
+            meter.enter(phase)
+        meter.end_step(step, torch.tensor(float(step)), norm, 1e-3, 8, 256)
+    rows = meter.flush()
+    assert [row.get(metrics.GRAD_NORM) for row in rows] == [0.5, None, 0.75]
+    assert metrics.GRAD_NORM not in rows[1]
+    assert [row[metrics.LOSS] for row in rows] == [0.0, 1.0, 2.0]
+
+
+def test_a_row_says_everything_about_its_step() -> None:
+    meter = Meter(FakeClock(ONE_STEP), attempt=2, timed_from=0)
+    do_step(meter, step=6)
+    (row,) = meter.flush()
+    assert row == {
+        "train/global_step": 7,  # steps done
+        "attempt": 2,
+        "train/loss": 2.5,
+        "train/grad_norm": 0.5,
+        "train/learning_rate": 1e-3,
+        "train/step_time_s": 15.0,
+        "train/data_time_s": 1.0,
+        "train/forward_time_s": 2.0,
+        "train/backward_time_s": 4.0,
+        "train/optimizer_time_s": 8.0,
+        "train/samples": 8,
+        "train/tokens": 256,
+    }
+
+
+def test_phases_of_several_micro_batches_add_up() -> None:
+    moments = [0.0, 1.0, 3.0, 7.0, 17.0, 37.0, 40.0]
+    meter = Meter(FakeClock(moments), 0, 0)
+    do_step(meter, phases=("data", "forward", "backward", "forward", "backward", "optimizer"))
+    (row,) = meter.flush()
+    assert seconds_of(row) == {"data": 1, "forward": 2 + 10, "backward": 4 + 20, "optimizer": 3}
+    assert row[metrics.STEP_TIME] == 40
+
+
+def test_a_phase_that_was_not_entered_took_no_time() -> None:
+    meter = Meter(FakeClock([0.0, 5.0]), 0, 0)
+    do_step(meter, phases=("forward",))
+    (row,) = meter.flush()
+    assert seconds_of(row) == {"data": 0, "forward": 5, "backward": 0, "optimizer": 0}
+
+
+def test_what_happens_between_two_steps_is_in_neither() -> None:
+    meter = Meter(FakeClock([0.0, 1.0, 2.0, 3.0, 4.0, 100.0, 102.0, 104.0, 106.0, 108.0]), 0, 0)
+    do_step(meter, 0)
+    do_step(meter, 1)
+    assert [row[metrics.STEP_TIME] for row in meter.flush()] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("timed_from", "expected"),
+    [(0, [False] * 4), (2, [True, True, False, False]), (9, [True] * 4)],
+    ids=["none", "the-first-two", "all"],
+)
+def test_steps_before_timed_from_are_warm_up(timed_from, expected) -> None:
+    meter = Meter(FakeClock(list(range(20))), 0, timed_from)
+    for step in range(4):
+        do_step(meter, step)
+    rows = meter.flush()
+    assert [row.get(metrics.WARMUP) == 1 for row in rows] == expected
+    assert [metrics.WARMUP in row for row in rows] == expected  # absent, not 0
+
+
+def test_after_a_resume_warm_up_counts_from_the_first_step_of_the_attempt() -> None:
+    meter = Meter(FakeClock(list(range(20))), attempt=1, timed_from=102)
+    for step in range(100, 104):
+        do_step(meter, step)
+    assert [metrics.WARMUP in row for row in meter.flush()] == [True, True, False, False]
+
+
+def test_each_loss_and_norm_stays_with_its_step() -> None:
+    meter = Meter(FakeClock(list(range(20))), 0, 0)
+    for step in range(3):
+        do_step(meter, step, loss=float(step), norm=10.0 + step)
+    found = [(r[metrics.STEP], r[metrics.LOSS], r["train/grad_norm"]) for r in meter.flush()]
+    assert found == [(1, 0.0, 10.0), (2, 1.0, 11.0), (3, 2.0, 12.0)]
+
+
+def test_a_step_is_written_once() -> None:
+    meter = Meter(FakeClock(list(range(20))), 0, 0)
+    assert meter.flush() == []
+    do_step(meter, 0)
+    assert len(meter.flush()) == 1
+    assert meter.flush() == []
+    do_step(meter, 1)
+    assert [row[metrics.STEP] for row in meter.flush()] == [2]
+
+
+def test_a_step_that_was_broken_off_is_not_written_and_does_not_spoil_the_flush() -> None:
+    meter = Meter(FakeClock(list(range(20))), 0, 0)
+    do_step(meter, 0)
+    meter.enter("data")
+    meter.enter("forward")  # out of memory here
+    assert meter.phase == "forward"
+    assert [row[metrics.STEP] for row in meter.flush()] == [1]
+
+
+def test_the_time_is_asked_only_when_rows_are_made() -> None:
+    clock = FakeClock(ONE_STEP)
+    meter = Meter(clock, 0, 0)
+    do_step(meter)
+    assert clock.asked == []  # on a GPU, asking waits
+    meter.flush()
+    assert clock.asked == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_values_that_are_not_finite_reach_the_row_and_come_back_from_the_file(
+    value, tmp_path
+) -> None:
+    meter = Meter(FakeClock(list(range(20))), 0, 0)
+    do_step(meter, 0, loss=value)
+    do_step(meter, 1, loss=1.0, norm=value)
+    path = tmp_path / "metrics.jsonl"
+    metrics.append_rows(path, meter.flush())
+    rows, unreadable = metrics.read_rows(path)
+    assert unreadable == 0
+    found = [number for row in rows for number in (row[metrics.LOSS], row["train/grad_norm"])]
+    assert found == pytest.approx([value, 0.5, 1.0, value], nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_any_format_and_shape_are_taken(dtype) -> None:
+    meter = Meter(FakeClock(ONE_STEP), 0, 0)
+    for phase in metrics.PHASES:
+        meter.enter(phase)
+    loss = torch.tensor([1.5], dtype=dtype, requires_grad=True)
+    meter.end_step(0, loss, torch.tensor(0.25), 1e-3, 1, 1)
+    (row,) = meter.flush()
+    assert (row[metrics.LOSS], row["train/grad_norm"]) == (1.5, 0.25)
+
+
+def test_the_host_clock_runs_forward_in_seconds(monkeypatch) -> None:
+    moments = iter([10.0, 10.25])
+    monkeypatch.setattr("time.perf_counter", lambda: next(moments))
+    clock = HostClock()
+    assert clock.seconds(clock.stamp(), clock.stamp()) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"), [("cpu", HostClock), ("cuda:0", CudaClock)], ids=["cpu", "cuda"]
+)
+def test_each_device_has_its_clock(device, kind) -> None:
+    assert type(make_clock(torch.device(device))) is kind

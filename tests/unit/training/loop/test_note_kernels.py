@@ -1,0 +1,155 @@
+"""`effective` and its warnings follow what ran, not what was asked for."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support import last_wins
+
+from eke.common.paths import RunPaths
+from eke.config.schema import Attention, Backend
+from eke.results.trackers import TrackedRun, build_tracker
+from eke.training.loop.engines import train
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.state import Job, build_job
+from eke.training.loop.stop import StopFlag
+from eke.training.model import sdpa_backend as pinned
+from eke.training.model.attention import KernelProbe, Seen
+from eke.training.model.model import build_model_and_report
+from eke.training.observe.kernels import expected_kernels
+
+SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=8", "train.steps=2",
+         "batch.per_device=2", "train.save_final=false")  # fmt: skip
+
+MASKED = ("model=tiny_bert", "task=masked_lm")
+
+
+@pytest.fixture
+def trained(make_plan, tiny, tmp_path) -> Callable[..., Job]:
+    """Overrides -> the job after two steps."""
+
+    def run(*overrides: str) -> Job:
+        plan = make_plan(*last_wins(*tiny, *SHORT, *overrides))
+        tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, tmp_path, 0, plan.config.tracker)
+        paths, meter = RunPaths(tmp_path), Meter(HostClock(), 0, 0)
+        job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
+        train(job)
+        return job
+
+    return run
+
+
+def about(job: Job, word: str) -> list[str]:
+    return [warning for warning in job.warnings if word in warning]
+
+
+def test_a_pinned_kernel_is_read_from_the_step(trained) -> None:
+    job = trained("attention.backend=math")
+    assert job.effective["attention_kernels"] == ["math"]
+    assert job.effective["attention_implementation"] == "sdpa"
+    assert job.effective["loss_kernels"] == ["cross_entropy"]
+    assert not about(job, "attention")
+
+
+def test_a_kernel_that_is_not_pinned_is_warned_about(trained, monkeypatch) -> None:
+    monkeypatch.setitem(pinned.BACKENDS, Backend.math, None)
+    job = trained("attention.backend=math")
+    assert job.effective["attention_kernels"] == ["flash_cpu"]
+    assert about(job, "attention.backend=math had no effect: attention ran in flash_cpu")
+
+
+def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypatch) -> None:
+    def build_eager(plan, device):
+        model, report = build_model_and_report(plan, device)
+        model.set_attn_implementation("eager")
+        return model, report
+
+    monkeypatch.setattr("eke.training.model.trainable.build_model_and_report", build_eager)
+    job = trained("attention=sdpa")
+    assert job.effective["attention_kernels"] == ["eager"]
+    assert about(job, "attention=sdpa had no effect: the model runs eager")
+
+
+def test_a_fused_loss_is_read_from_the_step(trained) -> None:
+    job = trained("kernels=fused_linear_cross_entropy")
+    assert job.effective["loss_kernels"] == ["linear_cross_entropy"]
+    assert not about(job, "fused")
+
+
+def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
+    from eke.training.model.loss import from_logits
+
+    monkeypatch.setattr("eke.training.model.trainable.apply_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.training.loop.start.build_loss", lambda plan: from_logits)
+    job = trained("kernels=fused_linear_cross_entropy")
+    assert job.effective["loss_kernels"] == ["cross_entropy"]
+    assert about(job, "fused_linear_cross_entropy=true had no effect")
+
+
+def test_what_is_left_out_is_counted_in_the_step(trained) -> None:
+    job = trained(*MASKED, "kernels=sparse_prediction", "data.seq_len=64")
+    projected, _, of = job.effective["projected_positions"].partition(" of ")
+    assert of == "128"
+    assert 1 <= int(projected) < 64
+    assert not about(job, "sparse")
+    assert "projected_positions" not in trained(*MASKED).effective
+
+
+def test_leaving_out_next_to_nothing_is_warned_about(trained) -> None:
+    job = trained(*MASKED, "kernels=sparse_prediction", "task.mask_frac=0.99")
+    assert about(job, "sparse_prediction=true saves next to nothing")
+
+
+@pytest.mark.slow
+def test_compiled_code_is_looked_into(trained) -> None:
+    job = trained("compile=aot_eager", "attention.backend=math")
+    assert job.effective["attention_kernels"] == ["math"]
+    assert job.effective["matmul_dtypes"] == ["float32"]
+    assert "layer_calls_per_micro_batch" not in job.effective
+    assert not about(job, "had no effect")
+
+
+@pytest.mark.slow
+def test_random_numbers_that_compiled_code_draws_twice_are_looked_into(trained) -> None:
+    """Recomputed dropout runs within an operator that keeps the generator's state."""
+    job = trained(
+        "model=tiny_bert", "task=sequence_classification", "compile=aot_eager",
+        "memory=checkpointing_selective", "model.dropout=0.1", "attention=eager",
+    )  # fmt: skip
+    assert job.effective["attention_kernels"] in ([], ["eager"]), "a compiler may decompose it"
+    assert job.effective["matmul_dtypes"] == ["float32"]
+    assert not about(job, "had no effect")
+
+
+def test_an_operation_within_one_of_a_higher_order_is_seen() -> None:
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    queries = torch.ones(1, 2, 4, 8)
+    with KernelProbe() as probe:
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        run_and_save_rng_state(attend, queries, queries, queries)
+        run_and_save_rng_state(torch.ops.aten.mm.default, torch.ones(2, 2), torch.ones(2, 2))
+    seen = probe.seen()
+    assert (seen.attention_kernels, seen.num_matmuls) == (("flash_cpu",), 1)
+    assert seen.matmul_dtypes == ("float32",)
+
+
+def test_experts_are_no_eager_attention(trained) -> None:
+    job = trained("model=tiny_moe", "model.num_local_experts=2")
+    assert job.effective["attention_kernels"] == ["flash_cpu"], "the router has a softmax, too"
+    assert job.effective["experts_implementation"] == "grouped_mm"
+    assert job.effective["matmul_dtypes"] == ["float32"], "offsets of the experts are no factors"
+    assert not about(job, "attention")
+
+
+@pytest.mark.parametrize(
+    ("option", "backend", "kernels"),
+    [("sdpa", Backend.flash, {"flash", "flash_cpu"}), ("flash2", Backend.auto, {"flash2"})],
+    ids=["pinned", "package"],
+)
+def test_what_may_run_follows_from_the_option(option, backend, kernels) -> None:
+    assert expected_kernels(Attention(option, backend)) == kernels
+
+
+def test_seen_has_no_loss_kernel_where_none_ran() -> None:
+    assert Seen((), (), 0).loss_kernels == ()

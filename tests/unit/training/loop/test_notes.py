@@ -1,0 +1,213 @@
+"""What is read into `effective` follows what was built, not what was asked for."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from support import TINY, last_wins
+
+import eke.training.batches.batches as batches
+import eke.training.loop.loop as loop
+import eke.training.loop.state as job_module
+import eke.training.model.checkpointing as checkpointing
+from eke.common.paths import RunPaths
+from eke.config.schema import Checkpointing
+from eke.results.trackers.tracker import Untracked
+from eke.training.batches.cache_release import CacheRelease
+from eke.training.batches.data import Data
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.state import Job, build_job
+from eke.training.loop.stop import StopFlag
+from eke.training.observe.effects import AT_THE_END
+
+BASE = (
+    *TINY, "model=tiny", "data=synthetic", "data.seq_len=8", "data.num_samples=8",
+    "data.num_eval_samples=2", "batch.per_device=2", "train.steps=3", "train.save_final=false",
+    "train.timing_warmup_steps=2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def trained(make_plan, tmp_path):
+    """Overrides -> a job that has trained."""
+    numbers = itertools.count()
+
+    def run(*overrides: str) -> Job:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        plan, meter = make_plan(*last_wins(*BASE, *overrides)), Meter(HostClock(), 0, 0)
+        job = build_job(plan, RunPaths(folder), 0, StopFlag(), Untracked(), meter, {})
+        loop.train(job)
+        for note in AT_THE_END:
+            note(job)
+        return job
+
+    return run
+
+
+RECOMPUTED = {
+    # overrides: layer calls, layers recomputed, whether anything and linear layers were repeated
+    "none": (("memory=none",), (1.0, 0, False, False)),
+    "full": (("memory=checkpointing",), (2.0, 2, True, True)),
+    "selective": (("memory=checkpointing_selective",), (2.0, 2, True, False)),
+    "every_n": (("memory=checkpointing", "memory.every_n=2"), (1.5, 1, True, True)),
+    "accumulated": (("memory=checkpointing", "batch.accumulation=2"), (2.0, 2, True, True)),
+}
+
+
+def recomputation(job: Job) -> tuple[float, int, bool, bool]:
+    seen = job.effective
+    return (
+        seen["layer_calls_per_micro_batch"],
+        seen["layers_recomputed"],
+        seen["operations_recomputed_per_micro_batch"] > 0,
+        seen["matmuls_recomputed_per_micro_batch"] > 0,
+    )
+
+
+@pytest.mark.parametrize(("overrides", "expected"), RECOMPUTED.values(), ids=RECOMPUTED.keys())
+def test_recomputation(overrides, expected, trained) -> None:
+    job = trained(*overrides)
+    assert recomputation(job) == expected
+    assert job.warnings == []
+
+
+CORRUPTED = {
+    # what is asked for, what the builder does instead, the warning
+    "nothing for full": (("memory=checkpointing",), "off", "had no effect"),
+    "selective for full": (("memory=checkpointing",), "selective", "no matrix multiplication"),
+    "full for selective": (("memory=checkpointing_selective",), "full", "should have kept"),
+}
+
+
+@pytest.mark.parametrize(("asked", "built", "words"), CORRUPTED.values(), ids=CORRUPTED.keys())
+def test_another_checkpointing_is_noticed(asked, built, words, trained, monkeypatch) -> None:
+    wrong = checkpointing.CHECKPOINTING[Checkpointing(built)]
+    monkeypatch.setattr(checkpointing, "CHECKPOINTING", dict.fromkeys(Checkpointing, wrong))
+    job = trained(*asked)
+    assert [words in warning for warning in job.warnings] == [True]
+
+
+def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
+    find_layers = checkpointing.find_layers
+
+    def one_off(plan, model):
+        checkpointing._enable(model, {}, "full")
+        find_layers(model)[0].gradient_checkpointing = False
+
+    monkeypatch.setattr("eke.training.model.trainable.apply_checkpointing", one_off)
+    job = trained("memory=checkpointing")
+    assert job.warnings == ["memory.checkpointing repeated 1 layers instead of 2"]
+
+
+def test_a_cpu_offloads_and_empties_nothing_and_says_so(trained) -> None:
+    job = trained("memory.activation_offload=true", "memory.empty_cache_every=1")
+    assert job.effective["activation_bytes_offloaded"] == 0
+    assert job.effective["empty_cache_calls"] == 0
+    assert len(job.plan.warnings) >= 2  # rules: before the start
+
+
+def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) -> None:
+    """The host plays the GPU: its tensors count as away, and its allocator as caching."""
+    monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        job_module,
+        "build_cache_release",
+        lambda plan, device: CacheRelease(2, torch.device("cuda")),
+    )
+    job = trained("memory.activation_offload=true", "memory.empty_cache_every=2")
+    assert job.effective["activation_bytes_offloaded"] > 0
+    assert job.effective["empty_cache_calls"] == 1
+
+
+def test_loader_processes_are_counted_alive(trained) -> None:
+    job = trained("dataloader.workers=1", "dataloader.prefetch=3", "dataloader.persistent=true")
+    seen = job.effective
+    assert (seen["loader_workers"], seen["loader_batches_ahead"]) == (1, 3)
+    assert seen["loader_workers_kept"] == 1
+    assert seen["loader_pinned"] is False
+    assert job.warnings == []
+
+
+def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
+    from eke.training.batches.data import build_data
+
+    plan = make_plan(*last_wins(*BASE, "dataloader.workers=1", "dataloader.persistent=true"))
+    data = build_data(plan)
+    processes, batches = [], []
+    for _ in range(2):
+        loader = data.eval_loader()
+        batches.append([batch.labels.tolist() for batch in loader])
+        processes.append([process.pid for process in loader._iterator._workers])
+    assert processes[0] == processes[1]
+    assert batches[0] == batches[1] != []
+
+
+def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> None:
+    build = Data._loader
+
+    def in_process(data, samples, batches, persistent=False):
+        loader = build(data, samples, batches)
+        return torch.utils.data.DataLoader(
+            loader.dataset, batch_sampler=batches, collate_fn=data.collate
+        )
+
+    monkeypatch.setattr(Data, "_loader", in_process)
+    job = trained("dataloader.workers=1", "dataloader.persistent=true")
+    assert job.effective["loader_workers"] == 0
+    assert job.warnings == [
+        "dataloader.workers = 1: 0 loader processes live",
+        "dataloader.persistent had no effect: evaluation's loader processes have ended",
+    ]
+
+
+RAGGED = (
+    "data.lengths=uniform",
+    "data.min_len=2",
+    "data.seq_len=16",
+    "data.num_samples=32",
+    "train.steps=6",
+)
+
+
+@pytest.mark.parametrize("packing", ["on", "padding_free"])
+def test_sequences_that_share_a_row_are_counted(packing, trained) -> None:
+    job = trained(*RAGGED, f"data.packing={packing}", "attention=eager")
+    assert job.effective["sequences_per_row"] > 1
+    assert job.warnings == []
+    assert "sequences_per_row" not in trained(*RAGGED).effective
+
+
+def test_rows_that_nothing_shares_are_noticed(trained, monkeypatch) -> None:
+    build = batches.Collator.__call__
+
+    def one_each(collate, samples):
+        return build(dataclasses.replace(collate, padding_free=False), samples)
+
+    monkeypatch.setattr(batches.Collator, "__call__", one_each)
+    job = trained(*RAGGED, "data.packing=padding_free", "attention=eager")
+    assert "sequences_per_row" not in job.effective
+    assert job.warnings == ["data.packing=padding_free had no effect: no row held two sequences"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_model_that_is_not_compiled_is_noticed(compiled, trained, monkeypatch) -> None:
+    if not compiled:
+        monkeypatch.setattr("eke.training.loop.start.compile_model", lambda plan, model: model)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    job = trained("compile=eager")
+    said = [warning for warning in job.warnings if "compile" in warning]
+    assert said == ([] if compiled else ["compile=eager had no effect: no graph was captured"])
+
+
+@pytest.mark.slow
+def test_what_a_compiler_hides_is_said_not_to_be_looked_into(trained) -> None:
+    """Its calls of kernels are seen; a hook that counts its layers' would be compiled with it."""
+    job = trained("compile=eager", "memory=checkpointing")
+    assert job.effective["not_looked_into"] == "recomputation, fused kernels: compile=eager"
+    assert job.effective["matmul_dtypes"] == ["float32"]
+    assert "layer_calls_per_micro_batch" not in job.effective

@@ -1,0 +1,110 @@
+"""What a run says of its optimizer is read from it: another one in its place shows."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from unit.plan.cases import SYNTHETIC, plan_of
+from unit.training.model.test_optimizer import HERE
+
+from eke.models.sizes import state_bytes
+from eke.training.model.model import build_model
+from eke.training.observe.states import note_states
+from eke.training.optimizer import BUILDERS, build_optimizer
+
+
+def noted(*overrides):
+    """What the note says after a step, and its warnings."""
+    plan = plan_of(*SYNTHETIC, *overrides)
+    model = build_model(plan, torch.device("cpu"))
+    optimizer = build_optimizer(plan, model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    warnings: list[str] = []
+    job = SimpleNamespace(
+        plan=plan, optimizer=optimizer, parameters=list(model.parameters()), effective={},
+        warn=warnings.append,
+    )  # fmt: skip
+    note_states(job)
+    return job.effective, warnings, plan
+
+
+EXPECTED = {
+    "adamw": ("AdamW", "torch"),
+    "adamw_foreach": ("AdamW", "torch"),
+    "adamw_8bit": ("AdamW8bit", "bitsandbytes"),
+    "lion": ("Lion", "bitsandbytes"),
+    "lion_8bit": ("Lion8bit", "bitsandbytes"),
+    "muon": ("Muon+AdamW", "torch"),
+    "schedule_free": ("AdamWScheduleFree", "schedulefree"),
+    "galore": ("AdamW", "galore_torch"),
+    "apollo": ("AdamW", "apollo_torch"),
+    "adafactor": ("Adafactor", "transformers"),
+    "sgd": ("SGD", "torch"),
+}
+
+
+@pytest.mark.parametrize("option", EXPECTED)
+def test_the_optimizer_is_named_and_its_bytes_are_those_that_were_predicted(option) -> None:
+    found, warnings, plan = noted(f"optimizer={option}")
+    assert (found["optimizer"], found["optimizer_library"]) == EXPECTED[option]
+    assert found["optimizer_state_bytes"] == state_bytes(plan.config).optimizer
+    assert sum(found["optimizer_parameters"]) == plan.size.num_parameters
+    assert warnings == []
+
+
+@pytest.mark.parametrize("option", sorted({*HERE, "adamw_bf16_sr"} - set(EXPECTED)))
+def test_the_rest_is_covered_elsewhere_or_says_that_it_had_no_effect(option, monkeypatch) -> None:
+    monkeypatch.setitem(BUILDERS, "adamw_bf16_sr", BUILDERS["adamw"])
+    _, warnings, _ = noted(f"optimizer={option}")
+    without_effect = {"paged_adamw_8bit", "adamw_bf16_sr"}
+    assert len(warnings) == (option in without_effect)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["adamw_8bit", "lion_8bit", "adamw_torchao_8bit", "adamw_torchao_4bit", "galore", "apollo"],
+)
+def test_a_builder_that_makes_something_else_is_found_out(option, monkeypatch) -> None:
+    def plain(plan, groups):
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    monkeypatch.setitem(BUILDERS, option, plain)
+    found, warnings, _ = noted(f"optimizer={option}")
+    assert (found["optimizer"], found["optimizer_library"]) == ("SGD", "torch")
+    assert found["optimizer_quantised_frac"] == found["optimizer_projected_frac"] == 0
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"optimizer={option} had no effect: no state is ")
+
+
+@pytest.mark.parametrize("option", sorted(set(BUILDERS) - {"paged_adamw_8bit"}))
+def test_another_optimizer_in_its_place_is_warned_about(option, monkeypatch) -> None:
+    def other(plan, groups):
+        kind = torch.optim.AdamW if option == "sgd" else torch.optim.SGD
+        return kind(groups, lr=0.1)
+
+    monkeypatch.setitem(BUILDERS, option, other)
+    _, warnings, _ = noted(f"optimizer={option}")
+    assert len(warnings) == 1, warnings
+    assert warnings[0].startswith(f"optimizer={option} had no effect: ")
+
+
+@pytest.mark.parametrize("option", ["adamw_forloop", "adamw_foreach", "adamw_fused"])
+def test_another_loop_over_the_weights_is_warned_about(option, monkeypatch) -> None:
+    other = {"foreach": True} if option == "adamw_fused" else {"fused": True}
+    monkeypatch.setitem(BUILDERS, option, lambda _, groups: torch.optim.AdamW(groups, **other))
+    found, warnings, _ = noted(f"optimizer={option}")
+    (built,) = other
+    assert found["optimizer_implementation"] == built
+    assert warnings == [f"optimizer={option} had no effect: the implementation is {built}"]
+
+
+def test_shares_are_those_of_the_real_tensors() -> None:
+    found, _, plan = noted("optimizer=adamw_8bit")
+    embedding = plan.config.model.vocab_size * plan.config.model.hidden_size
+    vectors = 128 * (2 * 4 + 1)
+    quantised = plan.size.num_parameters - embedding - vectors
+    assert found["optimizer_quantised_frac"] == pytest.approx(quantised / plan.size.num_parameters)
+    projected, _, _ = noted("optimizer=galore")
+    assert projected["optimizer_projected_frac"] == found["optimizer_quantised_frac"]

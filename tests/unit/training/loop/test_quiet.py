@@ -1,0 +1,74 @@
+"""Nothing but eke's own words in a log, and no library imported for nothing."""
+
+import logging
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from support import environment
+from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
+
+from eke.training.loop.silence_libraries import TALKERS, quiet_imports, quiet_libraries
+
+SAVE = """
+import sys
+from pathlib import Path
+from eke.training.loop.worker import set_up_output
+set_up_output()
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+from accelerate.utils import other
+from eke.training.model.export import save_pretrained
+logging.disable_progress_bar()
+size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+save_pretrained(LlamaForCausalLM(LlamaConfig(vocab_size=16, **size)), Path(sys.argv[1]))
+assert "torchao" in sys.modules, "what talks was not even imported"
+assert "deepspeed" not in sys.modules
+assert other.is_deepspeed_available(), "it is there again for who asks for it"
+"""
+
+
+@pytest.fixture
+def levels():
+    """The levels of before."""
+    loggers = [logging.getLogger(name) for name in TALKERS]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (find_spec("torchao") and find_spec("deepspeed")), reason="the extras that talk"
+)
+def test_a_model_is_built_and_saved_without_a_word(tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAVE, str(tmp_path / "model")],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_errors_are_still_heard(levels, caplog) -> None:
+    quiet_imports()
+    for name in TALKERS:
+        logging.getLogger(name).warning("nobody can act on this")
+        logging.getLogger(name).error("%s is broken", name)
+    assert [r.getMessage() for r in caplog.records] == [f"{name} is broken" for name in TALKERS]
+
+
+@pytest.mark.parametrize(("device", "told"), [(CPU, "cpu"), (GPU, None)], ids=["cpu", "gpu"])
+def test_deepspeed_is_told_of_a_cpu_alone(device, told, monkeypatch, levels) -> None:
+    import os
+    import warnings
+
+    environ: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environ)
+    with warnings.catch_warnings():
+        quiet_libraries(plan_of(*SYNTHETIC, device=device))
+    assert environ.get("DS_ACCELERATOR") == told

@@ -1,0 +1,143 @@
+"""The record of an attempt: from rows and running objects, with nothing that was not measured."""
+
+import dataclasses
+
+import pytest
+import torch
+from support import TINY, last_wins
+from unit.plan.cases import plan_of
+from unit.plan.record.samples import eval_row, step_row
+
+from eke.common.paths import RunPaths
+from eke.plan.record import Failure, Outcome, metrics, read_record, write_record
+from eke.training.loop.results import effective, make_record, measured_memory
+
+OVERRIDES = last_wins(
+    *TINY,
+    "data=synthetic",
+    "data.seq_len=16",
+    "data.num_samples=16",
+    "data.num_eval_samples=4",
+    "batch.per_device=4",
+    "train.steps=4",
+    "train.timing_warmup_steps=2",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_of(*OVERRIDES, "precision=fp16")
+
+
+@pytest.fixture(scope="module")
+def job(plan, tmp_path_factory):
+    """A real training of four steps."""
+    from eke.results.trackers import TrackedRun, build_tracker
+    from eke.training.loop.loop import train
+    from eke.training.loop.meter import HostClock, Meter
+    from eke.training.loop.state import build_job
+    from eke.training.loop.stop import StopFlag
+
+    folder = tmp_path_factory.mktemp("run")
+    tracker = build_tracker(
+        TrackedRun("0" * 16, "", None, (), "", {}, {}, folder, 0, plan.config.tracker)
+    )
+    meter = Meter(HostClock(), 0, 0)
+    job = build_job(plan, RunPaths(folder), 0, StopFlag(), tracker, meter, {"empty": 5})
+    train(job)
+    return job
+
+
+def test_a_finished_attempt(job, plan) -> None:
+    record = make_record(plan, job.paths, 0, Outcome.ok, None, job)
+    assert (record.outcome, record.exit_code, record.steps_done) == ("ok", 0, 4)
+    assert record.timing.steady_step_s.n == 2
+    assert len(record.timing.warmup_steps_s) == 2
+    assert record.timing.eval_s == job.eval_s > 0
+    assert record.timing.compile_s is None
+    assert record.environment["host"]
+    rows, _ = metrics.read_rows(job.paths.metrics)
+    last = metrics.latest(rows, metrics.LOSS)[-1]
+    assert record.loss.train_final == last[metrics.LOSS]
+    write_record(job.paths, record)
+    assert read_record(job.paths).effective == record.effective
+
+
+def test_memory_is_what_was_measured(job) -> None:
+    memory = measured_memory(job)
+    parameters = sum(p.numel() for p in job.parameters)
+    assert memory.peak_allocated_bytes == job.profiled_peak > 16 * parameters
+    assert memory.peak_reserved_bytes is None, "a CPU reserves nothing"
+    assert memory.process_peak_bytes > memory.peak_allocated_bytes
+    assert memory.stages["empty"] == 5
+    assert "CPU tensor allocator" in memory.basis
+
+
+def test_what_ran_is_read_from_the_running_objects(job) -> None:
+    seen = effective(job)
+    assert seen["device"] == "cpu"
+    assert "float16" in seen["matmul_dtypes"]
+    assert seen["loss_scale"] == job.formats.scaler.get_scale()
+    assert seen["optimizer"] == "AdamW"
+    assert "compile" not in seen
+    assert "loss_scale" not in job.effective, "reading adds nothing to the job"
+
+
+def test_no_scale_without_a_scaler(job) -> None:
+    unscaled = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=None))
+    assert "loss_scale" not in effective(unscaled)
+
+
+class Unreadable:
+    """A loss scaler on a GPU whose context an error has ended: nothing can be read there."""
+
+    def get_scale(self) -> float:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_a_scale_that_cannot_be_read_costs_no_record(job, plan) -> None:
+    ended = dataclasses.replace(job, formats=dataclasses.replace(job.formats, scaler=Unreadable()))
+    failure = Failure("forward", "AcceleratorError: CUDA error: device-side assert triggered")
+    record = make_record(plan, job.paths, 0, Outcome.crashed, failure, ended)
+    assert (record.outcome, record.failure, record.steps_done) == ("crashed", failure, 4)
+    assert "loss_scale" not in record.effective
+    assert record.effective["skipped_steps"] == 0
+
+
+def test_warnings_of_the_run_follow_those_of_the_plan(job, plan) -> None:
+    warned = dataclasses.replace(job, warnings=["no effect"])
+    planned = dataclasses.replace(plan, warnings=("careful",))
+    record = make_record(planned, job.paths, 0, Outcome.ok, None, warned)
+    assert record.warnings == ["careful", "no effect"]
+
+
+def test_an_attempt_that_died_while_building(plan, tmp_path) -> None:
+    failure = Failure("build", "RuntimeError: no GPU", "Traceback ...")
+    record = make_record(plan, RunPaths(tmp_path), 0, Outcome.crashed, failure, None)
+    assert (record.outcome, record.steps_done, record.failure) == ("crashed", 0, failure)
+    assert record.memory.measured is None
+    assert record.effective == {}
+    assert record.timing.eval_s is None
+
+
+def test_torn_lines_are_reported(plan, tmp_path) -> None:
+    paths = RunPaths(tmp_path)
+    metrics.append_rows(paths.metrics, [eval_row(0, 5.0), step_row(1)])
+    with open(paths.metrics, "ab") as file:
+        file.write(b'{"train/loss": 1')
+    record = make_record(plan, paths, 0, Outcome.preempted, None, None)
+    assert record.warnings == ["1 torn lines in metrics.jsonl, from a kill"]
+    assert record.steps_done == 1
+
+
+def test_a_compiler_that_counts_otherwise_loses_no_record(job, plan, monkeypatch) -> None:
+    """What a newer PyTorch may do to a run that has trained to its end."""
+    compiled = dataclasses.replace(plan.config, compile=plan_of("compile=inductor").config.compile)
+    own = dataclasses.replace(job, plan=dataclasses.replace(plan, config=compiled), warnings=[])
+    monkeypatch.delattr("torch._dynamo.utils.get_compilation_metrics")
+    record = make_record(own.plan, own.paths, 0, Outcome.ok, None, own)
+    assert record.outcome == "ok"
+    assert "compile" not in record.effective
+    assert any("what was compiled is not known: torch" in each for each in record.warnings)

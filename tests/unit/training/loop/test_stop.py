@@ -1,0 +1,169 @@
+"""Signals become a request to stop; a dead supervisor is a signal, too."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import environment
+
+CHILD = """
+import os, signal, sys
+from eke.training.loop.stop import StopFlag
+flag = StopFlag()
+flag.listen()
+assert flag.outcome is None
+print("ready", flush=True)
+sys.stdin.read()
+print(flag.outcome.value, flag.signal)
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    """A process that listens, waits for the end of its input, and tells what it heard."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env=environment(tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (signal.SIGINT, "cancelled"),
+        (signal.SIGTERM, "preempted"),
+        (signal.SIGUSR1, "timeout"),
+        (signal.SIGUSR2, "timeout"),
+    ],
+    ids=["ctrl-c", "sigterm", "usr1", "usr2"],
+)
+def test_a_signal_is_a_request_with_a_meaning(number, outcome, child) -> None:
+    child.send_signal(number)
+    out, _ = child.communicate("")
+    assert out == f"{outcome} {number.name}\n"
+    assert child.returncode == 0, "the process goes on until it looks"
+
+
+def test_the_first_signal_counts() -> None:
+    from eke.training.loop.stop import StopFlag
+
+    flag = StopFlag()
+    flag._on_signal(signal.SIGUSR1, None)
+    flag._on_signal(signal.SIGINT, None)
+    assert (flag.outcome.value, flag.signal) == ("timeout", "SIGUSR1")
+
+
+def test_making_a_flag_touches_no_handler() -> None:
+    from eke.training.loop.stop import StopFlag
+
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert StopFlag().outcome is None
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+ORPHAN = """
+import os, signal, sys
+from eke.training.loop.stop import StopFlag, stop_with_supervisor
+flag = StopFlag()
+flag.listen()
+stop_with_supervisor()
+print(os.getpid(), flush=True)
+while flag.outcome is None:
+    signal.pause()
+open(sys.argv[1], "w").write(flag.outcome.value)
+print("stopped", flush=True)
+"""
+
+SUPERVISOR = """
+import os, subprocess, sys
+variables = {**os.environ, "EKE_SUPERVISOR": str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], env=variables).wait()
+"""
+
+
+def test_the_death_of_the_supervisor_asks_to_stop(tmp_path) -> None:
+    told = tmp_path / "outcome"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(told), ORPHAN],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    worker = int(supervisor.stdout.readline())
+    supervisor.kill()
+    supervisor.wait()
+    try:
+        # The pipe is the worker's, too: this waits for its word, without a clock.
+        assert supervisor.stdout.readline() == "stopped\n"
+    finally:
+        supervisor.stdout.close()
+        if os.path.exists(f"/proc/{worker}") and not told.exists():
+            os.kill(worker, signal.SIGKILL)
+    assert told.read_text() == "preempted"
+
+
+LATE = """
+import os, sys, time
+while os.getppid() == int(os.environ["EKE_SUPERVISOR"]):
+    time.sleep(0.001)  # imports, in which the supervisor dies
+""" + ORPHAN.replace("while flag.outcome is None:", "if flag.outcome is None:")
+
+
+def test_a_supervisor_that_died_during_the_imports_asks_to_stop(tmp_path) -> None:
+    """The kernel tells nobody of a parent that was gone before it was asked."""
+    told = tmp_path / "outcome"
+    leave = SUPERVISOR.replace(".wait()", "")
+    subprocess.run(
+        [sys.executable, "-c", leave, str(told), "import signal; signal.alarm(60)" + LATE],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        check=True,
+    )  # the pipe is the worker's, too: this waits for its end
+    assert told.read_text() == "preempted"
+
+
+RANK = """
+import os, signal, time
+signal.alarm(60)
+while os.getppid() == int(os.environ["EKE_AGENT"]):
+    time.sleep(0.001)
+from eke.training.loop.stop import stop_with_supervisor
+stop_with_supervisor()
+print("trains on unseen", flush=True)
+"""
+
+
+def test_a_rank_whose_agent_died_during_the_imports_is_killed(tmp_path) -> None:
+    agent = SUPERVISOR.replace("EKE_SUPERVISOR", "EKE_AGENT").replace(".wait()", "")
+    ended = subprocess.run(
+        [sys.executable, "-c", agent, "", RANK],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == ""
+
+
+def test_without_a_supervisor_nothing_is_asked_for(monkeypatch) -> None:
+    """A hand-started worker, and one whose variable names a process that is not its parent."""
+    import ctypes
+
+    from eke.training.loop.stop import stop_with_supervisor
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: pytest.fail("the kernel was asked"))
+    monkeypatch.delenv("EKE_SUPERVISOR", raising=False)
+    stop_with_supervisor()
+    monkeypatch.setenv("EKE_SUPERVISOR", str(os.getpid()))
+    stop_with_supervisor()
+    monkeypatch.setenv("EKE_SUPERVISOR", "no number")
+    stop_with_supervisor()

@@ -1,0 +1,274 @@
+"""engine=trainer: what Trainer is told, what the record says of it, and how it ends."""
+
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from support import DIVERGES, TINY, last_wins
+
+from eke.common.errors import RunError
+from eke.common.paths import RunPaths
+from eke.plan.record import Outcome, metrics
+from eke.results.trackers.tracker import Untracked
+from eke.training.loop.engines import ENGINES
+from eke.training.loop.failure import Diverged
+from eke.training.loop.loop import train
+from eke.training.loop.meter import HostClock, Meter
+from eke.training.loop.state import build_job
+from eke.training.loop.stop import StopFlag, Stopped
+from eke.training.loop.trainer_engine.arguments import build_arguments, render_arguments
+from eke.training.model.loss_head import loss_head
+
+BASE = (
+    *TINY,
+    "engine=trainer",
+    "data=synthetic",
+    "data.seq_len=8",
+    "data.num_samples=10",
+    "data.num_eval_samples=2",
+    "batch.per_device=2",
+    "batch.accumulation=2",
+    "train.steps=9",
+    "train.timing_warmup_steps=2",
+    "train.checkpoint_every=null",
+    "train.save_final=false",
+    "train.log_every=1",
+)
+
+
+@pytest.fixture
+def job_of(make_plan, tmp_path):
+    """Overrides -> a job in one and the same folder; None of its steps taken."""
+
+    def make(*overrides: str, attempt: int = 0):
+        plan = make_plan(*last_wins(*BASE, *overrides))
+        meter = Meter(HostClock(), attempt, 0)
+        return build_job(plan, RunPaths(tmp_path), attempt, StopFlag(), Untracked(), meter, {})
+
+    return make
+
+
+def run(job):
+    ENGINES[job.plan.config.engine.option](job)
+    return job
+
+
+def rows_of(job) -> list[dict]:
+    return metrics.latest(metrics.read_rows(job.paths.metrics)[0], metrics.LOSS)
+
+
+def curve(job) -> list[tuple[float, float, float]]:
+    names = (metrics.LOSS, "train/grad_norm", "train/learning_rate")
+    return [tuple(row[name] for name in names) for row in rows_of(job)]
+
+
+def test_the_plan_in_trainers_words(make_plan, tmp_path) -> None:
+    plan = make_plan(*BASE, "train.max_grad_norm=null", "trainer.extra.neftune_noise_alpha=5")
+    told = render_arguments(plan, RunPaths(tmp_path))
+    assert told["gradient_accumulation_steps"] == 2
+    assert told["per_device_train_batch_size"] == 2
+    assert told["max_steps"] == 9
+    assert told["max_grad_norm"] == 0.0, "Trainer's way to say: do not clip"
+    assert told["neftune_noise_alpha"] == 5
+    assert told["use_cpu"] is True
+
+
+def test_what_trainer_itself_refuses_is_told(make_plan, tmp_path) -> None:
+    plan = make_plan(*BASE, "trainer.extra.debug=nonsense")
+    with pytest.raises(RunError, match=r"transformers refuses its arguments: .*nonsense"):
+        build_arguments(plan, RunPaths(tmp_path))
+
+
+def test_one_of_several_gpus_is_trained_on(make_plan, tmp_path, monkeypatch) -> None:
+    """With two of them Trainer would split the plan's rows, and average what has been divided."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    plan = make_plan(*BASE)
+    on_gpu = replace(plan, device=replace(plan.device, kind="cuda"))
+    arguments = build_arguments(on_gpu, RunPaths(tmp_path))
+    assert arguments.n_gpu == 1
+    assert arguments.train_batch_size == plan.batch.per_device
+    assert build_arguments(plan, RunPaths(tmp_path)).n_gpu == 0
+
+
+def test_the_record_says_who_took_the_steps(job_of) -> None:
+    job = run(job_of())
+    told = job.effective["trainer"]
+    assert told["class"] == "transformers.trainer.Trainer"
+    assert told["arguments"]["gradient_accumulation_steps"] == 2
+    assert told["arguments"]["save_strategy"] == "no"
+    assert job.effective["layer_calls_per_micro_batch"] == 1
+    assert job.profiled_peak > 0
+    assert job.warnings == []
+
+
+def test_another_loop_in_its_place_is_noticed(job_of, monkeypatch) -> None:
+    monkeypatch.setitem(ENGINES, "trainer", train)
+    job = run(job_of())
+    assert "trainer" not in job.effective
+    assert any("engine=trainer had no effect" in warning for warning in job.warnings)
+
+
+def test_rows_have_every_phase_and_the_samples_of_the_step(job_of) -> None:
+    rows = rows_of(run(job_of()))
+    assert [row[metrics.SAMPLES] for row in rows] == [4, 4, 2] * 3, "ten samples in steps of four"
+    for row in rows:
+        assert all(row[metrics.PHASE_KEYS[phase]] > 0 for phase in metrics.PHASES)
+        assert row[metrics.STEP_TIME] == pytest.approx(
+            sum(row[metrics.PHASE_KEYS[phase]] for phase in metrics.PHASES)
+        )
+    assert [metrics.WARMUP in row for row in rows] == [True] * 2 + [False] * 7
+
+
+def test_a_run_that_is_stopped_continues_bit_for_bit(job_of, tmp_path) -> None:
+    """Dropout and an uneven epoch: random states, data position and schedule must all be right."""
+    dropout = ("model.dropout=0.2", "schedule=linear")
+    whole = curve(run(job_of(*dropout)))
+    (tmp_path / "metrics.jsonl").unlink()
+    job = job_of(*dropout)
+    finish = job.meter.end_step
+
+    def end_step(step, *rest) -> None:
+        finish(step, *rest)
+        if step == 3:
+            job.stop.outcome, job.stop.signal = Outcome.preempted, "SIGTERM"
+
+    job.meter.end_step = end_step
+    with pytest.raises(Stopped, match="SIGTERM after step 4; checkpoint saved"):
+        run(job)
+    assert len(curve(job)) == 4
+    resumed = job_of(*dropout, attempt=1)
+    assert resumed.start_step == 4
+    assert curve(run(resumed)) == whole
+    run(replace(job_of(*dropout, attempt=2), start_step=9))
+    assert curve(resumed) == whole, "a run that is over was trained on"
+
+
+@pytest.mark.parametrize("first", ["loop", "trainer"])
+def test_either_engine_continues_the_others_run(first, job_of, tmp_path) -> None:
+    second = {"loop": "trainer", "trainer": "loop"}[first]
+    precise = ("precision=fp16", "optimizer=adamw_foreach", f"engine={first}")
+    run(job_of(*precise, "train.steps=4", "train.save_final=true", "schedule=constant"))
+    (tmp_path / "metrics.jsonl").unlink()
+    ends = []
+    for engine in (first, second):
+        job = run(job_of(*precise, f"engine={engine}", "schedule=constant", attempt=1))
+        assert job.start_step == 4
+        ends.append(curve(job))
+        (tmp_path / "metrics.jsonl").unlink()
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 5
+
+
+def test_a_skipped_step_does_not_hold_the_schedule_up(job_of) -> None:
+    """fp16: Trainer moves its schedule only when a step was taken; eke's goes by step number."""
+    overrides = ("precision=fp16", "optimizer=adamw_foreach", "schedule=linear")
+    jobs = [job_of(*overrides, f"engine={engine}") for engine in ENGINES]
+    curves = []
+    for job in jobs:
+        assert job.formats.scaler is not None
+        too_high = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        job.formats = replace(job.formats, scaler=too_high)
+        job.update.scaler = too_high
+        curves.append(curve(run(job)))
+        job.paths.metrics.unlink()
+    loop, trainer = curves
+    skipped = [not math.isfinite(norm) for _, norm, _ in loop]
+    assert any(skipped)
+    assert not all(skipped)
+    assert [(loss, lr) for loss, _, lr in loop] == [(loss, lr) for loss, _, lr in trainer]
+
+
+def test_divergence_ends_it(job_of) -> None:
+    job = job_of(*DIVERGES)
+    with pytest.raises(Diverged, match="the loss is"):
+        run(job)
+
+
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_a_last_evaluation_that_is_no_number_is_no_success(engine, job_of, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "eke.training.loop.loop.add_evaluation", lambda *given: given[-1].fill_(math.nan)
+    )
+    with pytest.raises(Diverged, match="evaluation loss is nan at step 9"):
+        run(job_of(f"engine={engine}"))
+    run(job_of(f"engine={engine}", "train.stop_on_nonfinite=false"))
+
+
+def test_out_of_memory_is_told_with_its_phase(job_of, monkeypatch) -> None:
+    job = job_of()
+    monkeypatch.setattr(Accelerator, "backward", lambda *_, **__: torch.empty(2**60))
+    with pytest.raises(RuntimeError, match="memory"):
+        run(job)
+    assert job.meter.phase == "backward"
+
+
+def test_extra_arguments_take_effect(job_of, tmp_path) -> None:
+    plain = curve(run(job_of()))
+    for argument in ("neftune_noise_alpha=5", "label_smoothing_factor=0.1"):
+        (tmp_path / "metrics.jsonl").unlink()
+        job = run(job_of(f"trainer.extra.{argument}"))
+        assert curve(job)[0][0] != plain[0][0]
+        name, value = argument.split("=")
+        assert job.effective["trainer"]["arguments"][name] == float(value)
+
+
+def test_label_smoothing_is_torchs(job_of) -> None:
+    job = job_of("trainer.extra.label_smoothing_factor=0.3")
+    batch = next(job.data.train_steps(0))
+    with torch.no_grad():
+        total = sum(
+            torch.nn.functional.cross_entropy(
+                job.model(**micro.inputs).logits.flatten(0, 1),
+                micro.labels.flatten(),
+                label_smoothing=0.3,
+                reduction="sum",
+            ).item()
+            for micro in batch
+        )
+    mean = total / sum(micro.num_targets for micro in batch)
+    assert curve(run(job))[0][0] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("key", ["sparse_prediction", "fused_linear_cross_entropy"])
+def test_label_smoothing_goes_through_the_loss_head(job_of, tmp_path, key) -> None:
+    plain = curve(run(job_of("trainer.extra.label_smoothing_factor=0.3")))
+    (tmp_path / "metrics.jsonl").unlink()
+    job = run(job_of("trainer.extra.label_smoothing_factor=0.3", f"kernels.{key}=true"))
+    assert curve(job)[0][0] == pytest.approx(plain[0][0], rel=1e-5)
+    assert loss_head(job.bare_model).projected is not None
+
+
+def test_an_extra_that_is_the_default_is_warned_about(job_of) -> None:
+    job = run(job_of("trainer.extra.full_determinism=false"))
+    assert job.warnings == [
+        "trainer.extra.full_determinism=False had no effect: it is Trainer's default"
+    ]
+
+
+def test_an_update_of_another_kind_is_refused(job_of) -> None:
+    with pytest.raises(RunError, match="-> engine=loop"):
+        run(replace(job_of(), update=SimpleNamespace()))
+
+
+def test_no_value_is_read_between_two_writes(job_of, monkeypatch) -> None:
+    """Trainer waits for no device between two writes, either; the first two steps are looked at."""
+    from unit.training.loop.test_no_sync import trapped
+
+    job = job_of("train.log_every=100", "train.steps=6", "data.num_samples=64")
+    batches = iter(list(itertools.islice(job.data.train_steps(0), 6)))
+    monkeypatch.setattr(type(job.data), "train_steps", lambda *_: batches)
+    reads = []
+    finish = job.meter.end_step
+
+    def end_step(step, *rest) -> None:
+        finish(step, *rest)
+        reads.append(trap.reads)
+
+    job.meter.end_step = end_step
+    with trapped(monkeypatch) as trap:
+        run(job)
+    assert reads[4] == reads[2]

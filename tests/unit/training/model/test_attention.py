@@ -1,0 +1,120 @@
+"""Attention implementations, and the probe that tells them apart."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from unit.models.sizes.configs import TINY_CASES
+from unit.training.model.plans import hand_plan, options_of
+from unit.training.model.steps import make_inputs, step
+
+from eke.config.schema import AUTO_ATTENTION
+from eke.training.model.attention import ATTENTION, KernelProbe
+from eke.training.model.checkpointing import apply_checkpointing
+from eke.training.model.compile import compile_model
+from eke.training.model.model import build_model
+
+CPU = torch.device("cpu")
+
+# Importing inductor in torch 2.13 uses torch.jit.script_method, which torch itself deprecates.
+IGNORE_JIT = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+NUM_MATMULS_TINY = 3 * (4 * 7 + 1)
+"""4 layers of 7 projections and the output; each once forward and twice backward."""
+
+
+def build(*overrides):
+    return build_model(hand_plan(*overrides), CPU)
+
+
+def probe(model, **inputs):
+    inputs = inputs or make_inputs(model)
+    with KernelProbe() as watched:
+        step(model, **inputs)
+    return watched.seen()
+
+
+def test_options_are_the_builders():
+    assert {*ATTENTION, AUTO_ATTENTION} == options_of("attention")
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_eager_and_sdpa_run_different_kernels(option, task):
+    # T5 adds a learnt bias to the scores, whose gradient the fused CPU kernel does not give.
+    fused = "math" if option == "tiny_t5" else "flash_cpu"
+    for attention, kernel in (("eager", "eager"), ("sdpa", fused)):
+        model = build(f"model={option}", f"task={task}", f"attention={attention}")
+        assert kernel in probe(model).attention_kernels
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_eager_and_sdpa_give_the_same_loss_and_gradients(option, task):
+    results = [
+        step(build(f"model={option}", f"task={task}", f"attention={attention}"))
+        for attention in ("eager", "sdpa")
+    ]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def test_counts_and_formats_of_a_float32_step():
+    seen = probe(build("model=tiny"))
+    assert seen.attention_kernels == ("flash_cpu",)
+    assert seen.matmul_dtypes == ("float32",)
+    assert seen.num_matmuls == NUM_MATMULS_TINY
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_shows_in_the_operands(dtype):
+    model = build("model=tiny_bert", "task=masked_lm")
+    with KernelProbe() as watched, torch.autocast("cpu", dtype=dtype):
+        model(**make_inputs(model)).logits.float().mean().backward()
+    assert watched.seen().matmul_dtypes == (str(dtype).removeprefix("torch."),)
+
+
+def test_a_forced_backend_is_seen():
+    with sdpa_kernel(SDPBackend.MATH):
+        assert probe(build("model=tiny")).attention_kernels == ("math",)
+
+
+def test_backward_is_watched_too():
+    model = build("model=tiny_gpt2")
+    with KernelProbe() as forward:
+        loss = model(**make_inputs(model)).logits.mean()
+    with KernelProbe() as backward:
+        loss.backward()
+    assert forward.seen().num_matmuls == 4 * 4 + 1
+    assert backward.seen().num_matmuls == 2 * (4 * 4 + 1)
+
+
+def test_recomputation_shows_as_more_products():
+    plan = hand_plan("model=tiny_gpt2", "memory=checkpointing")
+    model = build_model(plan, CPU)
+    apply_checkpointing(plan, model)
+    # The 4 products of each layer run a second time, but for the last one, whose result
+    # nothing in the backward pass needs (PyTorch's checkpoint stops early).
+    assert probe(model).num_matmuls == 3 * (4 * 4 + 1) + 4 * 3
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("aot_eager", id="aot_eager"),
+        pytest.param("inductor", id="inductor", marks=[IGNORE_JIT, pytest.mark.slow]),
+    ],
+)
+def test_compiled_code_is_looked_into_and_not_compiled_again(backend):
+    plan = hand_plan("model.num_hidden_layers=1", f"compile={backend}")
+    model = compile_model(plan, build_model(plan, CPU))
+    inputs = make_inputs(model)
+    step(model, **inputs)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    seen = probe(model, **inputs)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs > 0
+    assert seen.attention_kernels == ("flash_cpu",)
+    assert seen.num_matmuls >= 3 * (7 + 1)  # one layer of 7 projections, and the output
+
+
+def test_nothing_run_is_nothing_seen():
+    with KernelProbe() as watched:
+        torch.ones(2) + 1
+    seen = watched.seen()
+    assert (seen.attention_kernels, seen.matmul_dtypes, seen.num_matmuls) == ((), (), 0)

@@ -1,0 +1,128 @@
+"""Checkpointing: what it must not change, and the sign that it happened."""
+
+import pytest
+import torch
+from unit.models.sizes.configs import TINY_CASES
+from unit.training.model.plans import hand_plan, options_of
+from unit.training.model.steps import make_inputs, step
+
+from eke.common.errors import RunError
+from eke.config.schema import Checkpointing
+from eke.training.model.checkpointing import (
+    CHECKPOINTING,
+    apply_checkpointing,
+    count_layer_calls,
+    find_layers,
+)
+from eke.training.model.model import build_model
+
+CPU = torch.device("cpu")
+
+
+def build(*overrides):
+    plan = hand_plan(*overrides)
+    model = build_model(plan, CPU)
+    apply_checkpointing(plan, model)
+    return model
+
+
+def test_presets_cover_the_builders():
+    presets = {hand_plan(f"memory={o}").config.memory.checkpointing for o in options_of("memory")}
+    assert presets == set(CHECKPOINTING) == set(Checkpointing)
+
+
+def test_the_field_counts_not_the_name_of_the_preset():
+    assert {m.gradient_checkpointing for m in find_layers(build("memory.checkpointing=full"))} == {
+        True
+    }
+    typed_off = build("memory=checkpointing", "memory.checkpointing=off")
+    assert {m.gradient_checkpointing for m in find_layers(typed_off)} == {False}
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        pytest.param("none", Checkpointing.off, id="none"),
+        pytest.param("checkpointing", Checkpointing.full, id="checkpointing"),
+    ],
+)
+def test_the_field_says_what_the_option_does(option, field):
+    plan = hand_plan(f"memory={option}")
+    assert plan.config.memory.checkpointing is field
+    model = build(f"memory={option}")
+    assert {m.gradient_checkpointing for m in find_layers(model)} == {field is Checkpointing.full}
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_every_layer_runs_twice(option, task, attention):
+    num_layers = 4
+    for memory, calls in (("none", 1), ("checkpointing", 2)):
+        model = build(
+            f"model={option}", f"task={task}", f"attention={attention}", f"memory={memory}"
+        )
+        with count_layer_calls(model) as counted:
+            step(model)
+        assert counted.counts == [calls] * num_layers
+        assert counted.recomputed() == (num_layers if memory == "checkpointing" else 0)
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_loss_and_gradients_are_the_same_with_dropout(option, task):
+    results = []
+    for memory in ("none", "checkpointing"):
+        model = build(f"model={option}", f"task={task}", f"memory={memory}", "model.dropout=0.1")
+        torch.manual_seed(5)
+        results.append(step(model))
+    (loss, gradients), (loss_again, gradients_again) = results
+    assert torch.equal(loss, loss_again)
+    assert gradients.keys() == gradients_again.keys()
+    torch.testing.assert_close(gradients, gradients_again, rtol=1e-6, atol=1e-8)
+
+
+def test_less_is_kept_for_the_backward_pass():
+    kept = {}
+    for memory in ("none", "checkpointing"):
+        model = build(f"memory={memory}")
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        sizes = {}
+
+        def pack(tensor, sizes=sizes, weights=weights):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(**make_inputs(model, length=128)).logits
+        kept[memory] = sum(sizes.values())
+        del output
+    assert kept["checkpointing"] < kept["none"] / 4
+
+
+def test_no_recomputation_in_evaluation():
+    model = build("memory=checkpointing").eval()
+    with count_layer_calls(model) as counted, torch.no_grad():
+        model(**make_inputs(model))
+    assert counted.counts == [1] * 4
+
+
+def test_counting_leaves_no_hooks():
+    model = build("memory=none")
+    with count_layer_calls(model) as counted:
+        pass
+    step(model)
+    assert counted.counts == [0] * 4
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(RunError, match=r"Linear has no layer.*\n  -> memory=none"):
+        apply_checkpointing(hand_plan("memory=checkpointing"), torch.nn.Linear(2, 2))
+
+
+def test_a_layer_that_stays_off_is_refused():
+    model = build_model(hand_plan("model=tiny"), CPU)
+    model.activation_checkpointing_enable = lambda arguments: None
+    with pytest.raises(RunError, match=r"4 of 4 layers stayed off \(LlamaDecoderLayer\)"):
+        apply_checkpointing(hand_plan("memory=checkpointing"), model)

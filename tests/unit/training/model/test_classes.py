@@ -1,0 +1,205 @@
+"""A saved classifier says which class is which, in the words of the data."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers
+from checkpoints import save_checkpoint
+from prepared import write_jsonl
+from support import last_wins
+
+import eke.data.sources.prepare_client as asking
+from eke.config.compose import compose
+from eke.data.preparation.prepare import prepare
+from eke.data.sources import open_store, request_of
+from eke.training.model.classes import name_classes
+from eke.training.model.export import save_pretrained
+from eke.training.model.trainable import build_trainable
+from eke.workflows import plan_for
+
+SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",
+         "tracker=none")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(asking, "_prepare", prepare)
+
+
+def rows_of(folder, *labels):
+    rows = [{"text": f"row {n}", "label": labels[n % len(labels)]} for n in range(60)]
+    return "data=jsonl", f"data.path={write_jsonl(folder / 'a.jsonl', rows)}"
+
+
+def classes(folder, *typed):
+    """The classes of the saved model, and what a run is told of them."""
+    plan = plan_for(compose(last_wins(*SHORT, *typed)), planning=True)
+    model, report = build_trainable(plan, torch.device("cpu"))
+    told = name_classes(plan, model, report)
+    save_pretrained(model, folder / "saved")
+    saved = transformers.AutoConfig.from_pretrained(folder / "saved")
+    assert {name: number for number, name in saved.id2label.items()} == saved.label2id
+    assert len(saved.id2label) == saved.num_labels == plan.config.task.num_labels
+    return saved.id2label, told
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A classifier that was trained on classes of its own."""
+    return save_checkpoint(
+        tmp_path / "mine", "bert", task="sequence_classification",
+        id2label={0: "good", 1: "bad"}, label2id={"good": 0, "bad": 1},
+    )  # fmt: skip
+
+
+def pretrained(folder):
+    return "model=pretrained", f"model.name_or_path={folder}", "data.tokenizer=bytes"
+
+
+def test_names_are_those_of_the_rows(tmp_path) -> None:
+    found, told = classes(tmp_path, *rows_of(tmp_path, "spam", "ham"), "model=tiny")
+    assert found == {0: "ham", 1: "spam"}
+    assert told == []
+
+
+def test_a_class_without_rows_has_transformers_name(tmp_path) -> None:
+    rows = rows_of(tmp_path, "spam", "ham")
+    found, _ = classes(tmp_path, *rows, "model=tiny", "task.num_labels=3")
+    assert found == {0: "ham", 1: "spam", 2: "LABEL_2"}
+
+
+def test_names_of_transformers_keep_their_numbers(tmp_path) -> None:
+    """In sorted order LABEL_10 would come before LABEL_2."""
+    labels = [f"LABEL_{number}" for number in (10, 2, 7)]
+    rows = rows_of(tmp_path, *labels)
+    typed = (*rows, "model=tiny", "task.num_labels=11")
+    found, _ = classes(tmp_path, *typed)
+    assert found == {number: f"LABEL_{number}" for number in range(11)}
+    store = open_store(request_of(compose(last_wins(*SHORT, *typed)).config))
+    assert set(store.array("labels").tolist()) == {10, 2, 7}
+
+
+def test_names_are_the_folders_of_a_text(tmp_path) -> None:
+    for folder, size in (("art", 9), ("science", 20)):
+        (tmp_path / "texts" / folder).mkdir(parents=True)
+        for n in range(20):
+            (tmp_path / "texts" / folder / f"{n}.txt").write_text(f"some text {n} " * size)
+    typed = ("data=text", f"data.path={tmp_path / 'texts'}", "data.eval_frac=0.3", "model=tiny")
+    found, _ = classes(tmp_path, *typed)
+    assert found == {0: "science", 1: "art"}
+
+
+NAMES = ("negative", "positive", "neutral")
+"""Of the head of `three`, by number; sorted they stand in another order."""
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A classifier of three classes."""
+    return save_checkpoint(
+        tmp_path / "three", "bert", task="sequence_classification",
+        id2label=dict(enumerate(NAMES)), label2id={name: n for n, name in enumerate(NAMES)},
+    )  # fmt: skip
+
+
+def built(*typed):
+    """The plan, its model, and what a run is told of weights and classes."""
+    plan = plan_for(compose(last_wins(*SHORT, *typed)), planning=True)
+    model, report = build_trainable(plan, torch.device("cpu"))
+    return plan, model, [*report.warnings, *name_classes(plan, model, report)]
+
+
+def logits_of(model):
+    """Of three rows, without dropout."""
+    ids = torch.arange(9, 24).reshape(3, 5)
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def labels_of(plan):
+    """Text of each row that is trained or evaluated -> its number."""
+    request = request_of(plan.config)
+    store = open_store(request)
+    tokens, offsets = store.array("tokens"), store.array("offsets")
+    rows = [bytes(t - 8 for t in tokens[a:b].tolist() if t >= 8) for a, b in pairwise(offsets)]
+    return {row.decode(): int(n) for row, n in zip(rows, store.array("labels"), strict=True)}
+
+
+@pytest.mark.parametrize(
+    "names", [NAMES, NAMES[::-1], NAMES[:2], ("neutral", "negative")], ids=" ".join
+)
+@pytest.mark.parametrize("typed", [(), ("task.num_labels=3",)], ids=["", "typed"])
+def test_rows_with_names_of_the_checkpoint_have_its_numbers_and_its_head(
+    names, typed, tmp_path, three
+) -> None:
+    plan, model, told = built(*rows_of(tmp_path, *names), *pretrained(three), *typed)
+    assert plan.config.task.num_labels == 3
+    right = {f"row {n}": NAMES.index(names[n % len(names)]) for n in range(60)}
+    assert labels_of(plan) == right
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(three)
+    assert torch.allclose(logits_of(model), logits_of(plain), atol=1e-6)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+
+
+def test_another_number_that_is_typed_makes_a_new_head(tmp_path, three) -> None:
+    names = ("positive", "neutral")
+    typed = (*rows_of(tmp_path, *names), *pretrained(three), "task.num_labels=2")
+    plan, model, told = built(*typed)
+    assert labels_of(plan)["row 0"] == 1, "sorted: neutral, positive"
+    assert model.config.id2label == {0: "neutral", 1: "positive"}
+    assert model.classifier.weight.shape == (2, 32)
+    assert any("random at the start" in warning for warning in told)
+    assert not any("was trained on the classes" in warning for warning in told)
+
+
+def test_other_names_are_numbered_in_sorted_order(tmp_path, three) -> None:
+    names = ("spam", "ham", "positive")
+    plan, model, told = built(*rows_of(tmp_path, *names), *pretrained(three))
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [2, 0, 1]
+    assert model.config.id2label == {0: "ham", 1: "positive", 2: "spam"}
+    assert told == [
+        "the checkpoint's head was trained on the classes 0=negative 1=positive 2=neutral, and "
+        "goes on with 0=ham 1=positive 2=spam"
+    ]
+
+
+def test_names_that_transformers_gives_are_none(tmp_path) -> None:
+    folder = save_checkpoint(tmp_path / "m", "bert", task="sequence_classification", num_labels=3)
+    plan, model, told = built(*rows_of(tmp_path, "b", "c", "a"), *pretrained(folder))
+    assert plan.config.task.num_labels == 3
+    assert [labels_of(plan)[f"row {n}"] for n in range(3)] == [1, 2, 0]
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert told == []
+
+
+def test_whole_numbers_are_the_checkpoints_ids(tmp_path, three) -> None:
+    plan, model, told = built(*rows_of(tmp_path, 2, 0), *pretrained(three))
+    assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [2, 0]
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(three)
+    assert torch.allclose(logits_of(model), logits_of(plain), atol=1e-6)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert told == []
+
+
+def test_a_checkpoint_without_a_head_has_as_many_classes_as_the_task(tmp_path) -> None:
+    folder = save_checkpoint(tmp_path / "m", "bert")
+    plan, model, told = built(*rows_of(tmp_path, "b", "a"), *pretrained(folder))
+    assert plan.config.task.num_labels == model.config.num_labels == 2
+    assert [labels_of(plan)[f"row {n}"] for n in range(2)] == [1, 0]
+    assert any("the checkpoint lacks them" in warning for warning in told)
+
+
+def test_the_same_classes_are_not_worth_a_word(tmp_path) -> None:
+    names = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    folder = save_checkpoint(tmp_path / "m", "bert", task="sequence_classification", **names)
+    _, told = classes(tmp_path, *rows_of(tmp_path, "good", "bad"), *pretrained(folder))
+    assert told == []
+
+
+def test_numbered_rows_keep_the_checkpoints_names(tmp_path, checkpoint) -> None:
+    found, told = classes(tmp_path, *rows_of(tmp_path, 0, 1), *pretrained(checkpoint))
+    assert found == {0: "good", 1: "bad"}
+    assert told == []

@@ -1,0 +1,99 @@
+"""Linear layers in float8: which ones, and what they compute."""
+
+import pytest
+import torch
+from torch import nn
+from unit.plan.cases import SYNTHETIC, plan_of
+from unit.training.model.plans import hand_plan
+from unit.training.model.steps import make_inputs
+
+from eke.config.schema import Float8
+from eke.training.model.attention import KernelProbe
+from eke.training.model.float8 import convert_linear_layers, count_float8
+from eke.training.model.model import build_model
+
+pytest.importorskip("torchao", reason="an extra")
+
+CPU = torch.device("cpu")
+
+SIZE = ("model.hidden_size=32", "model.intermediate_size=64", "model.num_attention_heads=2")
+
+TOTAL = {"tiny": 15, "tiny_bert": 14, "tiny_t5": 33, "tiny_moe": 9}
+"""Option -> linear layers at two layers; transformers' experts are no linear layers."""
+
+
+def float8_plan(*overrides):
+    return plan_of(*SYNTHETIC, *SIZE, "model.num_hidden_layers=2", "precision=fp8", *overrides)
+
+
+def tasks(option):
+    return {"tiny_bert": "masked_lm", "tiny_t5": "seq2seq_lm"}.get(option, "causal_lm")
+
+
+@pytest.mark.parametrize("option", TOTAL)
+def test_all_but_the_first_and_the_last_are_converted(option) -> None:
+    model = build_model(float8_plan(f"model={option}", f"task={tasks(option)}"), CPU)
+    layers = count_float8(model)
+    assert (layers.converted, layers.total) == (TOTAL[option] - 2, TOTAL[option])
+    assert layers.emulated == layers.converted, "a CPU has no float8 products"
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_gpu_multiplies_in_float8_itself() -> None:
+    """Nothing is computed here: the recipe is read from the layers."""
+    layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+    convert_linear_layers(float8_plan(), layers, torch.device("cuda"))
+    assert (count_float8(layers).converted, count_float8(layers).emulated) == (1, 0)
+
+
+@pytest.mark.parametrize("sides", [(24, 32), (32, 24)], ids=["in", "out"])
+def test_a_layer_with_a_crooked_side_is_left_alone(sides) -> None:
+    layers = nn.ModuleList([nn.Linear(32, 32), nn.Linear(*sides), nn.Linear(32, 32)])
+    convert_linear_layers(float8_plan(), layers, CPU)
+    assert count_float8(layers).converted == 0
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_operands_are_rounded_to_float8(recipe) -> None:
+    """float8 e4m3 keeps 4 bits of mantissa, one of them implicit: a relative error up to 2^-4."""
+    layers = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(3))
+    x = torch.randn(7, 32)  # 7 tokens: padded where a kernel wants 16
+    exact = layers[1](x)
+    weight = layers[1].weight
+    convert_linear_layers(float8_plan(f"precision.float8={recipe}"), layers, CPU)
+    rounded = layers[1](x)
+    error = (rounded - exact).norm() / exact.norm()
+    assert 2**-8 < error < 2**-4
+    assert layers[1].weight is weight, "the weight itself is left as it was"
+    rounded.sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+def test_nothing_is_converted_unasked() -> None:
+    assert count_float8(build_model(hand_plan("model=tiny"), CPU)).converted == 0
+
+
+def test_weights_are_those_of_any_other_format() -> None:
+    plain = build_model(plan_of(*SYNTHETIC, *SIZE, "model.num_hidden_layers=2"), CPU)
+    model = build_model(float8_plan(), CPU)
+    other = model.state_dict()
+    assert plain.state_dict().keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in plain.state_dict().items())
+    logits = [m.eval()(**make_inputs(m)).logits for m in (plain, model)]
+    assert not torch.equal(*logits)
+
+
+def test_a_float8_product_is_seen_as_one() -> None:
+    """torch 2.13 has one on a CPU, too; torchao 0.18 uses it on GPUs alone."""
+    x = torch.randn(16, 16).to(torch.float8_e4m3fn)
+    scale = torch.ones(())
+    with KernelProbe() as probe:
+        torch._scaled_mm(x, x.t(), scale, scale, out_dtype=torch.bfloat16)
+    assert probe.seen().matmul_dtypes == ("float8_e4m3fn",)
+
+
+def test_every_recipe_is_one_of_torchaos() -> None:
+    from torchao.float8.config import Float8LinearRecipeName
+
+    known = {recipe.value for recipe in Float8LinearRecipeName}
+    assert {recipe.value for recipe in Float8} - {"off"} <= known

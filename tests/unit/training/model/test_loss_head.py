@@ -1,0 +1,153 @@
+"""The vocabulary projection that takes the loss: what it replaces, saves and refuses."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from unit.training.model.plans import hand_plan
+from unit.training.model.steps import make_inputs
+
+from eke.common.errors import RunError
+from eke.training.model.attention import KernelProbe
+from eke.training.model.cross_entropy import fused_loss_sum, loss_sum
+from eke.training.model.loss import (
+    apply_loss,
+    build_loss,
+    from_logits,
+    from_loss_head,
+    has_fused_loss,
+)
+from eke.training.model.loss_head import loss_head, put_loss_head
+from eke.training.model.model import build_model
+from eke.training.observe.memory import AllocationProfile
+
+CPU = torch.device("cpu")
+FUSED = "kernels=fused_linear_cross_entropy"
+
+HEADS = {
+    "llama": ("model=tiny",),
+    "qwen3": ("model=tiny_qwen3",),
+    "moe": ("model=tiny_moe",),
+    "gpt2": ("model=tiny_gpt2",),
+    "bert": ("model=tiny_bert", "task=masked_lm", "model.dropout=0"),
+    "t5": ("model=tiny_t5", "task=seq2seq_lm", "model.dropout=0"),
+}
+
+
+@pytest.mark.parametrize("case", HEADS.values(), ids=HEADS.keys())
+def test_names_weights_and_ties_stay_and_without_labels_there_are_logits(case) -> None:
+    plan = hand_plan(*case, FUSED)
+    plain, fused = (build_model(plan, CPU).eval() for _ in range(2))
+    apply_loss(plan, fused)
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    assert [n for n, _ in plain.named_parameters()] == [n for n, _ in fused.named_parameters()]
+    inputs = make_inputs(plain)
+    with torch.no_grad():
+        logits = plain(**inputs).logits
+        torch.testing.assert_close(fused(**inputs).logits, logits)
+        labels = torch.randint(0, 300, logits.shape[:-1])
+        labels[0, :5] = -100
+        answer = fused(**inputs, labels=labels).logits
+    torch.testing.assert_close(answer, loss_sum(logits, labels))
+    assert answer.dtype is torch.float32
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_only_places_with_a_label_are_projected(fused) -> None:
+    plan = hand_plan(*HEADS["bert"], f"kernels.fused_linear_cross_entropy={fused}",
+                     "kernels.sparse_prediction=true")  # fmt: skip
+    plain, sparse = (build_model(plan, CPU).eval() for _ in range(2))
+    apply_loss(plan, sparse)
+    inputs = make_inputs(plain)
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    labels[0, 3], labels[1, 0] = 7, 9
+    places = labels.flatten().ne(-100).nonzero().flatten()
+    with torch.no_grad():
+        expected = loss_sum(plain(**inputs).logits, labels)
+        answer = sparse(**inputs, labels=labels, places=places).logits
+    torch.testing.assert_close(answer, expected)
+    head = loss_head(sparse)
+    assert head is not None
+    assert head.projected == (2, labels.numel())
+
+
+def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero() -> None:
+    """A placeholder of a rank, or of Trainer's last step."""
+    plan = hand_plan(*HEADS["bert"], "kernels=sparse_prediction")
+    model = build_model(plan, CPU)
+    apply_loss(plan, model)
+    inputs = make_inputs(model)
+    labels = torch.full(inputs["input_ids"].shape, -100)
+    loss = model(**inputs, labels=labels, places=torch.zeros(0, dtype=torch.int64)).logits
+    loss.backward()
+    assert loss.item() == 0
+    trained = [p for p in model.parameters() if p.grad is not None]
+    assert len(trained) > 10
+    assert all(not p.grad.any() for p in trained)
+
+
+def test_labels_are_forgotten_after_one_forward_pass() -> None:
+    plan = hand_plan(FUSED)
+    model = build_model(plan, CPU)
+    apply_loss(plan, model)
+    inputs = make_inputs(model)
+    assert model(**inputs, labels=inputs["input_ids"]).logits.dim() == 0
+    assert model(**inputs).logits.dim() == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_rounds_the_operands_and_not_the_sum(dtype) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(64, 32), torch.randn(500, 32)
+    labels = torch.randint(0, 500, (64,))
+    exact = F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    with KernelProbe() as probe, torch.autocast("cpu", dtype=dtype):
+        loss = fused_loss_sum(hidden, weight, None, labels)
+    assert probe.seen().loss_kernels == ("linear_cross_entropy",)
+    assert loss.dtype is torch.float32
+    assert 0 < abs(loss - exact) / exact < 2e-3
+
+
+def test_a_large_vocabulary_never_has_all_its_logits() -> None:
+    """256 tokens x 32768 entries are 32 MiB of float32 logits, and as many of their gradient."""
+    logits_bytes = 256 * 32768 * 4
+    weight = torch.randn(32768, 32, requires_grad=True)
+    hidden = torch.randn(256, 32, requires_grad=True)
+    labels = torch.randint(0, 32768, (256,))
+
+    def peak(take_loss) -> int:
+        with AllocationProfile(0) as profile:
+            take_loss().backward()
+        hidden.grad = weight.grad = None
+        assert profile.peak is not None
+        return profile.peak
+
+    plain = peak(lambda: loss_sum(hidden @ weight.T, labels))
+    fused = peak(lambda: fused_loss_sum(hidden, weight, None, labels))
+    assert plain > 2 * logits_bytes
+    assert fused < logits_bytes / 2
+
+
+def test_a_model_without_a_projection_is_refused() -> None:
+    with pytest.raises(RunError, match="no linear projection onto a vocabulary"):
+        put_loss_head(nn.Linear(2, 2), fused=True)
+    plan = hand_plan("task=sequence_classification")
+    with pytest.raises(RunError, match=r"kernels\.fused_linear_cross_entropy=false"):
+        put_loss_head(build_model(plan, CPU), fused=True)
+    with pytest.raises(RunError, match=r"kernels\.sparse_prediction=false"):
+        put_loss_head(build_model(plan, CPU), fused=False)
+
+
+def test_classification_takes_its_logits() -> None:
+    plan = hand_plan("task=sequence_classification", FUSED)
+    assert not has_fused_loss(plan)
+    assert build_loss(plan) is from_logits
+    model = build_model(plan, CPU)
+    apply_loss(plan, model)
+    assert loss_head(model) is None
+
+
+def test_the_field_chooses_the_loss() -> None:
+    assert build_loss(hand_plan(FUSED)) is from_loss_head
+    assert build_loss(hand_plan("kernels.fused_linear_cross_entropy=true")) is from_loss_head
+    assert build_loss(hand_plan()) is from_logits

@@ -1,0 +1,159 @@
+"""Float32 copies of bfloat16 weights: what the optimizer steps on, and what becomes of it."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import eke.training.model.fp32_master_weights as master_copies
+from eke.training.model.fp32_master_weights import MASTER, build_with_master, master_bytes
+from eke.training.optimizer.update import norm_in_float32
+
+TINY_STEP = 1e-4
+"""Below 2^-9: a bfloat16 weight of 1 does not move."""
+
+
+def adamw(groups):
+    return torch.optim.AdamW(groups, lr=TINY_STEP, weight_decay=0.0)
+
+
+def make(master=True, build=adamw):
+    layer = nn.Linear(4, 3, dtype=torch.bfloat16)
+    nn.init.ones_(layer.weight)
+    groups = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 2 * TINY_STEP}]
+    return layer, build_with_master(groups, build) if master else build(groups)
+
+
+def step(layer, optimizer, times=1):
+    for _ in range(times):
+        layer.weight.grad = torch.ones_like(layer.weight)
+        layer.bias.grad = torch.ones_like(layer.bias)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize(("master", "moved"), [(False, 0.0), (True, 100 * TINY_STEP)])
+def test_small_updates_add_up_in_the_copies_alone(master, moved) -> None:
+    layer, optimizer = make(master)
+    step(layer, optimizer, times=100)
+    assert layer.weight.dtype == torch.bfloat16
+    assert 1 - layer.weight[0, 0].item() == pytest.approx(moved, abs=2**-9)
+    assert (layer.weight[0, 0].item() < 1) == master
+
+
+def test_steps_are_those_of_a_float32_model_whose_gradients_were_rounded() -> None:
+    layer, optimizer = make()
+    wide = nn.Linear(4, 3)
+    wide.load_state_dict({k: v.float() for k, v in layer.state_dict().items()})
+    other = adamw([{"params": [wide.weight]}, {"params": [wide.bias], "lr": 2 * TINY_STEP}])
+    for _ in range(5):
+        for mine, theirs in zip(layer.parameters(), wide.parameters(), strict=True):
+            mine.grad = torch.randn_like(mine)
+            theirs.grad = mine.grad.float()
+        optimizer.step()
+        other.step()
+        for mine, theirs in zip(layer.parameters(), wide.parameters(), strict=True):
+            assert torch.equal(mine, theirs.bfloat16())
+    assert torch.equal(optimizer.state_dict()[MASTER][0], wide.weight)
+
+
+def test_gradients_leave_the_model() -> None:
+    layer, optimizer = make()
+    step(layer, optimizer)
+    assert layer.weight.grad is None
+    assert all(p.grad is None for group in optimizer.param_groups for p in group["params"])
+
+
+def test_a_weight_without_gradient_stays() -> None:
+    layer, optimizer = make()
+    before = layer.bias.detach().clone()
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert torch.equal(layer.bias, before)
+
+
+def test_the_copies_are_saved_and_come_back() -> None:
+    layer, optimizer = make()
+    step(layer, optimizer, times=3)
+    saved = copy.deepcopy(optimizer.state_dict())  # loading shares tensors, a file does not
+    weights = {k: v.clone() for k, v in layer.state_dict().items()}
+    other, other_optimizer = make()
+    other.load_state_dict(weights)
+    other_optimizer.load_state_dict(saved)
+    assert MASTER in saved, "loading takes nothing from what was saved"
+    for each in ((layer, optimizer), (other, other_optimizer)):
+        step(*each, times=40)
+    assert torch.equal(layer.weight, other.weight)
+    mine, theirs = (o.state_dict()[MASTER] for o in (optimizer, other_optimizer))
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_their_bytes_are_counted() -> None:
+    layer, optimizer = make()
+    assert master_bytes(layer, optimizer) == 4 * (12 + 3)
+    assert master_bytes(*make(master=False)) == 0
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def deep(num_layers):
+    """Layers of bfloat16 with their gradients, and AdamW over copies of them."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(8, 8, dtype=torch.bfloat16) for _ in range(num_layers))
+    optimizer = build_with_master([{"params": list(layers.parameters())}], adamw)
+    give_gradients(layers)
+    return layers, optimizer
+
+
+def give_gradients(layers):
+    for number, weight in enumerate(layers.parameters()):
+        generator = torch.Generator().manual_seed(number)
+        weight.grad = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+
+
+@pytest.mark.parametrize("num_layers", [2, 40])
+def test_copies_are_made_of_all_at_once(num_layers) -> None:
+    """Launches that grow with the layers are what a small model's step on a GPU is made of."""
+    _, optimizer = deep(num_layers)
+    with Counted() as counted:
+        optimizer.step()
+    assert counted.names["_foreach_copy_"] == 2, "gradients there, weights back"
+    assert counted.names["copy_"] == counted.names["_to_copy"] == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 1000])
+def test_stretches_change_nothing(at_once, monkeypatch) -> None:
+    """A layer has 256 and 32 bytes in float32."""
+    expected, optimizer = deep(5)
+    optimizer.step()
+    monkeypatch.setattr(master_copies, "AT_ONCE_BYTES", at_once)
+    layers, optimizer = deep(5)
+    with Counted() as counted:
+        optimizer.step()
+    assert counted.names["_foreach_copy_"] == {1: 10, 300: 5, 1000: 2}[at_once] + 1
+    assert all(p.grad is None for p in layers.parameters())
+    assert all(map(torch.equal, layers.parameters(), expected.parameters()))
+
+
+def test_the_norm_of_all_gradients_is_one_operation_and_not_rounded() -> None:
+    layers, _ = deep(40)
+    gradients = [p.grad for p in layers.parameters()]
+    with Counted() as counted:
+        norm = norm_in_float32(gradients)
+    exact = torch.cat([g.double().flatten() for g in gradients]).norm()
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(exact.item(), rel=1e-6)
+    assert sum(counted.names.values()) <= 4

@@ -1,0 +1,194 @@
+"""The built model: configuration, weights, seeds, dropout."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import environment
+from unit.models.sizes.configs import TINY_CASES
+from unit.training.model.plans import hand_plan, options_of
+from unit.training.model.steps import make_inputs, step
+
+from eke.models.sizes import model_size
+from eke.training.model.heads import HEADS
+from eke.training.model.model import BUILDERS, build_model
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+def build(*overrides, device=CPU):
+    return build_model(hand_plan(*overrides), device)
+
+
+def same_weights(one, other):
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_trains_in_float32_with_the_planned_size(option, task):
+    model = build(f"model={option}", f"task={task}")
+    parameters = list(model.parameters())
+    assert model.training
+    assert {p.dtype for p in parameters} == {torch.float32}
+    assert (
+        sum(p.numel() for p in parameters)
+        == hand_plan(f"model={option}", f"task={task}").size.num_parameters
+    )
+    loss, gradients = step(model)
+    assert torch.isfinite(loss)
+    assert len(gradients) == len(parameters)
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_logits_have_the_shape_of_the_task(option, task):
+    model = build(f"model={option}", f"task={task}")
+    inputs = make_inputs(model)
+    shape = (2, 2) if task == "sequence_classification" else (2, 16, 320)
+    assert model(**inputs).logits.shape == shape
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_special_tokens_and_cache(option, task):
+    config = build(f"model={option}", f"task={task}", device=META).config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
+    assert config.use_cache is False
+    if option == "tiny_t5":
+        assert config.decoder_start_token_id == 0
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_forward_returns_no_cache(option, task):
+    model = build(f"model={option}", f"task={task}")
+    assert model(**make_inputs(model)).get("past_key_values") is None
+
+
+def test_number_of_labels():
+    model = build("model=tiny_bert", "task=sequence_classification", "task.num_labels=5")
+    assert model(**make_inputs(model)).logits.shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        pytest.param("attention=eager", id="attention"),
+        pytest.param("precision=bf16", id="precision"),
+        pytest.param("compile=inductor", id="compile"),
+        pytest.param("memory=checkpointing", id="memory"),
+        pytest.param("optimizer=adafactor", id="optimizer"),
+    ],
+)
+def test_weights_do_not_depend_on_techniques(override):
+    assert same_weights(build("model=tiny"), build("model=tiny", override))
+
+
+def test_seed_chooses_the_weights():
+    assert same_weights(build("seed=3"), build("seed=3"))
+    assert not same_weights(build("seed=3"), build("seed=4"))
+
+
+def test_building_leaves_the_random_state_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    torch.manual_seed(7)
+    build("model=tiny_gpt2")
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_weights_are_drawn_at_the_published_scale():
+    model = build("model=tiny")
+    weight = model.model.layers[0].mlp.up_proj.weight.detach()
+    assert float(weight.std()) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+def test_every_dropout_is_the_configured_one(option, task):
+    model = build(f"model={option}", f"task={task}", "model.dropout=0.25", device=META)
+    modules = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+    decoder = option in ("tiny", "tiny_qwen3", "tiny_moe")
+    assert modules == (set() if decoder else {0.25})
+    attention = {m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")}
+    assert attention == ({0.25} if decoder else set())
+
+
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_dropout_makes_training_random_and_zero_does_not(option, task, attention):
+    for dropout, repeats in ((0.0, True), (0.25, False)):
+        model = build(
+            f"model={option}",
+            f"task={task}",
+            f"attention={attention}",
+            f"model.dropout={dropout}",
+        )
+        first, second = (model(**make_inputs(model)).logits for _ in range(2))
+        assert torch.equal(first, second) is repeats
+
+
+def test_large_model_on_a_device_without_memory():
+    model = build("model=llama3_8b", device=META)
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert sum(p.numel() for p in model.parameters()) == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        pytest.param("model.num_key_value_heads=2", "num_key_value_heads", 2, id="kv-heads"),
+        pytest.param("model.head_dim=64", "head_dim", 64, id="head-dim"),
+        pytest.param("model.rms_norm_eps=1e-4", "rms_norm_eps", 1e-4, id="eps"),
+        pytest.param(
+            "model.max_position_embeddings=99", "max_position_embeddings", 99, id="positions"
+        ),
+    ],
+)
+def test_llama_fields_reach_the_model(override, read, value):
+    assert getattr(build(override, device=META).config, read) == value
+
+
+def test_rope_theta_reaches_the_frequencies():
+    slow, fast = (build(f"model.rope_theta={theta}") for theta in (10000.0, 500000.0))
+    # Frequency i is theta ** (-2 i / head_dim), head_dim 32 (Su et al. 2021, arXiv:2104.09864).
+    assert slow.model.rotary_emb.inv_freq[1] == pytest.approx(10000 ** (-2 / 32))
+    assert fast.model.rotary_emb.inv_freq[1] == pytest.approx(500000 ** (-2 / 32))
+
+
+def test_builders_are_the_families_of_the_options():
+    families = {hand_plan(f"model={o}", f"task={_task(o)}").config.model.family for o in _MODELS}
+    assert families == set(BUILDERS)
+    assert set(HEADS) == options_of("task")
+
+
+_MODELS = sorted(options_of("model") - {"pretrained"})
+
+
+def _task(option):
+    return {"be": "masked_lm", "t5": "seq2seq_lm"}.get(
+        option.removeprefix("tiny_")[:2], "causal_lm"
+    )
+
+
+def test_the_size_in_the_plan_is_the_size_of_the_model():
+    plan = hand_plan("model=gpt2")
+    assert plan.size == model_size(plan.config)
+    built = build_model(plan, META)
+    assert sum(p.numel() for p in built.parameters()) == plan.size.num_parameters == 124_439_808
+
+
+def test_import_and_build_leave_the_heavy_libraries_alone(tmp_path):
+    code = """
+import sys
+import eke.training.model.model
+heavy = ("transformers", "peft", "deepspeed", "accelerate")
+print(sorted(set(heavy) & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(tmp_path),
+    )
+    assert done.stdout.strip() == "[]"

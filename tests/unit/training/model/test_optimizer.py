@@ -1,0 +1,329 @@
+"""Optimizers: what is decayed, which implementation, and which numbers reach it."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from unit.models.sizes.configs import TINY_CASES
+from unit.plan.cases import SYNTHETIC, decision, plan_of
+from unit.training.model.plans import hand_plan, options_of
+
+from eke.common.errors import RunError
+from eke.hardware import DEVICES
+from eke.models.sizes import Role, structure
+from eke.training.model.model import build_model
+from eke.training.optimizer import BUILDERS, build_optimizer, parameter_groups, set_learning_rate
+
+COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
+"""Options whose first step compiles for many seconds."""
+
+HERE = sorted(set(BUILDERS) - COMPILED - {"adamw_apex_fused"})
+"""Options that take a step on any CPU at once."""
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.LayerNorm(3)
+        self.frozen = nn.Linear(3, 2)
+        self.frozen.requires_grad_(False)
+
+
+def built(*overrides):
+    return build_optimizer(plan_of(*SYNTHETIC, *overrides), Small())
+
+
+def test_options_are_builders() -> None:
+    assert set(BUILDERS) == options_of("optimizer")
+
+
+def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
+    model = Small()
+    decayed, rest = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], decayed["role"]) == (0.1, "outer")
+    assert (rest["weight_decay"], rest["role"]) == (0.0, "vector")
+    assert [id(p) for p in decayed["params"]] == [id(model.linear.weight)]
+    wanted = {id(model.linear.bias), id(model.norm.weight), id(model.norm.bias)}
+    assert {id(p) for p in rest["params"]} == wanted
+
+
+def test_an_empty_group_is_no_group() -> None:
+    (group,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
+    assert group["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
+def test_every_parameter_of_a_model_is_in_one_group(model, task) -> None:
+    network = build_model(hand_plan(f"model={model}", f"task={task}"), torch.device("meta"))
+    groups = parameter_groups(network, 0.1)
+    ids = [id(p) for group in groups for p in group["params"]]
+    assert sorted(ids) == sorted({id(p) for p in network.parameters()})
+    norms = [
+        p for name, p in network.named_parameters() if "norm" in name.lower() or ".ln_" in name
+    ]
+    assert norms
+    undecayed = next(group for group in groups if group["weight_decay"] == 0)
+    assert {id(p) for p in norms} <= {id(p) for p in undecayed["params"]}
+
+
+@pytest.mark.parametrize(("model", "task"), TINY_CASES, ids=lambda value: value)
+def test_roles_are_those_that_sizes_are_computed_with(model, task) -> None:
+    plan = hand_plan(f"model={model}", f"task={task}")
+    network = build_model(plan, torch.device("meta"))
+    found = Counter(
+        (group["role"], tuple(p.shape))
+        for group in parameter_groups(network, 0.1)
+        for p in group["params"]
+    )
+    assert found == Counter((w.role.value, w.shape) for w in structure(plan.config).weights)
+    assert {role for role, _ in found} >= {Role.hidden.value, Role.embedding.value}
+
+
+@pytest.mark.parametrize(
+    ("option", "fused", "foreach"),
+    [
+        ("adamw", True, False),
+        ("adamw_fused", True, False),
+        ("adamw_foreach", False, True),
+        ("adamw_forloop", False, False),
+    ],
+)
+def test_implementations_of_adamw(option, fused, foreach) -> None:
+    optimizer = built(f"optimizer={option}")
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert (bool(group["fused"]), bool(group["foreach"])) == (fused, foreach)
+
+
+def test_the_numbers_of_adamw_reach_it() -> None:
+    numbers = {"lr": 0.5, "beta1": 0.7, "beta2": 0.8, "eps": 1e-3, "weight_decay": 0.25}
+    optimizer = built("optimizer=adamw", *(f"optimizer.{k}={v}" for k, v in numbers.items()))
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"]) == (0.5, (0.7, 0.8), 1e-3)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.25, 0.0]
+
+
+def test_the_numbers_of_adafactor_reach_it() -> None:
+    optimizer = built(
+        "optimizer=adafactor",
+        "optimizer.lr=0.5",
+        "optimizer.clip_threshold=2.0",
+        "optimizer.decay_rate=-0.5",
+        "optimizer.eps1=1e-20",
+    )
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["clip_threshold"], group["decay_rate"]) == (0.5, 2.0, -0.5)
+    assert group["eps"][0] == 1e-20
+    assert not group["relative_step"]
+    assert not group["scale_parameter"]
+
+
+def test_the_numbers_of_sgd_reach_it() -> None:
+    optimizer = built(
+        "optimizer=sgd", "optimizer.lr=0.5", "optimizer.momentum=0.3", "optimizer.nesterov=true"
+    )
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (0.5, 0.3, True)
+
+
+NUMBERS = {
+    "adamw_8bit": ({"min_8bit_size": 5}, lambda o: o.args.min_8bit_size == 5),
+    "lion": ({"beta1": 0.7, "beta2": 0.8}, lambda o: o.param_groups[0]["betas"] == (0.7, 0.8)),
+    "lion_8bit": ({"min_8bit_size": 5}, lambda o: o.args.min_8bit_size == 5),
+    "adamw_torchao_8bit": ({"block_size": 64}, lambda o: o.block_size == 64),
+    "adamw_torchao_4bit": ({"block_size": 64}, lambda o: o.block_size == 64),
+    "adamw_bf16_sr": ({}, lambda o: o.bf16_stochastic_round),
+    "schedule_free": (
+        {"beta1": 0.5, "average_power": 1, "lr_power": 3},
+        lambda o: [o.param_groups[0][k] for k in ("betas", "r", "weight_lr_power", "train_mode")]
+        == [(0.5, 0.999), 1, 3, True],
+    ),
+}  # fmt: skip
+"""Option -> keys, and whether they have reached the optimizer."""
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+def test_the_numbers_reach_it(option) -> None:
+    keys, reached = NUMBERS[option]
+    common = {"lr": 0.5, "weight_decay": 0.25}
+    optimizer = built(
+        f"optimizer={option}", *(f"optimizer.{k}={v}" for k, v in {**common, **keys}.items())
+    )
+    assert reached(optimizer)
+    assert [float(g["lr"]) for g in optimizer.param_groups] == [0.5, 0.5]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.25, 0.0]
+
+
+@pytest.mark.parametrize("option", ["galore", "apollo"])
+def test_the_numbers_of_a_projection_reach_matrices_inside_layers_alone(option) -> None:
+    plan = plan_of(
+        *SYNTHETIC, f"optimizer={option}", "optimizer.rank=3", "optimizer.update_proj_gap=7",
+        "optimizer.scale=0.5",
+    )  # fmt: skip
+    network = build_model(plan, torch.device("cpu"))
+    groups = {g["role"]: g for g in build_optimizer(plan, network).param_groups}
+    hidden = groups.pop("hidden")
+    assert (hidden["rank"], hidden["update_proj_gap"], hidden["scale"]) == (3, 7, 0.5)
+    assert groups
+    assert not any("rank" in group for group in groups.values())
+
+
+@pytest.mark.parametrize("option", ["galore", "apollo"])
+def test_a_rank_that_is_left_open_is_a_quarter_of_the_width(option) -> None:
+    plan = plan_of(*SYNTHETIC, f"optimizer={option}", "model.hidden_size=64")
+    assert decision(plan, "optimizer.rank") == ("16", "a quarter of model.hidden_size 64")
+    optimizer = build_optimizer(plan, build_model(plan, torch.device("cpu")))
+    assert {g["rank"] for g in optimizer.param_groups if "rank" in g} == {16}
+    typed = plan_of(*SYNTHETIC, f"optimizer={option}", "model.hidden_size=64", "optimizer.rank=16")
+    assert typed.run_id == plan.run_id, "asked for or decided, it is the same run"
+
+
+@pytest.mark.parametrize("option", HERE)
+def test_the_rate_of_a_step_reaches_every_group(option) -> None:
+    optimizer = built(f"optimizer={option}") if option != "muon" else whole("optimizer=muon")
+    set_learning_rate(optimizer, 0.125)
+    assert {float(group["lr"]) for group in optimizer.param_groups} == {0.125}
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    """torchao refuses any other: its compiled step has read the tensor."""
+    optimizer = built("optimizer=adamw_torchao_8bit")
+    before = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.125)
+    assert all(a is g["lr"] for a, g in zip(before, optimizer.param_groups, strict=True))
+    assert [t.item() for t in before] == [0.125, 0.125]
+
+
+def test_muon_has_the_matrices_inside_layers_and_adamw_the_rest() -> None:
+    optimizer = whole("optimizer=muon", "optimizer.adamw_lr=2e-3", "optimizer.lr=1e-3")
+    muon, adamw = optimizer.parts
+    assert [g["role"] for g in muon.param_groups] == ["hidden"]
+    assert {g["role"] for g in adamw.param_groups} == {"embedding", "vector"}
+    set_learning_rate(optimizer, 0.5)
+    assert muon.param_groups[0]["lr"] == 0.5
+    assert {g["lr"] for g in adamw.param_groups} == {1.0}
+
+
+def test_muon_without_such_a_matrix_says_what_to_type() -> None:
+    with pytest.raises(RunError, match="optimizer=adamw"):
+        built("optimizer=muon")
+
+
+def test_embeddings_of_8_bit_optimizers_have_32_bit_states_unless_told_otherwise() -> None:
+    for option, keep, wanted in [
+        ("adamw_8bit", "true", torch.float32),
+        ("adamw_8bit", "false", torch.uint8),
+        ("lion_8bit", "true", torch.float32),
+    ]:
+        optimizer = whole(f"optimizer={option}", f"optimizer.embeddings_32bit={keep}")
+        table, hidden = (
+            next(g["params"][0] for g in optimizer.param_groups if g["role"] == role)
+            for role in ("embedding", "hidden")
+        )
+        for p in (table, hidden):
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert optimizer.state[table]["state1"].dtype is wanted
+        assert optimizer.state[hidden]["state1"].dtype is torch.uint8
+
+
+def whole(*overrides):
+    """The optimizer of a whole model."""
+    plan = plan_of(*SYNTHETIC, *overrides)
+    return build_optimizer(plan, build_model(plan, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    "option", [pytest.param(o, marks=pytest.mark.slow) for o in sorted(COMPILED)]
+    + [o for o in HERE if o != "muon"],
+)  # fmt: skip
+def test_a_step_changes_every_trainable_parameter_and_no_other(option) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = build_optimizer(plan_of(*SYNTHETIC, f"optimizer={option}"), model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.norm(model.linear(torch.randn(5, 4))).pow(3).sum().backward()
+    optimizer.step()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in before if not name.startswith("frozen")}
+
+
+@pytest.mark.parametrize(
+    ("option", "per_parameter"),
+    [("adamw", 8), ("adamw_forloop", 8), ("sgd", 4)],
+)
+def test_state_is_as_large_as_the_option_says(option, per_parameter) -> None:
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = build_optimizer(plan_of(*SYNTHETIC, f"optimizer={option}"), model)
+    model(torch.randn(2, 64)).sum().backward()
+    optimizer.step()
+    states = [t for s in optimizer.state.values() for t in s.values() if t is not None and t.dim()]
+    assert sum(t.numel() * t.element_size() for t in states) == per_parameter * 64 * 64
+
+
+def test_adafactor_keeps_rows_and_columns_only() -> None:
+    model = nn.Linear(64, 32, bias=False)
+    optimizer = build_optimizer(plan_of(*SYNTHETIC, "optimizer=adafactor"), model)
+    model(torch.randn(2, 64)).pow(2).sum().backward()
+    optimizer.step()
+    (state,) = optimizer.state.values()
+    numbers = sum(t.numel() for t in state.values() if isinstance(t, torch.Tensor) and t.dim())
+    assert numbers == 64 + 32
+
+
+# bitsandbytes 0.50 says so of pages on a CPU.
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
+def test_only_pages_are_waited_for(monkeypatch) -> None:
+    """bitsandbytes waits for the GPU after each parameter, and once more for its pages."""
+    from bitsandbytes import utils
+    from bitsandbytes.optim import optimizer as stepping
+
+    waited: list[torch.Tensor] = []
+    monkeypatch.setattr(utils, "sync_gpu", waited.append)
+    monkeypatch.setattr(stepping, "sync_gpu", utils.sync_gpu)
+    counts = {}
+    for option in ("adamw_8bit", "paged_adamw_8bit", "lion", "lion_8bit"):
+        model = Small()
+        # Pages are of a GPU; parameters as small as these have none of them.
+        plan = plan_of(*SYNTHETIC, f"optimizer={option}", device=DEVICES["h200"])
+        optimizer = build_optimizer(plan, model)
+        model.linear(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        counts[option] = len(waited)
+        waited.clear()
+    assert counts == {"adamw_8bit": 0, "paged_adamw_8bit": 2 + 1, "lion": 0, "lion_8bit": 0}
+
+
+DECAY, RATE = 0.5, 0.01
+
+
+def walked(option: str, decay: float, steps: int = 3) -> list[torch.Tensor]:
+    """A matrix before and after each step along gradients that do not depend on it."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    overrides = (f"optimizer={option}", f"optimizer.lr={RATE}", f"optimizer.weight_decay={decay}")
+    optimizer = build_optimizer(plan_of(*SYNTHETIC, *overrides), layer)
+    found = [layer.weight.detach().clone()]
+    for number in range(steps):
+        layer.weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(number))
+        optimizer.step()
+        found.append(layer.weight.detach().clone())
+    return found
+
+
+AVERAGED = {"schedule_free"}  # what it trains is an average of what it decays
+OF_LAYERS = {"muon", "galore", "apollo"}  # refuse a model without Transformer layers
+
+
+@pytest.mark.parametrize("option", sorted(set(HERE) - AVERAGED - OF_LAYERS))
+def test_weight_decay_is_decoupled(option) -> None:
+    """As the key says: a weight shrinks by rate x decay, and what moves it besides is the same."""
+    plain, decayed = walked(option, 0.0), walked(option, DECAY)
+    expected = decayed[0]
+    for before, after in pairwise(plain):
+        expected = (1 - RATE * DECAY) * expected + (after - before)
+    torch.testing.assert_close(decayed[-1], expected, rtol=0, atol=2e-4)
+    assert (decayed[-1] - plain[-1]).abs().max() > 1e-3

@@ -1,0 +1,240 @@
+"""Adapters of the peft library: what is trained, kept and written, for every family."""
+
+import json
+
+import pytest
+import torch
+from unit.models.sizes.configs import TINY_CASES
+from unit.training.model.plans import hand_plan
+from unit.training.model.steps import make_inputs, step
+
+from eke.common.errors import RunError
+from eke.models.sizes import state_bytes, training_structure
+from eke.training.model.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapted
+from eke.training.model.export import load_weights, save_pretrained
+from eke.training.model.four_bit import quant_states, quant_tensors
+from eke.training.model.model import build_model
+from eke.training.model.peft import apply_peft, frozen_at_random, merge_adapters
+
+CPU = torch.device("cpu")
+
+SMALL = (
+    "model.hidden_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=2",
+    "model.intermediate_size=64",
+    "model.dropout=0.0",
+    "peft=lora",
+)
+
+METHODS = {
+    "lora": ("peft.r=3",),
+    "dora": ("peft=dora", "peft.r=3"),
+    "qlora": ("peft=qlora", "peft.r=3"),
+    "ia3": ("peft=ia3",),
+    "biases": ("peft.r=3", "peft.bias=lora_only"),
+    "one scale": ("peft=qlora", "peft.r=3", "peft.double_quant=false", "peft.quant_type=fp4"),
+    "some layers": ("peft.r=3", "peft.target_modules=[q_proj,query,c_attn,q,wi]"),
+}
+
+
+QUICK = ("lora", "dora", "qlora", "ia3")
+
+
+def slow_unless(quick, names):
+    """Marked for `make test-all`, but for those."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def plan_of(option, task, *more):
+    overrides = {o.split("=")[0]: o for o in (f"model={option}", f"task={task}", *SMALL, *more)}
+    return hand_plan(*overrides.values())
+
+
+def known_targets(option, more):
+    """A list of several families' names, cut to the model's own."""
+    mine = {"tiny_bert": "query", "tiny_gpt2": "c_attn", "tiny_t5": "q,wi"}.get(option, "q_proj")
+    typed = f"peft.target_modules=[{mine}]"
+    return tuple(typed if o.startswith("peft.target_modules") else o for o in more)
+
+
+def adapted(option, task, *more):
+    plan = plan_of(option, task, *more)
+    return plan, apply_peft(plan, build_model(plan, CPU))
+
+
+def stir(model, seed=0):
+    """Trained weights as after some steps: adapters that change the result."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+@torch.no_grad()
+def logits(model):
+    model.eval()
+    return model(**make_inputs_of(model)).logits
+
+
+def make_inputs_of(model):
+    return make_inputs(model.get_base_model() if is_adapted(model) else model)
+
+
+@pytest.mark.parametrize("method", slow_unless(("lora", "qlora"), METHODS))
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=str)
+def test_closed_forms_are_the_real_tensors(option, task, method):
+    plan, model = adapted(option, task, *known_targets(option, METHODS[method]))
+    _, gradients = step(model, **make_inputs_of(model))
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    planned = [w.shape for w in training_structure(plan.config).weights if w.trained]
+    assert sorted(tuple(p.shape) for p in trained.values()) == sorted(planned)
+    assert sum(p.numel() for p in trained.values()) == plan.size.num_trained_parameters
+    assert set(gradients) == set(trained), "every adapter, and nothing else, gets a gradient"
+    held = [*model.parameters(), *quant_tensors(model)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+    state = state_bytes(plan.config)
+    assert sum(storages.values()) == state.weights
+    assert sum(p.nbytes for p in trained.values()) == state.gradients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", slow_unless(("dora", "qlora"), QUICK))
+@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=str)
+def test_adapters_begin_as_the_model_and_merge_into_what_they_became(option, task, method):
+    plan = plan_of(option, task, *METHODS[method])
+    base = build_model(plan, CPU)
+    before = logits(base)
+    model = apply_peft(plan, base)
+    torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-5)
+    stir(model)
+    after = logits(model)
+    assert (after - before).abs().max() > 1e-4
+    kind = type(base)
+    plain = merge_adapters(model)
+    assert type(plain) is kind
+    torch.testing.assert_close(logits(plain), after, rtol=1e-5, atol=2e-5)
+    names = set(build_model(plan_of(option, task, "peft=none"), CPU).state_dict())
+    assert set(plain.state_dict()) == names
+
+
+# peft 0.21 asks by a name that transformers 5.23 has renamed.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("method", slow_unless(("lora",), QUICK))
+@pytest.mark.parametrize(
+    ("option", "task"),
+    [c for c in TINY_CASES if c[0] in ("tiny", "tiny_bert", "tiny_gpt2")],
+    ids=str,
+)
+def test_plain_peft_loads_what_is_written(option, task, method, tmp_path):
+    from peft import PeftModel
+
+    plan, model = adapted(option, task, *METHODS[method])
+    stir(model)
+    save_pretrained(model, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {ADAPTER_CONFIG, ADAPTER_WEIGHTS}
+    loaded = PeftModel.from_pretrained(build_model(plan, CPU), tmp_path)
+    assert torch.equal(logits(loaded), logits(model))
+    assert not any(p.requires_grad for p in loaded.parameters())
+
+
+def test_weights_come_back_to_the_bit(tmp_path):
+    plan, model = adapted("tiny_bert", "sequence_classification", "peft=dora")
+    stir(model)
+    save_pretrained(model, tmp_path)
+    assert model.peft_config["default"].inference_mode is False
+    again = apply_peft(plan, build_model(plan, CPU))
+    assert not torch.equal(logits(again), logits(model))
+    load_weights(again, tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    assert [p.requires_grad for p in again.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
+
+
+def test_another_rank_is_not_loaded(tmp_path):
+    _, model = adapted("tiny", "causal_lm", "peft.r=3")
+    save_pretrained(model, tmp_path)
+    _, other = adapted("tiny", "causal_lm", "peft.r=4")
+    with pytest.raises(RunError, match=r"weight is torch.float32 \[3, \d+\], the model's"):
+        load_weights(other, tmp_path)
+
+
+def test_a_missing_adapter_is_noticed(tmp_path):
+    _, some = adapted("tiny", "causal_lm", "peft.target_modules=[q_proj]")
+    save_pretrained(some, tmp_path)
+    _, every = adapted("tiny", "causal_lm")
+    with pytest.raises(RunError, match=r"lacks \d+ tensor"):
+        load_weights(every, tmp_path)
+
+
+def test_the_seed_draws_the_adapters_and_nothing_else_is_drawn():
+    before = torch.get_rng_state()
+    one, same = (adapted("tiny", "causal_lm")[1] for _ in range(2))
+    other = adapted("tiny", "causal_lm", "seed=1")[1]
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    assert torch.equal(one.get_parameter(name), same.get_parameter(name))
+    assert not torch.equal(one.get_parameter(name), other.get_parameter(name))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("peft.target_modules=[q_proj,c_attn]",), "c_attn names no linear layer of Llama"),
+        (("peft.target_modules=[]",), r"\[\] names no linear layer"),
+        (("peft.target_modules=[lm_head]",), "lm_head names no linear layer"),
+    ],
+    ids=["another family's", "none", "the output projection"],
+)
+def test_layers_that_are_not_there(more, words):
+    with pytest.raises(RunError, match=words) as caught:
+        adapted("tiny", "causal_lm", *more)
+    assert "-> peft.target_modules=null" in str(caught.value)
+
+
+def test_a_whole_name_means_that_layer_alone():
+    _, model = adapted("tiny_bert", "masked_lm", "peft.target_modules=[output.dense]")
+    names = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert names
+    assert not any("attention" in name for name in names)
+
+
+def test_evaluation_on_a_cpu_leaves_four_bit_weights_alone():
+    """bitsandbytes 0.50 repacks them in evaluation mode where the CPU multiplies in bfloat16."""
+    _, model = adapted("tiny", "causal_lm", "model.hidden_size=64", "peft=qlora")
+    states = quant_states(model)
+    before = [(s.nested, s.absmax.clone(), s.dtype) for s in states]
+    logits(model)
+    for (nested, absmax, dtype), state in zip(before, states, strict=True):
+        assert (nested, dtype) == (state.nested, state.dtype)
+        assert torch.equal(absmax, state.absmax)
+
+
+def test_four_bits_round_the_weights_and_say_so():
+    _, model = adapted("tiny", "causal_lm", "peft=qlora", "peft.quant_type=fp4")
+    exact = logits(build_model(plan_of("tiny", "causal_lm", "peft=none"), CPU))
+    assert 1e-4 < (logits(model) - exact).abs().max() < 1
+    assert {state.quant_type for state in quant_states(model)} == {"fp4"}
+    assert len(quant_states(model)) == 2 * 7
+
+
+def test_new_weights_that_no_adapter_trains_are_told():
+    _, model = adapted("tiny_bert", "masked_lm")
+    (words,) = frozen_at_random(model, ("cls.predictions.transform.dense.weight",))
+    assert "1 tensor left random" in words
+    _, classifier = adapted("tiny_bert", "sequence_classification")
+    assert frozen_at_random(classifier, ("classifier.weight", "bert.pooler.dense.bias")) == []
+    assert frozen_at_random(build_model(plan_of("tiny", "causal_lm"), CPU), ("a",)) == []
+
+
+def test_the_written_configuration_is_short_and_names_its_base(tmp_path):
+    _, model = adapted("tiny", "causal_lm", "model.num_hidden_layers=8")
+    save_pretrained(model, tmp_path)
+    content = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
+    assert 1 < len(content["target_modules"]) <= 7
+    assert content["target_modules"] == sorted(content["target_modules"]), "the same in every run"
+    assert content["inference_mode"]
+    assert not model.peft_config["default"].inference_mode, "the model trains on"
+    assert (content["r"], content["task_type"]) == (16, "CAUSAL_LM")

@@ -1,0 +1,404 @@
+"""A checkpoint becomes the model of the task: its weights, a seeded head, one number format."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from checkpoints import FAMILIES, TASK_OF, make_model_config, save_checkpoint
+from support import last_wins
+from unit.training.model.steps import make_inputs, step
+
+from eke.common.errors import ChangedError, RunError
+from eke.config.compose import compose
+from eke.data.sources import Vocabulary
+from eke.models.sizes import VALID_TASKS
+from eke.plan.planner import check_inputs
+from eke.training.model.heads import HEADS
+from eke.training.model.model import build_model, build_model_and_report
+from eke.workflows import plan_for
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Family -> a checkpoint that no test changes."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {family: save_checkpoint(root / family, family) for family in FAMILIES}
+
+
+def plan_of(path, *overrides):
+    typed = ("model=pretrained", f"model.name_or_path='{path}'", *SHORT, *overrides)
+    return plan_for(compose(last_wins(*typed)), planning=True)
+
+
+def load(path, *overrides, device=CPU):
+    return build_model_and_report(plan_of(path, *overrides), device)
+
+
+def same_weights(one, other):
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+def own_task(family):
+    return TASK_OF.get(family, "causal_lm")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_those_of_the_checkpoint(saved, family):
+    model, report = load(saved[family], f"task={own_task(family)}")
+    plain = getattr(transformers, HEADS[own_task(family)]).from_pretrained(saved[family])
+    assert same_weights(model, plain)
+    assert model.training
+    assert report.warnings == []
+    assert model.config.use_cache is False
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == plan_of(saved[family], f"task={own_task(family)}").size.num_parameters
+    )
+
+
+HEAD = {
+    "bert": {"bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias",
+             "classifier.weight"},
+    "t5": {"classification_head.dense.bias", "classification_head.dense.weight",
+           "classification_head.out_proj.bias", "classification_head.out_proj.weight"},
+}  # fmt: skip
+CLASSIFY = "task=sequence_classification"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_head_is_named_and_seeded(saved, family):
+    model, report = load(saved[family], CLASSIFY, "task.num_labels=3")
+    assert set(report.new_weights) == HEAD.get(family, {"score.weight"})
+    assert "random at the start" in report.warnings[0]
+    assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3")[0])
+    for technique in ("attention=eager", "precision=bf16", "compile=aot_eager"):
+        assert same_weights(model, load(saved[family], CLASSIFY, "task.num_labels=3", technique)[0])
+    other = load(saved[family], CLASSIFY, "task.num_labels=3", "seed=1")[0]
+    name = next(n for n in report.new_weights if n.endswith("weight"))
+    assert not torch.equal(model.get_parameter(name), other.get_parameter(name))
+    loss, gradients = step(model)
+    assert torch.isfinite(loss)
+    assert len(gradients) == sum(p.requires_grad for p in model.parameters())
+
+
+def test_a_classifier_keeps_its_head_unless_the_classes_differ(tmp_path):
+    path = save_checkpoint(tmp_path / "c", "llama", task="sequence_classification", num_labels=3)
+    model, report = load(path, CLASSIFY, "task.num_labels=3")
+    assert report.warnings == []
+    assert model.num_labels == 3
+    model, report = load(path, CLASSIFY, "task.num_labels=5")
+    assert report.resized_weights == ("score.weight",)
+    assert model(**make_inputs(model)).logits.shape == (2, 5)
+
+
+def test_loading_leaves_the_random_state_alone(saved):
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    torch.manual_seed(7)
+    load(saved["llama"], CLASSIFY)
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_pure_bfloat16_loads_rounded_weights_and_the_same_new_head(saved, family):
+    wide, _ = load(saved[family], CLASSIFY)
+    narrow, report = load(saved[family], CLASSIFY, "precision=bf16_pure")
+    assert report.new_weights
+    for name, weight in wide.named_parameters():
+        assert narrow.get_parameter(name).dtype == torch.bfloat16
+        assert torch.equal(weight.bfloat16(), narrow.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_weights_are_loaded_as_float32(tmp_path, stored):
+    path = save_checkpoint(tmp_path / "narrow", "llama")
+    transformers.LlamaForCausalLM.from_pretrained(path, dtype=stored).save_pretrained(path)
+    assert json.loads((path / "config.json").read_text())["dtype"] == str(stored)[6:]
+    model, _ = load(path)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_is_the_chosen_one(saved, attention):
+    model, _ = load(saved["gpt2"], f"attention={attention}")
+    assert model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5"])
+def test_dropout_is_the_checkpoints_until_it_is_typed(tmp_path, family):
+    names = {"llama": "attention_dropout", "bert": "hidden_dropout_prob", "gpt2": "resid_pdrop"}
+    name = names.get(family, "dropout_rate")
+    path = save_checkpoint(tmp_path / "m", family, **{name: 0.125})
+    task = f"task={own_task(family)}"
+    assert getattr(load(path, task)[0].config, name) == 0.125
+    model, _ = load(path, task, "model.dropout=0.25")
+    found = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+    found |= {m.attention_dropout for m in model.modules() if hasattr(m, "attention_dropout")}
+    assert found == {0.25}
+
+
+def test_padding_of_a_classifier_is_that_of_the_rows(tmp_path):
+    path = save_checkpoint(tmp_path / "m", "llama", pad_token_id=None, eos_token_id=[7, 9])
+    config = load(path, CLASSIFY)[0].config
+    assert (config.pad_token_id, config.eos_token_id) == (0, 2)  # eke's bytes and synthetic rows
+    other = Vocabulary(tokenizer="another", pad=7, eos=9)
+    made = build_model(dataclasses.replace(plan_of(path, CLASSIFY), vocabulary=other), CPU).config
+    assert (made.pad_token_id, made.eos_token_id) == (7, 9)
+
+
+def test_on_meta_nothing_is_read(saved, tmp_path):
+    path = shutil.copytree(saved["t5"], tmp_path / "m")
+    plan = plan_of(path, "task=seq2seq_lm")
+    model = build_model(plan, META)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert sum(p.numel() for p in model.parameters()) == plan.size.num_parameters
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def spoil(path, change):
+    """Change the checkpoint's tensors, in ways that the plan does not look for."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def rename(tensors):
+    tensors["model.layers.0.mlp.up.weight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+
+
+SPOILT = {
+    "missing": (lambda t: t.pop("model.norm.weight"), "lacks 1 tensor of LlamaForCausalLM: "),
+    "renamed": (rename, "of LlamaForCausalLM: model.layers.0.mlp.up_proj.weight; it is of another"),
+    "unexpected": (
+        lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+        "have no place in LlamaForCausalLM",
+    ),
+    "another shape": (
+        lambda t: t.update({"model.norm.weight": torch.zeros(8)}),
+        "model.norm.weight is [8] and should be [32]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_tensors_that_are_not_a_heads_must_agree(saved, tmp_path, case):
+    change, words = SPOILT[case]
+    path = shutil.copytree(saved["llama"], tmp_path / "m")
+    spoil(path, change)
+    plan = plan_of(path)
+    with pytest.raises(RunError) as caught:
+        build_model(plan, CPU)
+    text = str(caught.value)
+    assert text.startswith(f"model.name_or_path = {path}: ")
+    assert words in text
+    assert "\n" not in text
+
+
+def test_a_file_cut_after_planning(saved, tmp_path):
+    path = shutil.copytree(saved["llama"], tmp_path / "m")
+    plan = plan_of(path)
+    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-64])
+    with pytest.raises(ChangedError, match="has changed since the run was planned"):
+        check_inputs(plan)
+
+
+TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("bert", True),
+        ("bert", False), ("gpt_neox", True), ("gpt_neox", False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
+def test_the_tensors_say_whether_the_output_is_tied(tmp_path, kind, tied):
+    """A flag of config.json that says the contrary changes nothing, and is saved as it is true."""
+    from eke.training.model.export import save_pretrained
+
+    names = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 64, "vocab_size": 320, "pad_token_id": 0}  # fmt: skip
+    config = (
+        transformers.AutoConfig.for_model(kind, **names)
+        if kind == "gpt_neox"
+        else make_model_config(kind)
+    )
+    config.tie_word_embeddings = tied
+    with torch.random.fork_rng():
+        plain = getattr(transformers, HEADS[own_task(kind)]).from_config(config).eval()
+    plain.save_pretrained(tmp_path / "m")
+    content = json.loads((tmp_path / "m" / "config.json").read_text())
+    content["tie_word_embeddings"] = not tied
+    (tmp_path / "m" / "config.json").write_text(json.dumps(content))
+    model, report = load(tmp_path / "m", f"task={own_task(kind)}")
+    assert report.new_weights == ()
+    inputs = make_inputs(plain)
+    assert torch.equal(model.eval()(**inputs).logits, plain(**inputs).logits)
+    assert model.config.tie_word_embeddings is tied
+    shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert shared is tied
+    save_pretrained(model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())[
+        "tie_word_embeddings"] is tied  # fmt: skip
+
+
+DROPPED = {
+    "distilbert": "sequence_classification", "gpt_neo": "causal_lm", "albert": CLASSIFY[5:],
+    "deberta-v2": CLASSIFY[5:], "electra": CLASSIFY[5:], "bart": "seq2seq_lm", "opt": "causal_lm",
+    "gpt2": CLASSIFY[5:], "xlnet": CLASSIFY[5:], "starcoder2": "causal_lm",
+    "modernbert": CLASSIFY[5:], "rembert": CLASSIFY[5:], "biogpt": "causal_lm",
+    "umt5": "seq2seq_lm", "gptj": "causal_lm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DROPPED)
+def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
+    from eke.training.model.dropout import kept_dropouts, recorded_dropouts, set_dropout
+    from eke.training.model.freeze_unused_params import probe
+
+    config = transformers.AutoConfig.for_model(kind)
+    sizes = {"hidden_size": 32, "d_model": 32, "dim": 32, "num_hidden_layers": 2, "n_layers": 2,
+             "encoder_layers": 2, "decoder_layers": 2, "num_layers": 2, "num_attention_heads": 2,
+             "n_heads": 2, "num_heads": 2, "encoder_attention_heads": 2, "d_kv": 16, "d_ff": 64,
+             "decoder_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320,
+             "intermediate_size": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "ffn_dim": 64,
+             "hidden_dim": 64, "d_inner": 64, "d_head": 16, "n_layer": 2, "n_head": 2,
+             "num_decoder_layers": 2, "embedding_size": 32, "word_embed_proj_dim": 32,
+             "rotary_dim": 8, "input_embedding_size": 32, "output_embedding_size": 32,
+             "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1, "decoder_start_token_id": 0,
+             "cls_token_id": 1, "pooler_hidden_size": 32, "sep_token_id": 2}  # fmt: skip
+    for name, value in sizes.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if kind == "gpt_neo":
+        config.attention_types, config.attention_layers = (
+            [[["global", "local"], 1]],
+            ["global", "local"],
+        )
+    if kind == "modernbert":
+        config.layer_types = ["full_attention", "sliding_attention"]
+    traps = {name: value for name, value in vars(config).items() if "layerdrop" in name}
+    set_dropout(config, 0.3)
+    assert {name: getattr(config, name) for name in traps} == traps
+    model = getattr(transformers, HEADS[DROPPED[kind]]).from_config(config)
+    model.eval()
+    with recorded_dropouts() as used, torch.no_grad():
+        model.train()(**probe(model, 0))
+    assert set(used) - {0.0} == {0.3}
+    assert kept_dropouts(model, 0.3, probe(model, 0)) == ()
+    assert kept_dropouts(model, 0.2, probe(model, 0)) == (0.3,)
+
+
+def test_a_dropout_that_a_configuration_class_refuses():
+    from eke.training.model.dropout import set_dropout
+
+    with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
+        set_dropout(transformers.MptConfig(), 0.3)
+    assert "-> model.dropout=null" in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"rope_parameters": 3}, {"hidden_act": "no"}], ids=str)
+def test_a_config_that_transformers_cannot_use(saved, tmp_path, changes):
+    path = shutil.copytree(saved["llama"], tmp_path / "m")
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**content, **changes}))
+    with pytest.raises(RunError, match=r"^model\.name_or_path = ") as caught:
+        build_model(plan_of(path), CPU)
+    assert "\n" not in str(caught.value)
+
+
+BASES = {
+    "llama": "LlamaModel", "bert": "BertModel", "gpt2": "GPT2Model", "t5": "T5Model",
+    "mixtral": "MixtralModel",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_a_checkpoint_without_any_head(tmp_path, family):
+    from eke.training.model.export import load_weights, save_pretrained
+
+    with torch.random.fork_rng():
+        plain = getattr(transformers, BASES[family])(make_model_config(family))
+    plain.save_pretrained(tmp_path / "base")
+    model, _ = load(tmp_path / "base", CLASSIFY)
+    own = getattr(model, model.base_model_prefix).state_dict()
+    shared = set(own) & set(plain.state_dict())
+    assert len(shared) > 10
+    assert all(torch.equal(own[name], plain.state_dict()[name]) for name in shared)
+    save_pretrained(model, tmp_path / "saved")
+    again, _ = load(tmp_path / "base", CLASSIFY, "seed=9")
+    assert not same_weights(again, model)
+    load_weights(again, tmp_path / "saved")
+    assert same_weights(again, model)
+    assert load(tmp_path / "saved", CLASSIFY)[1].warnings == []
+
+
+def test_every_family_has_its_own_task():
+    assert {own_task(f) for f in FAMILIES} < {t for ts in VALID_TASKS.values() for t in ts}
+
+
+@pytest.mark.parametrize("kind", ["phi", "distilbert", "opt"])
+def test_architectures_without_closed_form_load_too(tmp_path, kind):
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=320, hidden_size=32, dim=32, num_hidden_layers=2, n_layers=2,
+        num_attention_heads=2, n_heads=2, intermediate_size=64, ffn_dim=64, hidden_dim=64,
+        word_embed_proj_dim=32, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    task = "masked_lm" if kind == "distilbert" else "causal_lm"
+    with torch.random.fork_rng():
+        plain = getattr(transformers, HEADS[task]).from_config(config)
+    plain.save_pretrained(tmp_path)
+    model, _ = load(tmp_path, f"task={task}")
+    assert same_weights(model, plain)
+    assert plan_of(tmp_path, f"task={task}").size.num_parameters == pytest.approx(
+        sum(p.numel() for p in model.parameters())
+    )
+    _, gradients = step(model)
+    assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def adapted(path, *overrides):
+    from eke.training.model.trainable import build_trainable
+    from eke.training.optimizer.groups import parameter_groups
+
+    plan = plan_of(path, *overrides)
+    model, _ = build_trainable(plan, CPU)
+    return plan, model, {g["role"]: g["weight_decay"] for g in parameter_groups(model, 0.01)}
+
+
+@pytest.mark.parametrize(("peft", "decay"), [("lora", 0.01), ("ia3", 0.0)], ids=str)
+def test_adapters_of_one_rank_are_matrices_and_scales_are_not(saved, peft, decay):
+    rank = ("peft.r=1",) if peft == "lora" else ()
+    _, _, decays = adapted(saved["llama"], f"peft={peft}", *rank)
+    assert set(decays.values()) == {decay}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "warned"),
+    [("llama", (), False), ("bert", (CLASSIFY,), True)],
+    ids=str,
+)
+def test_small_updates_are_lost_where_something_narrow_is_trained(saved, family, overrides, warned):
+    typed = ("peft=lora", "peft.r=2", "precision=bf16_pure", "optimizer.lr=1e-3")
+    plan, model, _ = adapted(saved[family], *typed, *overrides)
+    formats = {p.dtype for p in model.parameters() if p.requires_grad}
+    assert (torch.bfloat16 in formats) is warned
+    assert any("rounds away" in str(w) for w in plan.warnings) is warned
+    names = model.peft_config["default"].modules_to_save
+    assert names == (["classifier", "pooler"] if warned else None)
+
+
+def test_experts_without_adapters_are_named(saved):
+    from eke.training.model.peft import experts_left_out
+
+    _, model, _ = adapted(saved["mixtral"], "peft=lora", "peft.r=2")
+    stacked = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
+    share = stacked / sum(p.numel() for p in model.parameters())
+    assert f"{share:.0%} of the parameters" in experts_left_out(model)[0]
+    assert experts_left_out(adapted(saved["llama"], "peft=lora", "peft.r=2")[1]) == []

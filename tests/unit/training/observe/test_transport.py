@@ -1,0 +1,75 @@
+"""What the record says of the exchange between processes: whether there is one, and how."""
+
+import dataclasses
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from unit.training.model.plans import hand_plan
+
+from eke.config.schema import PeerToPeer
+from eke.training.distributed.ranks import P2P_VARIABLE, choose_transport
+from eke.training.observe.sharding import note_copies
+from eke.training.observe.transport import note_transport
+
+
+def job_of(p2p: str, per_rank: list[str], device: str = "cuda") -> SimpleNamespace:
+    """A job whose ranks have these values in their environments."""
+    warnings: list[str] = []
+    ranks = SimpleNamespace(world_size=len(per_rank), gather=lambda mine: per_rank)
+    plan = hand_plan("distributed=ddp", f"distributed.p2p={p2p}")
+    return SimpleNamespace(
+        plan=plan, ranks=ranks, device=torch.device(device), effective={}, warnings=warnings,
+        warn=warnings.append,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch) -> None:
+    monkeypatch.setenv(P2P_VARIABLE, "0")  # so that what a test sets is taken back
+    monkeypatch.delenv(P2P_VARIABLE)
+
+
+def test_off_is_what_nccl_reads() -> None:
+    choose_transport(PeerToPeer.auto)
+    assert P2P_VARIABLE not in os.environ
+    choose_transport(PeerToPeer.off)
+    assert os.environ[P2P_VARIABLE] == "1"
+
+
+def test_the_record_says_what_the_ranks_have() -> None:
+    job = job_of("off", ["1", "1"])
+    note_transport(job)
+    assert job.effective["nccl_p2p"] == ["off", "off"]
+    assert not job.warnings
+
+
+@pytest.mark.parametrize(
+    ("p2p", "per_rank", "words"),
+    [("off", ["1", ""], "1, unset"), ("auto", ["1", "1"], "1, 1"), ("off", ["0", "0"], "0, 0")],
+)
+def test_another_transport_than_asked_for_is_warned_about(p2p, per_rank, words) -> None:
+    job = job_of(p2p, per_rank)
+    note_transport(job)
+    assert job.warnings == [f"distributed.p2p={p2p}, but NCCL_P2P_DISABLE is {words} on the ranks"]
+
+
+def test_a_cpu_has_no_nccl() -> None:
+    job = job_of("auto", ["", ""], device="cpu")
+    note_transport(job)
+    assert job.effective == {}
+
+
+def test_copies_that_exchange_nothing_are_noticed() -> None:
+    """tests/equivalence/test_ranks.py sees those that do."""
+    job = job_of("auto", ["", ""], "cpu")
+    job.plan = dataclasses.replace(
+        job.plan, batch=dataclasses.replace(job.plan.batch, world_size=2)
+    )
+    job.model = torch.nn.Linear(2, 2)
+    note_copies(job)
+    assert job.effective == {"copies": 1}
+    assert job.warnings == [
+        "distributed=ddp had no effect: gradients of 1 of 2 processes are exchanged"
+    ]

@@ -1,0 +1,145 @@
+"""Every option is traced, but for a short list; no library's error text reaches a user."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import last_wins
+
+from eke.common.paths import conf_folder
+from eke.config.compose import compose
+from eke.models.sizes import shared_state_bytes
+from eke.training.trace import predict
+from eke.training.trace.predict import trace
+from eke.training.trace.trace_substitutions import Untraceable
+from eke.workflows.planning import plan_for
+
+SMALL = (
+    "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_attention_heads=4",
+    "model.vocab_size=320", "data=synthetic", "data.seq_len=64", "data.num_samples=64",
+    "tracker=none", "hardware=h100",
+)  # fmt: skip
+
+NOT_TRACED = {"peft=qlora": "weights become 4-bit where bitsandbytes reads their values"}
+"""Option -> why."""
+
+ELSEWHERE = {
+    "data": "the lengths of rows decide, not where they come from; most options need files",
+    "experiment": "whole settings, made of the options here",
+    "hardware": "a device, not a technique",
+    "slurm": "a cluster",
+    "sweep": "sets of runs, made of the options here",
+    "tracker": "outside of the step",
+}
+"""Group whose options are not tried -> why."""
+
+UNPLANNED = {
+    "model=pretrained": "needs a checkpoint (tests/equivalence)",
+    "offload=nvme": "needs a folder and two GPUs",
+    "hydra": "no group of eke's",
+    "schema": "no group of eke's",
+}
+
+HEADS = "model.num_key_value_heads=2"
+MASKED, SEQ2SEQ = "task=masked_lm", "task=seq2seq_lm"
+NEEDS = {
+    "attention=flash2": ("precision=bf16",),
+    "attention=flash3": ("precision=bf16",),
+    "memory=max_savings": ("train.max_grad_norm=null",),
+    "memory=optimizer_in_backward": ("train.max_grad_norm=null",),
+    "offload=optimizer_cpu": ("distributed=zero2",),
+    "offload=params_cpu": ("distributed=zero3",),
+    "task=masked_lm": ("model=tiny_bert",),
+    "task=seq2seq_lm": ("model=tiny_t5",),
+    **{f"model={name}": (HEADS,) for name in (
+        "llama3_8b", "llama_1b", "mixtral_8x7b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_8b")},
+    **{f"model={name}": (MASKED,) for name in ("bert_base", "bert_large", "tiny_bert")},
+    **{f"model={name}": (SEQ2SEQ,) for name in ("t5_3b", "t5_base", "t5_small", "tiny_t5")},
+}  # fmt: skip
+"""Option -> what it is planned with."""
+
+
+def plan_of(*overrides):
+    return plan_for(compose(list(last_wins(*SMALL, *overrides))), planning=True)
+
+
+def options() -> list[str]:
+    folders = [p for p in conf_folder().iterdir() if p.name not in ELSEWHERE | UNPLANNED]
+    found = [f"{path.parent.name}={path.stem}" for each in folders for path in each.glob("*.yaml")]
+    return sorted(set(found) - set(UNPLANNED) - set(NOT_TRACED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", options())
+def test_every_option_is_traced(option) -> None:
+    batch = () if option == "batch=auto" else ("batch.per_device=2",)
+    assert trace(plan_of(*batch, option, *NEEDS.get(option, ()))).components["weights"] > 0
+
+
+@pytest.mark.parametrize("option", NOT_TRACED)
+def test_what_is_not_traced_says_why(option) -> None:
+    with pytest.raises(Untraceable, match=NOT_TRACED[option]):
+        trace(plan_of("batch.per_device=2", option))
+
+
+@pytest.mark.parametrize("option", ["adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"])
+def test_states_of_compiled_optimizers_are_those_of_the_formulas(option) -> None:
+    plan = plan_of("batch.per_device=2", "precision=bf16_pure", f"optimizer={option}")
+    counters = 1024  # float32 numbers of steps, and learning rates
+    found = trace(plan).components["optimizer"]
+    expected = shared_state_bytes(plan.config, plan.size).optimizer
+    assert expected <= found <= expected + counters
+
+
+def test_apollos_projections_are_made_without_a_generator() -> None:
+    assert trace(plan_of("batch.per_device=2", "optimizer=apollo")).components["optimizer"] > 0
+
+
+def test_paged_moments_are_not_on_the_device() -> None:
+    """By hand: two bytes a number, or eight, of tensors with 100,000 numbers and more."""
+    wide = ("batch.per_device=2", "model.hidden_size=512")
+    paged, kept = (plan_of(*wide, f"optimizer={name}adamw_8bit") for name in ("paged_", ""))
+    there, whole = (shared_state_bytes(p.config, p.size).optimizer for p in (paged, kept))
+    large = [p for p in shapes(paged) if p[1] >= 100_000]
+    assert whole - there == sum((8 if embedding else 2) * number for embedding, number in large)
+    assert shared_state_bytes(paged.config, paged.size, host=True).optimizer == whole
+    traced = trace(kept).components["optimizer"] - trace(paged).components["optimizer"]
+    assert traced == whole - there
+
+
+@pytest.mark.slow
+def test_the_first_trace_of_a_process_pages() -> None:
+    """bitsandbytes is imported by nothing before it there."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from test_every_option import *\n"
+        "plan = plan_of('batch.per_device=2', 'model.hidden_size=512', "
+        "'optimizer=paged_adamw_8bit')\n"
+        "assert 'bitsandbytes' not in sys.modules; print(trace(plan).components['optimizer'])"
+    )
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", code, str(here), str(here.parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def shapes(plan) -> list[tuple[bool, int]]:
+    """Of each weight: whether it is an embedding, and how many numbers it has."""
+    import torch
+
+    from eke.training.model.trainable import build_trainable
+
+    with torch.device("meta"):
+        model, _ = build_trainable(plan, torch.device("meta"))
+    return [("embed" in name, p.numel()) for name, p in model.named_parameters()]
+
+
+def test_no_librarys_text_reaches_a_user(monkeypatch) -> None:
+    def fails(*_):
+        raise RuntimeError("please open an issue on our tracker")
+
+    monkeypatch.setattr(predict, "build_trainable", fails)
+    with pytest.raises(Untraceable) as caught:
+        trace(plan_of("batch.per_device=2"))
+    assert "please" not in str(caught.value)
+    assert "RuntimeError" in str(caught.value)

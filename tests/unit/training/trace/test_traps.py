@@ -1,0 +1,227 @@
+"""What makes a trace on fake tensors differ from a run, and the proof that it does not here."""
+
+import pytest
+import torch
+from support import last_wins
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as optimizers
+
+from eke.config.compose import compose
+from eke.training.trace import autocast, sdpa
+from eke.training.trace.data_dependent_ops import Questions
+from eke.training.trace.device import NAME, fake_gpu
+from eke.training.trace.fake_tensor_cache import Ghosts
+from eke.training.trace.fakes import fake_surroundings
+from eke.training.trace.predict import trace, trace_history
+from eke.training.trace.trace import StorageTrace
+from eke.training.trace.trace_substitutions import Untraceable
+from eke.training.trace.workspaces import Workspaces, cublas_bytes
+from eke.workflows.planning import plan_for
+
+SMALL = (
+    "model.hidden_size=64", "model.num_hidden_layers=2", "model.num_attention_heads=4",
+    "model.vocab_size=320", "data=synthetic", "data.min_token=8", "data.seq_len=64",
+    "batch.per_device=2", "data.num_samples=64", "tracker=none",
+)  # fmt: skip
+GPU = ("hardware=h100", *SMALL)
+
+
+def plan_of(*overrides):
+    return plan_for(compose(list(last_wins(*overrides))), planning=True)
+
+
+def highest(*overrides) -> int:
+    return max(trace(plan_of(*overrides)).allocated.values())
+
+
+def test_the_lists_of_autocast_are_this_torchs() -> None:
+    assert autocast.drift() == [], "eke/training/trace/autocast.py names operators of another torch"
+    # A new rule may be one of lower precision: then the count changes, and the lists must be read.
+    version = ".".join(torch.__version__.split(".")[:2])
+    assert len(autocast.known_operators()) == KNOWN_RULES[version]
+
+
+KNOWN_RULES = {"2.11": 126, "2.13": 119}
+"""Of each torch that was read, aliases included; what is not in the lists runs in float32. 2.11 has
+rules for named dimensions, and none for rms_norm."""
+
+
+def test_the_device_is_never_available() -> None:
+    device = fake_gpu()
+    assert device.type == NAME
+    assert not torch.fakegpu.is_available()
+
+
+def test_fake_tensors_are_never_taken_for_a_graph_being_captured() -> None:
+    """transformers would build a mask, and lose causal attention and grouped heads."""
+    from transformers import masking_utils
+
+    true = masking_utils.is_tracing
+    with fake_surroundings():
+        assert not masking_utils.is_tracing(torch.zeros(1))
+    assert masking_utils.is_tracing is true
+
+
+def test_foreach_stays_foreach_and_only_inside() -> None:
+    with fake_surroundings():
+        assert FakeTensor in optimizers._foreach_supported_types
+    assert FakeTensor not in optimizers._foreach_supported_types
+    small = (*GPU, "data.seq_len=8", "batch.per_device=1", "model.hidden_size=512")
+    loop, lists = (
+        trace(plan_of(*small, f"optimizer=adamw_{kind}")).allocated["optimizer"]
+        for kind in ("forloop", "foreach")
+    )
+    assert lists > 1.05 * loop, "whole lists of temporaries"
+
+
+def test_a_trace_is_the_same_again() -> None:
+    """Remembered results, views above all, are those of the first time."""
+    Ghosts._made.clear()
+    plan = plan_of(*GPU, "model=tiny_gpt2", "precision=bf16", "attention=eager")
+    first, second = trace_history(plan), trace_history(plan)
+    assert first.events == second.events
+    assert first.components == second.components
+
+
+def test_a_machine_with_gpus_traces_as_one_without(monkeypatch) -> None:
+    """Where CUDA is there, PyTorch's optimizers ask whether a graph is being captured."""
+    plan = plan_of(*GPU, "model=tiny_gpt2", "precision=bf16", "attention=eager")
+    expected = trace_history(plan)
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(1) or False)
+    assert trace_history(plan).events == expected.events
+    assert torch.cuda.is_available()
+    assert not asked
+
+
+def test_a_constant_on_the_device_is_made_on_the_host_first() -> None:
+    """As transformers 5.17's mask of plain attention does; the device has no kernel to make it."""
+    device, mode = fake_gpu(), FakeTensorMode()
+    before = torch._C._only_lift_cpu_tensors()
+    watch = StorageTrace(mode, device, Questions(False, None), Workspaces("cuda", (9, 0)))
+    with fake_surroundings(), watch:
+        constant = torch.tensor(0.5, device=device)
+    assert type(constant) is FakeTensor
+    assert constant.device.type == NAME
+    assert torch._C._only_lift_cpu_tensors() is before
+
+
+def test_gradients_are_summed_in_place(monkeypatch) -> None:
+    """T5 reads its encoder's output in each decoder layer: one sum, not one tensor more."""
+    t5 = (*GPU, "model=tiny_t5", "task=seq2seq_lm", "memory=checkpointing",
+          "data.seq_len=256", "batch.per_device=4", "model.num_decoder_layers=3")  # fmt: skip
+    as_autograd = len(trace_history(plan_of(*t5)).components)
+    monkeypatch.setattr("eke.training.trace.trace.engine_owns", lambda gradient: False)
+    assert len(trace_history(plan_of(*t5)).components) > as_autograd
+
+
+def test_autocasts_copies_of_weights_are_memory() -> None:
+    found = trace(plan_of(*GPU, "precision=bf16"))
+    assert found.components["autocast_cache"] > 0
+    exact = trace(plan_of(*GPU))
+    assert "autocast_cache" not in exact.components
+
+
+def test_attention_is_chosen_as_cuda_does() -> None:
+    def query(dtype, heads=4):
+        return torch.empty(2, heads, 16, 32, dtype=dtype, device="meta")
+
+    half, full = query(torch.bfloat16), query(torch.float32)
+    mask = torch.empty(2, 1, 16, 16, device="meta")
+    assert sdpa.choose(half, half, None) == "flash"
+    assert sdpa.choose(half, half, mask) == "efficient"
+    assert sdpa.choose(full, full, None) == "efficient"
+    assert sdpa.choose(half, query(torch.bfloat16, 2), None) == "flash"
+    assert sdpa.choose(full, query(torch.float32, 2), None) == "math", "no grouped heads there"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kernel"),
+    [
+        (("hardware=h200", "precision=fp32"), "efficient"),
+        (("hardware=h200", "precision=bf16"), "flash"),
+        (("hardware=h200", "precision=bf16", "attention.backend=mem_efficient"), "efficient"),
+        (("hardware=t4", "precision=fp16"), "efficient"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monkeypatch) -> None:
+    found, choose = [], sdpa.choose
+    monkeypatch.setattr(sdpa, "choose", lambda *args: found.append(choose(*args)) or choose(*args))
+    plan = plan_of(*SMALL, "model=llama_1b", *overrides, "model.num_key_value_heads=2")
+    trace_history(plan)
+    assert set(found) == {kernel}
+
+
+def test_an_old_gpu_has_no_flash_kernel() -> None:
+    new = highest("hardware=h100", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
+    old = highest("hardware=v100_16", *SMALL, "model=tiny_bert", "precision=fp16", "task=masked_lm")
+    assert old != new
+    assert cublas_bytes((9, 0)) == 32 * 2**20
+    assert cublas_bytes((7, 0)) == 8519680, "what `torch.cuda.memory_allocated` shows of it"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit", "paged_adamw_8bit", "lion"])
+def test_bitsandbytes_steps_without_data(optimizer) -> None:
+    found = trace(plan_of(*GPU, f"optimizer={optimizer}"))
+    assert found.components["weights"] > 0
+
+
+@pytest.mark.parametrize("backend", ["math", "mem_efficient"])
+def test_the_pinned_kernel_is_the_one_that_runs(backend) -> None:
+    flash = highest(*GPU, "precision=bf16", "data.seq_len=512", "attention.backend=flash")
+    other = highest(*GPU, "precision=bf16", "data.seq_len=512", f"attention.backend={backend}")
+    assert other >= flash
+
+
+def test_components_add_up_to_the_peak() -> None:
+    found = trace(plan_of("hardware=cpu", *SMALL))
+    peak = max(found.allocated.values())
+    assert sum(found.components.values()) == peak
+    assert found.allocated == found.reserved or max(found.reserved.values()) == peak
+    weights = found.components["weights"]
+    assert 2 * 0.99 * weights < found.components["optimizer"] <= 2 * weights
+
+
+def test_checkpointing_and_offload_need_less() -> None:
+    plain = highest(*GPU, "data.seq_len=256", "batch.per_device=4")
+    assert highest(*GPU, "data.seq_len=256", "batch.per_device=4", "memory=checkpointing") < plain
+    offloaded = (*GPU, "data.seq_len=256", "batch.per_device=4", "memory=activation_offload")
+    assert highest(*offloaded) < plain
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [("compile=inductor", "compile"), ("kernels=liger", "liger"), ("attention=flash2", "flash")],
+)
+def test_what_is_traced_as_something_else_says_so(override, word) -> None:
+    found = trace(plan_of(*GPU, override, "precision=bf16"))
+    assert any(word in note for note in found.notes)
+
+
+def test_what_cannot_be_traced_says_why(monkeypatch) -> None:
+    def broken(*_):
+        raise RuntimeError("torch has changed\nand more")
+
+    monkeypatch.setattr("eke.training.trace.predict.build_trainable", broken)
+    with pytest.raises(Untraceable, match=r"without data \(RuntimeError in [\w.]+\)$"):
+        trace(plan_of(*GPU))
+
+
+def test_four_bit_weights_are_left_to_the_closed_form() -> None:
+    with pytest.raises(Untraceable, match="qlora"):
+        trace(plan_of(*GPU, "peft=qlora"))
+
+
+def test_one_of_several_processes_is_traced() -> None:
+    """Where a trace fails, formulas take its place without a word: here it has to succeed."""
+    one = (*GPU, "batch.accumulation=2")
+    one_of_two = (*one, "distributed=ddp", "distributed.num_processes=2")
+    assert highest(*one_of_two) == pytest.approx(highest(*one), rel=0.01)
+
+
+def test_a_batch_is_memory_of_a_gpu_and_not_of_a_cpus_allocator() -> None:
+    """NumPy makes it; on a CPU those very tensors are trained on."""
+    assert trace(plan_of(*GPU)).components["batch"] > 0
+    assert "batch" not in trace(plan_of("hardware=cpu", *SMALL)).components

@@ -1,0 +1,199 @@
+"""recipe=low_memory and recipe=large_model_one_gpu: chosen by the forecast, and said with it."""
+
+from dataclasses import replace
+
+import pytest
+from recipe_plans import BERT, LLAMA, SEVEN, chosen, planned, said
+
+from eke.config.compose import compose
+from eke.estimate.memory import Verdict, forecast
+from eke.hardware import DEVICES
+from eke.plan.planner import Plan
+from eke.tuning.recipes.combination_search import Way, cost_of
+from eke.workflows.planning import plan_on
+
+LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
+
+
+def peak(plan) -> int:
+    return forecast(plan).peak.expected
+
+
+def planned_with(capacity: int, *overrides: str) -> Plan:
+    """`eke plan` for a GPU like an H200 with so much memory."""
+    device = replace(DEVICES["h200"], memory_bytes=capacity, available_bytes=capacity)
+    composed = compose([*overrides, "hardware=h200", "tracker=none"], in_sweep=True)
+    return plan_on(composed, device, "made up", planning=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hardware", ["v100_16", "rtx3090", "h200", "cpu"])
+def test_low_memory_needs_less_than_without_and_than_each_choice_left_out(hardware) -> None:
+    asked = (*BERT, "batch.per_device=4", f"hardware={hardware}")
+    plan = planned(LOW, *asked)
+    assert peak(plan) < 0.7 * peak(planned(*asked))
+    options = {k: v for k, v in chosen(plan).items() if k in ("optimizer", "memory", "kernels")}
+    assert options["optimizer"] == "adafactor"
+    assert options["memory"] == "checkpointing"
+    for group in options:
+        rest = [f"{key}={value}" for key, value in chosen(plan).items() if key != group]
+        assert peak(planned(*asked, *rest)) > peak(plan)
+        assert "without it" in said(plan, group).reason
+
+
+def test_low_memory_leaves_what_would_save_nothing() -> None:
+    """One short sample: nearly all of the memory is states, and recomputation saves none of it."""
+    plan = planned(LOW, *BERT, "data.seq_len=512", "batch.per_device=4", "hardware=h200")
+    tiny = planned(LOW, *BERT[:3], "data.seq_len=8", "batch.per_device=1", "hardware=h200")
+    assert plan.config.memory.checkpointing.value == "full"
+    assert tiny.config.memory.checkpointing.value == "off"
+
+
+def test_low_memory_cuts_the_micro_batch_where_nothing_else_makes_room() -> None:
+    long = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=16384")
+    asked = (*long, "hardware=a100_40")
+    plan = planned(*asked)
+    assert plan.choices["batch"] == "auto"
+    assert forecast(plan).verdict is not Verdict.does_not_fit
+    assert plan.batch.per_device < 8
+    assert plan.batch.samples_per_step == 8, "those of a step stay"
+    assert "needed at batch.per_device=8" in said(plan, "batch").reason
+    typed = planned(*asked, "batch.per_device=8")
+    assert typed.batch.per_device == 8
+    assert forecast(typed).verdict is Verdict.does_not_fit
+    assert "batch" not in chosen(planned(*long, "hardware=h200"))
+
+
+def test_low_memory_does_not_cut_where_pieces_need_more() -> None:
+    """Gradients of 7 B parameters are kept from one piece to the next."""
+    asked = (LOW, *SEVEN[:2], "data.seq_len=512", "precision=bf16", "hardware=rtx3090")
+    assert peak(planned(*asked, "batch=auto")) > peak(planned(*asked, "batch=fixed"))
+    assert "batch" not in chosen(planned(*asked))
+
+
+ADAPTERS = (LOW, "model=llama_1b", "data=synthetic", "peft=lora")
+
+
+def test_low_memory_keeps_no_copies_of_weights_that_nobody_trains(packages) -> None:
+    """Autocast would, and 256 tokens save less than they take."""
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "hardware=rtx3090")
+    half = planned(*ADAPTERS, "precision=bf16", "hardware=rtx3090")
+    assert plan.choices["precision"] == "tf32"
+    assert 1.3 * peak(plan) < peak(half)
+    assert peak(plan) < peak(planned(*ADAPTERS[1:], "hardware=rtx3090"))
+    reason = said(plan, "precision").reason
+    assert "with precision=bf16, which keeps 16-bit copies of the weights" in reason
+    assert "precision=bf16_pure, other numerics, has them in 16 bits alone: " in reason
+    typed = [f"{key}={value}" for key, value in chosen(plan).items()]
+    assert planned(*ADAPTERS[1:], *typed, "hardware=rtx3090").run_id == plan.run_id
+
+
+def test_they_are_not_kept_where_there_is_no_tf32_either(packages) -> None:
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "hardware=v100_16")
+    assert plan.choices["precision"] == "fp32"
+    assert "with precision=fp16, which keeps 16-bit copies" in said(plan, "precision").reason
+
+
+def test_low_memory_has_products_in_16_bits_where_activations_are_larger(packages) -> None:
+    packages("peft", "bitsandbytes", "torchao")
+    plan = planned(*ADAPTERS, "data.seq_len=2048", "hardware=h200")
+    assert plan.choices["precision"] == "bf16"
+
+
+def test_copies_that_leave_no_room_are_not_made(packages) -> None:
+    """Of samples so long that they would save less than what is worth slower products."""
+    packages("peft")
+    asked = (*ADAPTERS, "data.seq_len=1024", "kernels=none", "batch.per_device=8")
+    half, wide = (
+        planned(*asked, f"precision={each}", "hardware=h200") for each in ("bf16", "fp32")
+    )
+    assert peak(wide) < peak(half) < 1.1 * peak(wide)
+    between = (peak(half) + peak(wide)) // 2
+    assert planned_with(between, *asked).choices["precision"] == "tf32"
+    assert planned_with(2 * between, *asked).choices["precision"] == "bf16"
+    open_batch = planned_with(between, *asked[:-1])
+    assert open_batch.choices["precision"] == "bf16", "smaller pieces make room, too"
+    assert open_batch.choices["batch"] == "auto"
+
+
+def test_of_combinations_that_are_as_good_one_with_room_is_taken(packages) -> None:
+    """Recomputing all saves nothing of the expected peak, and something of the highest one."""
+    packages()
+    asked = (LOW, "model=llama_1b", "data=synthetic", "data.seq_len=256")
+    mild = planned(*asked, "hardware=h200")
+    full = planned(*asked, "memory=checkpointing", "hardware=h200")
+    assert mild.choices["memory"] != "checkpointing"
+    assert peak(mild) == peak(full)
+    highest = [forecast(plan).peak.high for plan in (full, mild)]
+    assert highest[0] < highest[1]
+    plan = planned_with(sum(highest) // 2, *asked)
+    assert plan.choices["memory"] == "checkpointing"
+    assert forecast(plan).verdict is Verdict.fits
+
+
+def test_low_memory_takes_eight_bits_where_adafactor_would_be_another_algorithm(packages) -> None:
+    packages("bitsandbytes", "deepspeed")
+    ranks = ("distributed=zero2", "distributed.num_processes=1")
+    plan = planned(LOW, *BERT, *ranks, "hardware=h100")
+    assert plan.choices["optimizer"] != "adafactor"
+
+
+def test_a_model_that_fits_is_left_as_it_is() -> None:
+    plan = planned(LARGE, *BERT, "hardware=h200")
+    assert set(chosen(plan)) == {"precision", "batch", "memory forecast"}
+    assert said(plan, "memory forecast").reason.startswith(f"{LARGE}: fits: ")
+
+
+def test_the_mildest_that_fits_is_taken(packages) -> None:
+    """7 billion parameters: 16 bytes each do not fit into 80 GB, 8 bytes do."""
+    packages("torchao", "bitsandbytes", "deepspeed")
+    plan = planned(LARGE, *SEVEN, "hardware=h100")
+    assert forecast(planned(*SEVEN, "hardware=h100")).verdict is Verdict.does_not_fit
+    assert forecast(plan).verdict is Verdict.fits
+    assert plan.choices["precision"] == "bf16_pure"
+    assert plan.choices["optimizer"] == "adamw_bf16_sr"
+    assert plan.choices["memory"] == plan.choices["offload"] == "none"
+    assert "without it" in said(plan, "precision").reason
+
+
+def test_without_the_packages_something_else_is_taken_and_the_reason_names_them(packages) -> None:
+    packages("deepspeed")
+    plan = planned(LARGE, *SEVEN, "hardware=h100")
+    assert plan.choices["optimizer"] == "adamw"
+    assert plan.choices["offload"] == "optimizer_cpu"
+    packages()
+    alone = planned(LARGE, *SEVEN, "hardware=h100")
+    assert alone.choices["offload"] == "none"
+    said(alone, "memory forecast")
+
+
+def test_updates_in_the_backward_pass_only_where_nothing_is_clipped(packages) -> None:
+    """Clipping is part of the training: no recipe switches it off."""
+    packages()
+    asked = (LARGE, *SEVEN, "batch.target=1", "hardware=a100_40")
+    clipped = planned(*asked)
+    free = planned(*asked, "train.max_grad_norm=null")
+    assert not clipped.config.memory.optimizer_in_backward
+    assert clipped.config.train.max_grad_norm == 1.0
+    assert free.config.memory.optimizer_in_backward
+
+
+def test_what_fits_nowhere_is_said(packages) -> None:
+    packages()
+    plan = planned(LARGE, "model=mixtral_8x7b", "data=synthetic", "hardware=t4")
+    assert "nothing that is known makes it fit" in said(plan, "memory forecast").reason
+    assert forecast(plan).verdict is Verdict.does_not_fit
+
+
+def test_the_rank_of_a_combination() -> None:
+    free, slow, unknown = Way(("a=1",), 1.0, ""), Way(("b=1",), 1.3, ""), Way(("c=1",), None, "")
+    changing = Way(("d=1",), 1.0, "", keeps=False)
+    order = [(), (free,), (changing,), (free, changing), (slow,), (free, slow), (unknown,)]
+    assert sorted(reversed(order), key=cost_of) == order
+
+
+def test_the_same_command_chooses_the_same_twice() -> None:
+    asked = (LARGE, *LLAMA, "hardware=rtx3090")
+    assert planned(*asked).decisions == planned(*asked).decisions

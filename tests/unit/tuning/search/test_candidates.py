@@ -1,0 +1,173 @@
+"""What may be tried: rules, forecasts and what was typed decide, before anything runs."""
+
+import pytest
+from support import last_wins
+
+from eke.common.units import GIB
+from eke.config.compose import compose
+from eke.hardware import Device
+from eke.tuning.search import Numerics, Room, axes_for, enumerate_candidates
+from eke.tuning.search.axes import TECHNIQUES, group_of
+from eke.tuning.search.candidates import MAX_SIZES
+from eke.workflows.planning import plan_for
+
+WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
+        "train.steps=20", "tracker=none")  # fmt: skip
+
+
+def candidates(*typed: str, numerics: Numerics = Numerics.same, expected=lambda plan: None):
+    composed = compose(last_wins(*WORK, *typed))
+    plan = plan_for(composed, planning=True, refuse=False)
+    axes = axes_for(composed.choices, composed.overrides, plan.device, numerics)
+    return plan, enumerate_candidates(plan, composed, axes, None, expected)
+
+
+def test_the_typed_configuration_is_among_them_and_first_points_at_it(own_machine):
+    plan, found = candidates("batch.per_device=4", "batch.accumulation=4")
+    first = found.found[found.first]
+    assert not [text for value in first.values for text in value.overrides]
+    assert first.point.micro_batch == 4
+    assert first.plan.batch == plan.batch
+
+
+def test_every_candidate_keeps_the_samples_per_step(own_machine):
+    _, found = candidates("batch.per_device=4", "batch.accumulation=3")
+    assert {each.plan.batch.samples_per_step for each in found.found} == {12}
+    sizes = {each.point.micro_batch for each in found.found}
+    assert sizes <= {1, 2, 3, 4, 6, 12}
+    assert len(sizes) <= MAX_SIZES + 1
+
+
+@pytest.mark.parametrize("typed", ["attention=sdpa", "compile=none", "memory.every_n=1"])
+def test_what_is_typed_stays(own_machine, typed):
+    composed = compose([*WORK, typed])
+    plan = plan_for(composed, planning=True, refuse=False)
+    axes = axes_for(composed.choices, composed.overrides, plan.device, Numerics.reduced)
+    assert group_of(typed) not in [axis.name for axis in axes]
+    for axis in axes:
+        for value in axis.values:
+            assert group_of(typed) not in map(group_of, value.overrides)
+
+
+def test_classes_of_numerics_hold_each_other(own_machine):
+    names = {}
+    for numerics in Numerics:
+        _, found = candidates(numerics=numerics)
+        names[numerics] = {value.name for each in found.found for value in each.values}
+    assert names[Numerics.same] < names[Numerics.mixed] < names[Numerics.reduced]
+    assert "precision=bf16" in names[Numerics.mixed] - names[Numerics.same]
+    assert "optimizer=adamw_8bit" in names[Numerics.reduced] - names[Numerics.mixed]
+
+
+def test_no_group_is_decided_twice(own_machine):
+    """bfloat16 weights bring an optimizer of their own; another one is not typed beside it."""
+    _, found = candidates(numerics=Numerics.reduced)
+    seen = set()
+    for each in found.found:
+        texts = [text for value in each.values for text in value.overrides]
+        groups = [text.partition("=")[0] for text in texts if "." not in text.partition("=")[0]]
+        assert len(groups) == len(set(groups)), texts
+        seen.update(text for text in texts if text.startswith("optimizer="))
+    assert seen == {"optimizer=adamw_bf16_sr", "optimizer=adamw_8bit"}
+
+
+def test_what_rules_refuse_is_counted_by_rule(own_machine):
+    _, found = candidates("model=tiny_bert", "task=masked_lm", "model.dropout=0.1",
+                          numerics=Numerics.reduced)  # fmt: skip
+    assert sum(found.refused.values()) + len({e.values for e in found.found}) == found.num_sets
+    assert all(count > 0 for count in found.refused.values())
+
+
+@pytest.mark.parametrize("cut", [(16, 1), (4, 4)], ids=["at once", "in pieces"])
+def test_rules_are_asked_of_each_micro_batch(cut):
+    """CUDA graphs take one micro-batch, whichever was typed; the rest is free to be cut."""
+    size, times = cut
+    typed = (f"batch.per_device={size}", f"batch.accumulation={times}", "hardware=h200")
+    _, found = candidates(*typed)
+    replayed = [each for each in found.found if each.plan.config.compile.replays_graphs]
+    assert {each.plan.batch.accumulation for each in replayed} == {1}
+    assert {each.plan.batch.accumulation for each in found.found} > {1, 4}
+
+
+def test_what_cannot_fit_is_left_out_and_the_rest_keeps_its_room(own_machine):
+    _, everything = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    assert everything.too_large == 0
+    peaks = sorted(each.point.peak_bytes for each in everything.found)
+    own_machine(peaks[len(peaks) // 2] + 700 * 2**20)  # the interpreter's own share is kept free
+    _, some = candidates("batch.per_device=64", "data.seq_len=512", "data.num_samples=640")
+    assert some.too_large > 0
+    assert some.found, "smaller micro-batches are left"
+    assert all(each.point.room is not Room.none for each in some.found)
+
+
+def test_the_time_model_is_asked_for_each(own_machine):
+    _, found = candidates(expected=lambda plan: float(plan.batch.accumulation))
+    assert {each.point.expected_s for each in found.found} == {
+        float(each.plan.batch.accumulation) for each in found.found
+    }
+
+
+def test_a_candidates_overrides_compose_to_its_plan(own_machine):
+    """What is forecast is what would be run."""
+    typed = ("batch.per_device=4", "batch.accumulation=2")
+    _, found = candidates(*typed, numerics=Numerics.reduced)
+    for each in found.found[:: max(1, len(found.found) // 12)]:
+        composed = compose([*WORK, *each.overrides])
+        plan = plan_for(composed, planning=True, refuse=False)
+        assert plan.batch == each.plan.batch
+        assert plan.compute == each.plan.compute
+        assert plan.config.memory == each.plan.config.memory
+        assert plan.config.optimizer == each.plan.config.optimizer
+
+
+def test_every_technique_is_an_override_that_composes():
+    for each in TECHNIQUES:
+        compose([*WORK, *each.overrides.split()])
+        assert each.usual > 0
+
+
+def test_gpus_can_be_shared_out_where_there_are_several():
+    composed = compose([*WORK, "hardware=h100"])
+    device = Device(kind="cuda", name="NVIDIA H100 80GB HBM3", count=4, memory_bytes=80 * GIB)
+    axes = axes_for(composed.choices, WORK, device, Numerics.same)
+    several = next(axis for axis in axes if axis.name == "distributed")
+    assert [value.overrides[-1] for value in several.values[1:]] == [
+        "distributed.num_processes=2", "distributed.num_processes=4",
+    ]  # fmt: skip
+    typed = axes_for(composed.choices, [*WORK, "distributed=none"], device, Numerics.same)
+    assert "distributed" not in [axis.name for axis in typed]
+
+
+@pytest.mark.parametrize(
+    ("typed", "useless"),
+    [
+        pytest.param((), {"kernels=sparse_prediction"}, id="every position has a label"),
+        pytest.param(
+            ("model=tiny_bert", "task=sequence_classification"),
+            {"kernels=sparse_prediction", "kernels=fused_linear_cross_entropy"},
+            id="no vocabulary",
+        ),
+    ],
+)
+def test_what_rules_say_has_no_effect_takes_no_trial(own_machine, typed, useless):
+    _, found = candidates(*typed)
+    names = {value.name for each in found.found for value in each.values}
+    assert not names & useless
+    assert "memory=checkpointing" in names
+    assert found.first is not None
+    _, kept = candidates(*typed, min(useless))  # typed, it is the user's
+    assert kept.first is not None
+
+
+def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
+    """Sizes that tensor cores like are the model's matter, and 16 bits pay all the same."""
+    odd = ("hardware=h100", "model.vocab_size=333")
+    _, found = candidates(*odd, numerics=Numerics.mixed)
+    assert "precision=bf16" in {v.name for each in found.found for v in each.values}
+
+
+def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
+    monkeypatch.setattr("eke.rules.packages._is_there", lambda name: name != "bitsandbytes")
+    _, found = candidates(numerics=Numerics.reduced)
+    assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
+    assert found.refused["package_missing"] > 0

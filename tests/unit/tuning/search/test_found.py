@@ -1,0 +1,186 @@
+"""What a search says it has found, from trials whose times are made up."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from eke.tuning.search import Measured, Numerics, Objective, Trial, all_diverge, fit_of
+from eke.tuning.search.noise import deviation, deviation_between
+from eke.tuning.search.show import describe_fit, notes
+
+SPREAD = 0.002
+
+
+WORK = SimpleNamespace(
+    steps=SimpleNamespace(total=100), batch=SimpleNamespace(per_device=4, samples_per_step=4)
+)
+"""Of what was typed, as much as the words about a search need."""
+
+
+def candidate(name: str) -> SimpleNamespace:
+    values = [SimpleNamespace(overrides=[name])] if name else []
+    return SimpleNamespace(values=values, plan=WORK, point=SimpleNamespace(devices=1))
+
+
+def found(
+    *times: tuple[int, float], spread: float = SPREAD, objective=Objective.speed, further=0.0
+):
+    """A finished search of up to six configurations, of which the first is as typed."""
+    trials = [
+        Measured(number, 0, Trial(step_s, spread, peak_bytes=2**20), "ok")
+        for number, step_s in times
+    ]
+    every = [candidate(name) for name in ("", "a=1", "b=1", "c=1", "d=1", "e=1")]
+    candidates = SimpleNamespace(found=every, first=0)
+    order = sorted({n for n, _ in times}, key=lambda n: min(t for m, t in times if m == n))
+    search = SimpleNamespace(
+        objective=objective, ranking=lambda: order, further_gain=lambda: further
+    )
+    return fit_of(search, candidates, trials, Numerics.same)
+
+
+def test_what_trials_do_not_tell_from_the_best_is_named() -> None:
+    """What was typed is in the verdict, where it is not the best."""
+    typed_is_best = found((0, 1.0), (1, 1.001), (2, 1.2))
+    assert [each.candidate for each in typed_is_best.rivals] == [typed_is_best.candidates.found[1]]
+    told = describe_fit(typed_is_best, WORK)
+    assert "these trials do not tell it from a=1\n" in told + "\n"
+    assert not found((0, 1.0), (1, 1.1)).rivals
+    assert not found((0, 1.001), (1, 1.0)).rivals, "not resolved: the verdict says so"
+    alike = found((0, 1.3), *((n, 1.0 + n / 1e4) for n in (1, 2, 3, 4, 5)))
+    assert "do not tell it from b=1, c=1, d=1 and 1 other" in describe_fit(alike, WORK)
+    memory = found((0, 1.0), (1, 1.001), objective=Objective.memory)
+    assert len(memory.rivals) == 1, "as much memory, and as fast"
+
+
+def test_only_what_is_better_by_more_than_chance_is_worth_an_option() -> None:
+    assert found((0, 1.1), (1, 1.0), (1, 1.001)).is_found
+    assert not found((0, 1.001), (1, 1.0)).is_found, "not resolved"
+    assert not found((0, 1.0), (1, 1.1)).is_found, "what was typed is the best"
+    assert found((1, 1.0)).is_found, "what was typed could not be measured"
+    assert not found().is_found
+
+
+def test_a_best_that_was_tried_once_is_called_so() -> None:
+    (note,) = notes(found((0, 1.1), (1, 1.0)), WORK)
+    assert "the best was tried once" in note
+    assert not notes(found((0, 1.0), (1, 1.1)), WORK), "what was typed needs no option"
+
+
+def test_the_price_of_less_memory_is_in_the_verdict() -> None:
+    fit = found((0, 1.0), (1, 3.5), objective=Objective.memory)
+    one = next(each for each in fit.standings if each.candidate is fit.candidates.found[1])
+    less = replace(one, tried=(replace(one.tried[0], trial=Trial(3.5, SPREAD, peak_bytes=2**19)),))
+    told = describe_fit(replace(fit, standings=(less, fit.typed)), WORK)
+    assert "2.00x less peak memory than what was typed; a step takes 3.50 times as long" in told
+
+
+def peaks(fit, *, best: float, typed: float):
+    """The same search, its first two configurations with these peaks in MiB."""
+    found_, before = fit.standings[0], fit.typed
+    assert found_ is not before
+
+    def with_peak(standing, mib):
+        trial = replace(standing.tried[0].trial, peak_bytes=int(mib * 2**20))
+        return replace(standing, tried=(replace(standing.tried[0], trial=trial),))
+
+    found_, before = with_peak(found_, best), with_peak(before, typed)
+    return replace(fit, standings=(found_, before), typed=before)
+
+
+def test_of_equal_memory_the_faster_is_found() -> None:
+    fit = peaks(found((0, 2.0), (1, 1.0), objective=Objective.memory), best=8, typed=8)
+    assert fit.is_found
+    told = describe_fit(fit, WORK)
+    assert "best: a=1: 2.00x (1.92 to 2.08) as fast as what was typed; the peak is the same" in told
+
+
+def test_much_faster_for_a_little_memory_is_called_that() -> None:
+    fit = peaks(found((0, 8.0), (1, 1.0), objective=Objective.memory), best=8.2, typed=8)
+    told = describe_fit(fit, WORK)
+    assert "8.00x (7.67 to 8.34) as fast as what was typed; its peak is 2.5% higher" in told
+
+
+def test_one_disturbed_trial_of_three_leaves_the_gain_resolved() -> None:
+    fit = found((0, 1.2), (0, 1.21), (1, 1.0), (1, 10.0), (1, 1.01))
+    assert fit.best.step_s == pytest.approx(1.01)
+    assert fit.gain.is_resolved
+    assert fit.gain.factor == pytest.approx(1.205 / 1.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_deviation_of_few_values_is_that_of_the_distribution(count) -> None:
+    draws = np.random.default_rng(count).normal(5.0, 0.2, size=(4000, count))
+    assert np.mean([deviation(each) for each in draws]) == pytest.approx(0.2, rel=0.05)
+
+
+def test_where_all_trials_diverged_the_training_is_at_fault() -> None:
+    trials = [Measured(n, 0, Trial(None), "diverged") for n in (0, 1)]
+    candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
+    search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
+    told = describe_fit(fit_of(search, candidates, trials, Numerics.mixed), WORK)
+    assert told == "all trials diverged: lower optimizer.lr, or clip by train.max_grad_norm"
+
+
+def test_what_a_larger_budget_may_gain_is_said() -> None:
+    (note,) = notes(found((0, 1.1), (1, 1.0), (1, 1.001), further=0.0213), WORK)
+    assert note == (
+        "one more trial was expected to gain 2.1%: the same command with --budget-trials 6 goes "
+        "on from these"
+    )
+
+
+def test_steps_that_stall_are_doubt_about_a_trial() -> None:
+    told = describe_fit(found((0, 1.0), (1, 1.5), spread=9.4), WORK)
+    assert "steps of one trial differ so much that its median may be 940% off" in told
+    assert "paths.runs=ANOTHER_FOLDER" in told
+    assert "so much" not in describe_fit(found((0, 1.0), (1, 1.5)), WORK)
+
+
+def test_a_steady_machine_resolves_a_tenth() -> None:
+    fit = found((0, 1.1), (1, 1.0), (1, 1.001))
+    assert fit.gain.factor == pytest.approx(1.1, rel=1e-2)
+    assert fit.gain.is_resolved
+    assert not notes(fit, WORK)
+
+
+def test_what_repeats_differ_by_is_doubt_about_all_of_them() -> None:
+    """Steps within each trial are alike; another trial of the same took 1.5 times as long."""
+    fit = found((0, 1.3), (1, 1.0), (1, 1.5))
+    assert fit.between == pytest.approx(math.log(1.5) / math.sqrt(2))
+    assert not fit.gain.is_resolved
+    assert fit.typed.error == pytest.approx(fit.between), "tried once: no less doubt"
+    assert fit.best.error == pytest.approx(fit.between / math.sqrt(2))
+    (note,) = notes(fit, WORK)
+    assert "differ by 29%" in note
+
+
+def test_deviation_is_pooled_over_what_was_repeated() -> None:
+    assert deviation_between([]) == 0
+    assert deviation_between([[1.0], [2.0]]) == 0
+    assert deviation_between([[0.0, 2.0], [5.0]]) == pytest.approx(math.sqrt(2))
+    assert deviation_between([[0.0, 2.0], [1.0, 1.0, 1.0]]) == pytest.approx(math.sqrt(2 / 3))
+    assert deviation_between([[0.0, 0.1, 9.0]]) < 0.3, "one of them was disturbed"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number", "numerics", "expected"),
+    [
+        ("diverged", 0, Numerics.same, True),
+        ("diverged", 0, Numerics.mixed, False),
+        ("diverged", 1, Numerics.same, False),
+        ("crashed", 0, Numerics.same, False),
+    ],
+)
+def test_what_was_typed_diverges_and_so_does_whatever_computes_the_same(
+    outcome, number, numerics, expected
+) -> None:
+    trials = [Measured(number, 0, Trial(None), outcome)]
+    assert all_diverge(trials, 0, numerics) is expected
+    candidates = SimpleNamespace(found=[candidate("")] * 2, first=0)
+    search = SimpleNamespace(objective=Objective.speed, ranking=list, further_gain=lambda: 0.0)
+    told = describe_fit(fit_of(search, candidates, trials, numerics), SimpleNamespace())
+    assert ("whatever computes the same does" in told) is expected

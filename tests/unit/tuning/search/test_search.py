@@ -1,0 +1,332 @@
+"""A search finds nearly the best with few trials, on machines it knows nothing about."""
+
+import math
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+from unit.tuning.search.surfaces import OFF, make, search
+from unit.tuning.search.surfaces_of_parts import make_of_parts
+
+from eke.tuning.search import Objective, Point, Room, Search, Trial
+from eke.tuning.search.surrogate import Surrogate, expected_improvement, prior_s
+
+SEEDS = range(40)
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    """Searches with a time model that is off by 12 % a technique and 40 % a machine."""
+    return [search(make(seed, estimated=True), seed + 1) for seed in SEEDS]
+
+
+def test_with_a_time_model_it_ends_within_five_percent(estimated):
+    """The issue's bound, on surfaces whose generator shares nothing with the time model."""
+    near = sum(found.off <= OFF for found in estimated)
+    assert near >= 0.8 * len(estimated), sorted(found.off for found in estimated)
+    assert median(found.off for found in estimated) <= 1.02
+
+
+def test_it_does_so_where_techniques_act_on_parts_of_a_step():
+    """Another generator: what a technique is worth depends on the others and on the micro-batch."""
+    surfaces = [make_of_parts(seed, estimated=True) for seed in SEEDS]
+    ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
+    near = sum(found.off <= OFF for found in ends)
+    assert near >= 0.9 * len(ends), sorted(found.off for found in ends)
+    assert max(found.num_out_of_memory for found in ends) <= 1
+
+
+def test_it_keeps_to_its_budget_and_to_one_out_of_memory(estimated):
+    assert max(found.num_trials for found in estimated) <= 8
+    assert max(found.num_out_of_memory for found in estimated) <= 1
+
+
+def test_without_a_time_model_it_still_gains_most_of_what_there_is():
+    surfaces = [make(seed, estimated=False) for seed in SEEDS]
+    ends = [search(surface, seed + 1) for seed, surface in zip(SEEDS, surfaces, strict=True)]
+    before = [s.step_s[s.typed] / s.best_s for s in surfaces if s.typed is not None]
+    assert median(found.off for found in ends) <= 1.10
+    assert median(found.off for found in ends) - 1 <= 0.25 * (median(before) - 1)
+
+
+@pytest.mark.slow
+def test_more_trials_come_closer():
+    few = [search(make(seed, estimated=False), seed, budget=4).off for seed in SEEDS]
+    many = [search(make(seed, estimated=False), seed, budget=16).off for seed in SEEDS]
+    assert np.mean(np.log(many)) < 0.5 * np.mean(np.log(few))
+
+
+def points(*seconds: float) -> list[Point]:
+    """One axis, a value each."""
+    return [Point((f"v{n}",), 1, peak_bytes=2**20, expected_s=s) for n, s in enumerate(seconds)]
+
+
+def test_what_was_typed_is_tried_first_and_the_best_is_confirmed():
+    looking = Search(points(1.0, 0.5, 2.0), Objective.speed, 4, first=2)
+    assert looking.next() == [2]
+    looking.tell(2, Trial(2.0))
+    assert looking.next() == [1]
+    looking.tell(1, Trial(0.5))
+    while chosen := looking.next():
+        looking.tell(chosen[0], Trial(1.0))
+    assert looking.to_confirm()[0] == 1
+    assert looking.left >= 1
+
+
+def test_what_is_left_confirms_a_close_rival_and_what_the_best_is_compared_with():
+    looking = Search(points(1.0, 0.50, 0.51, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.50), (2, 0.51)):
+        looking.tell(number, Trial(seconds))
+    assert looking.to_confirm() == [1, 2, 0]
+    looking.budget = 5
+    assert looking.to_confirm() == [1, 2]
+    looking.tell(2, Trial(0.55))
+    assert looking.to_confirm() == [1]
+    looking.budget = 8
+    assert looking.to_confirm() == [1, 0], "2 was tried twice"
+    looking.tell(1, Trial(0.57))
+    assert looking.to_confirm() == [0], "2 is the best now, and confirmed"
+    looking.tell(0, Trial(1.0))
+    assert looking.to_confirm() == []
+    best_is_typed = Search(points(1.0, 2.0), Objective.speed, 8, first=0)
+    best_is_typed.tell(0, Trial(1.0))
+    assert best_is_typed.to_confirm() == [0]
+
+
+def test_nothing_that_is_well_known_to_be_slow_is_tried():
+    looking = Search(points(1.0, 50.0), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == []
+
+
+def test_what_the_budget_leaves_to_gain_is_known():
+    looking = Search(points(1.0, 0.5, 0.49, 50.0), Objective.speed, 3, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, Trial(0.5))
+    looking.tell(1, Trial(0.5))
+    assert looking.next() == []
+    assert 0.003 < looking.further_gain() < 0.1, "the third may be better"
+    looking.tell(2, Trial(0.49))
+    assert looking.further_gain() == 0.0, "the fourth is not"
+
+
+def test_out_of_memory_closes_what_needs_as_much_and_every_risk():
+    large = Point(("a",), 8, room=Room.tight, peak_bytes=100, expected_s=0.5)
+    larger = Point(("b",), 8, room=Room.fits, peak_bytes=120, expected_s=0.5)
+    risky = Point(("c",), 4, room=Room.tight, peak_bytes=50, expected_s=0.5)
+    small = Point(("d",), 2, room=Room.fits, peak_bytes=40, expected_s=0.9)
+    looking = Search([large, larger, risky, small], Objective.speed, 8, first=None)
+    looking.tell(0, Trial(None, ran_out=True))
+    assert looking.next(4) == [3]
+
+
+def test_a_failure_is_not_tried_again_and_does_not_end_the_search():
+    looking = Search(points(1.0, 0.5, 0.6), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, Trial(None))
+    assert looking.next() == [2]
+    looking.tell(2, Trial(0.6))
+    assert looking.ranking() == [2, 0]
+
+
+def with_kernels(*names: str) -> list[Point]:
+    """Each of them compiled and not; the further, the faster."""
+    return [
+        Point((kernels, compiler), 8, expected_s=0.9**n * (0.8 if compiler == "inductor" else 1))
+        for n, kernels in enumerate(names)
+        for compiler in ("eager", "inductor")
+    ]
+
+
+def test_what_fails_by_itself_is_not_tried_with_anything_else():
+    """A package that does not know the model costs one trial, and not all of them."""
+    looking = Search(with_kernels("plain", "liger"), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == [3]
+    looking.tell(3, Trial(None))
+    assert looking.next() == [1], "the compiler may be innocent"
+    looking.tell(1, Trial(0.8))
+    assert looking.next() == [], "so it was the kernels"
+
+
+def test_who_worked_elsewhere_is_not_to_blame():
+    other_cut = Point(("liger", "inductor"), 4, expected_s=0.5)
+    every = [*with_kernels("plain", "liger"), other_cut]
+    looking = Search(every, Objective.speed, 8, first=0)
+    for number, trial in ((0, Trial(1.0)), (2, Trial(0.9)), (1, Trial(0.8)), (3, Trial(None))):
+        looking.tell(number, trial)
+    assert looking.next() == [4]
+
+
+def test_nothing_measured_means_nothing_to_confirm():
+    looking = Search(points(1.0, 0.5), Objective.speed, 8, first=0)
+    for number in (0, 1):
+        looking.tell(number, Trial(None))
+    assert (looking.next(), looking.ranking(), looking.to_confirm()) == ([], [], [])
+
+
+def beside_its_rival(room: Room = Room.fits) -> list[Point]:
+    """`kept` and `recomputed` do the same; the estimates are for the slower by mistake."""
+    first = Point(("typed",), 4, peak_bytes=50, expected_s=1.0)
+    kept = Point(("kept",), 4, room=room, peak_bytes=100, expected_s=0.9)
+    saves = (("kept",), ("no such",))
+    recomputed = replace(kept, values=("recomputed",), room=Room.fits, peak_bytes=60,
+                         expected_s=0.5, needless_beside=saves)  # fmt: skip
+    return [first, kept, recomputed, replace(recomputed, micro_batch=8, peak_bytes=110)]
+
+
+def test_more_work_for_less_memory_is_not_tried_where_there_is_room():
+    """Only with the micro-batch that has none otherwise, whatever estimates say."""
+    looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
+    tried = []
+    while chosen := looking.next():
+        tried += chosen
+        looking.tell(chosen[0], Trial(1.0))
+    assert 2 not in tried
+    assert 3 in tried
+    assert 2 not in looking.by_expectation()
+
+
+@pytest.mark.parametrize("outcome", [Trial(None), Trial(None, ran_out=True)])
+def test_it_is_tried_where_what_needs_less_work_fails(outcome):
+    looking = Search(beside_its_rival(), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    looking.tell(1, outcome)
+    assert 2 in looking.next(4)
+
+
+def test_it_is_tried_where_there_may_be_no_room_and_where_memory_is_the_aim():
+    tight = Search(beside_its_rival(Room.tight), Objective.speed, 8, first=0)
+    frugal = Search(beside_its_rival(), Objective.memory, 8, first=0)
+    for looking in (tight, frugal):
+        looking.tell(0, Trial(1.0, peak_bytes=50))
+        assert 2 in looking.by_expectation()
+    assert 2 in tight.next(3)
+
+
+def compiling(seconds: float, steps: int, estimated: bool = True) -> list[Point]:
+    """What compiling is worth depends on how often what it makes is used."""
+    eager = Point(("none",), 8, expected_s=1.0)
+    compiled = Point(("inductor",), 8, expected_s=0.5, usual=0.5, compiling_s=seconds / steps)
+    every = [eager, compiled, replace(compiled, micro_batch=4, expected_s=0.6)]
+    return every if estimated else [replace(each, expected_s=None) for each in every]
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_compiling_is_tried_where_its_steps_are_many(estimated):
+    """30 s of it halve a second: not in five steps, but in ten thousand."""
+    for steps, pays in ((5, False), (10_000, True)):
+        looking = Search(compiling(30, steps, estimated), Objective.speed, 8, first=0)
+        looking.tell(0, Trial(1.0))
+        assert bool(looking.next()) == pays
+
+
+def test_what_compiling_took_is_what_it_takes_elsewhere():
+    """Its estimate was fifty times too low: the other micro-batch is not tried either."""
+    looking = Search(compiling(3, 100), Objective.speed, 8, first=0)
+    looking.tell(0, Trial(1.0))
+    assert looking.next() == [1]
+    looking.tell(1, Trial(0.5 + 1.5, compiling_s=1.5))
+    assert looking.next() == []
+    assert looking.ranking() == [0, 1]
+    assert looking.expected_s()[2] == pytest.approx(0.6 + 1.5, rel=0.1)
+
+
+def test_without_estimates_and_without_what_was_typed_it_begins_with_what_is_usual():
+    """Nothing is known in seconds yet, so that none can be added."""
+    looking = Search(compiling(30, 10, estimated=False), Objective.speed, 8, first=None)
+    assert looking.next() == [1]
+
+
+def test_a_point_without_an_estimate_is_judged_by_its_nearest_relative():
+    known = Point(("none", "sdpa"), 8, expected_s=2.0)
+    smaller = Point(("none", "sdpa"), 4, expected_s=3.0)
+    eager = Point(("none", "eager"), 8, expected_s=4.0, usual=1.1)
+    unknown = Point(("inductor", "eager"), 8, usual=0.55)
+    alone = Point(("inductor", "sdpa"), 5, usual=0.5)
+    every = [known, smaller, eager, unknown, alone]
+    assert prior_s(every) == pytest.approx([2.0, 3.0, 4.0, 2.0, 1.5])
+    assert prior_s([unknown, alone]) == [0.55, 0.5]
+
+
+def test_several_at_once_are_different_and_within_the_budget():
+    looking = Search(points(1.0, 0.9, 0.8, 0.7, 0.6), Objective.speed, 4, first=0)
+    chosen = looking.next(5)
+    assert chosen[0] == 0
+    assert len(set(chosen)) == len(chosen) <= 3  # one is kept for confirming
+
+
+def test_memory_prefers_less_memory_and_of_equals_the_faster():
+    small_slow = Point(("a",), 1, peak_bytes=50, expected_s=2.0)
+    small_fast = Point(("b",), 1, peak_bytes=50, expected_s=1.0)
+    large = Point(("c",), 1, peak_bytes=100, expected_s=0.5)
+    looking = Search([small_slow, small_fast, large], Objective.memory, 8, first=2)
+    for number, seconds in enumerate((2.0, 1.0, 0.5)):
+        looking.tell(number, Trial(seconds, peak_bytes=looking.points[number].peak_bytes))
+    assert looking.ranking() == [1, 0, 2]
+
+
+def test_cost_counts_devices():
+    one = Point(("a",), 1, devices=1, expected_s=1.0)
+    four = Point(("b",), 1, devices=4, expected_s=0.3)
+    for objective, first in ((Objective.speed, 1), (Objective.cost, 0)):
+        looking = Search([one, four], objective, 8, first=0)
+        looking.tell(0, Trial(1.0))
+        looking.tell(1, Trial(0.3))
+        assert looking.ranking()[0] == first
+
+
+def test_a_disturbed_trial_does_not_decide():
+    """Its configuration took ten times as long once: a third trial tells which of them it was."""
+    looking = Search(points(1.0, 0.5, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.5), (1, 5.0)):
+        looking.tell(number, Trial(seconds))
+    assert looking.ranking() == [0, 1], "so far"
+    assert looking.to_confirm() == [0, 1]
+    looking.tell(0, Trial(1.01))
+    assert looking.to_confirm() == [1]
+    looking.tell(1, Trial(0.51))
+    assert looking.ranking() == [1, 0]
+    assert looking.to_confirm() == []
+    assert looking.expected_s()[1] == pytest.approx(0.51, rel=0.02)
+
+
+def test_a_machine_that_is_never_quiet_does_not_take_the_whole_budget():
+    looking = Search(points(1.0, 9.0), Objective.speed, 100, first=0)
+    for seconds in (1.0, 2.0, 4.0, 8.0):
+        assert looking.to_confirm() == ([0] if looking.trials else [])
+        looking.tell(0, Trial(seconds))
+    assert looking.to_confirm() == []
+
+
+def test_what_cannot_be_the_best_is_not_tried_again_because_its_trials_differ():
+    looking = Search(points(1.0, 3.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (0, 1.0), (1, 3.0), (1, 9.0)):
+        looking.tell(number, Trial(seconds))
+    assert looking.to_confirm() == []
+
+
+def test_repeated_trials_are_averaged():
+    looking = Search(points(1.0, 1.0), Objective.speed, 8, first=0)
+    for number, seconds in ((0, 1.0), (1, 0.99), (1, 1.05)):
+        looking.tell(number, Trial(seconds))
+    assert looking.ranking() == [0, 1]
+
+
+def test_what_a_trial_says_of_a_technique_it_says_of_all_points_with_it():
+    every = [Point((a, b), 1, expected_s=1.0) for a in "xy" for b in "pq"]
+    mean, deviation = Surrogate(every).posterior([0, 2], [0.0, math.log(0.5)], [0.01, 0.01])
+    assert mean[3] < mean[1] - 0.2, "y halved the step with p, and is expected to with q"
+    assert deviation[0] < deviation[1]
+
+
+def test_expected_improvement_by_integration():
+    mean, deviation, best = np.array([0.2, -0.1]), np.array([0.5, 0.05]), 0.1
+    grid = np.linspace(-6, 6, 200_001)
+    for each, sd, found in zip(
+        mean, deviation, expected_improvement(mean, deviation, best), strict=True
+    ):
+        density = np.exp(-0.5 * ((grid - each) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
+        truth = np.sum(np.maximum(best - grid, 0) * density) * (grid[1] - grid[0])
+        assert found == pytest.approx(truth, rel=1e-4)

@@ -1,0 +1,98 @@
+"""A full disk or memory that others hold keeps no finished run from answering."""
+
+import json
+
+import pytest
+
+from eke import workflows
+from eke.common.paths import RunPaths
+from eke.config.compose import compose
+from eke.plan.planner import outline_record
+from eke.plan.record import Outcome, write_record
+from eke.rules import training as rules_work
+from eke.workflows.planning import plan_for
+
+TYPED = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
+
+
+@pytest.fixture
+def typed(tmp_path):
+    """How a run is typed that has ended."""
+    command = [*TYPED, "tracker=none", "hardware=cpu", f"paths.runs={tmp_path}/runs"]
+    plan = plan_for(compose(tuple(command)), planning=False)
+    paths = RunPaths(tmp_path / "runs" / plan.run_id)
+    paths.folder.mkdir(parents=True)
+    write_record(paths, outline_record(plan, [], 0, Outcome.ok, None))
+    return command
+
+
+@pytest.fixture
+def full_disk(monkeypatch) -> None:
+    """Only a byte is left."""
+    monkeypatch.setattr(rules_work, "MIN_FREE_BYTES", 2**60)
+
+
+@pytest.fixture
+def full_memory(monkeypatch) -> None:
+    """Others hold all of it, of a machine that the test says."""
+    monkeypatch.setattr("eke.hardware.cpu.memory_limit", lambda: 8 * 2**30)
+    monkeypatch.setattr("eke.hardware.cpu.memory_available", lambda: 0)
+
+
+@pytest.mark.parametrize("trouble", ["full_disk", "full_memory"])
+def test_a_finished_run_answers_where_there_is_no_room(trouble, typed, capsys, request) -> None:
+    request.getfixturevalue(trouble)
+    assert workflows.main(typed) == 0
+    assert "answered from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", ["seed=5", "rerun=true"])
+def test_what_has_still_to_write_does_not_start(more, typed, full_disk, capsys) -> None:
+    assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
+    told = capsys.readouterr().err
+    assert told.startswith("1 problem on this machine at the moment:")
+    assert "a run's own files need up to" in told
+
+
+def test_other_problems_are_told_together_with_it(typed, full_disk, capsys) -> None:
+    assert workflows.main([*typed, "precision=tf32"]) == 2, "that one is"
+    told = capsys.readouterr().err
+    assert "tf32" in told
+    assert "a run's own files need up to" in told
+
+
+@pytest.mark.parametrize("more", ["seed=5", "rerun=true", "batch=auto"])
+def test_what_others_leave_no_memory_for_is_refused(more, typed, full_memory, capsys) -> None:
+    assert workflows.main([*typed, more]) == 1, "nothing is wrong with the command"
+    told = capsys.readouterr().err
+    assert told.startswith("1 problem on this machine at the moment:")
+    assert "needs at least" in told
+    assert "0 B of it free now" in told
+    assert "ignore_forecast=true starts it all the same" in told
+
+
+def test_the_cells_of_a_sweep_wait_for_what_others_hold_now(typed, full_memory, capsys) -> None:
+    """Their turn comes later: they are weighed against all that the machine has."""
+    assert workflows.main(["-m", *typed, "seed=5,6", "plan_only=true"]) == 0
+    assert "refused" not in capsys.readouterr().out
+
+
+def test_a_sweep_has_what_is_finished_and_starts_no_more(
+    typed, full_disk, tmp_path, capsys
+) -> None:
+    assert workflows.main(["-m", *typed, "seed=0,5"]) == 1, "what is missing still has to run"
+    (file,) = tmp_path.glob("runs/sweep-*/sweep.json")
+    cells = json.loads(file.read_text())["cells"]
+    assert [(cell["outcome"], cell["reused"]) for cell in cells] == [
+        ("ok", True),
+        ("crashed", False),
+    ]
+    assert "need up to" in cells[1]["reason"]
+    assert "2 cells, 1 that cannot start now" in capsys.readouterr().out
+
+
+def test_a_sweep_of_which_nothing_can_start_has_not_been_typed_wrongly(
+    typed, full_disk, capsys
+) -> None:
+    assert workflows.main(["-m", *typed, "seed=4,5"]) == 1
+    assert capsys.readouterr().out.count("crashed: seed=") == 2

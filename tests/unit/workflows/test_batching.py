@@ -1,0 +1,247 @@
+"""`batch=auto` as it is typed: what the plan says, what is refused, and when a run is tried out."""
+
+import json
+
+import pytest
+from support import started_by_torchrun
+
+from eke import workflows
+from eke.cli import main as cli
+from eke.common.units import GIB, MIB
+from eke.launch import Probed
+from eke.workflows import batch_probe as probing
+from eke.workflows import running
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+
+WORK = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20",
+        "tracker=none")  # fmt: skip
+AUTO = (*WORK, "batch=auto", "batch.target=64")
+
+
+@pytest.fixture
+def plan(capsys):
+    """`eke plan --quick`: exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli(["plan", "--quick", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def identity(out: str) -> str:
+    return out.split()[1]
+
+
+def row(out: str, key: str) -> str:
+    return next(line for line in out.splitlines() if line.split()[:1] == [key])
+
+
+def test_the_plan_names_what_was_chosen_and_why(plan) -> None:
+    code, out, _ = plan(*AUTO)
+    assert code == 0
+    said = row(out, "batch.per_device")
+    assert said.split()[1] == "64"
+    assert "all of batch.target=64 at once fits" in said
+    assert row(out, "batch.accumulation").split()[1] == "1"
+
+
+def test_auto_is_the_run_that_is_typed(plan, own_machine) -> None:
+    own_machine(GIB + 20 * MIB)
+    _, out, _ = plan(*AUTO)
+    size, times = (row(out, f"batch.{key}").split()[1] for key in ("per_device", "accumulation"))
+    assert 1 < int(size) < 64
+    assert int(size) * int(times) == 64
+    assert f"{2 * int(size)} would need" in row(out, "batch.per_device")
+    _, typed, _ = plan(*WORK, f"batch.per_device={size}", f"batch.accumulation={times}")
+    assert identity(typed) == identity(out)
+
+
+def test_without_a_target_the_samples_of_the_default_are_kept(plan) -> None:
+    _, out, _ = plan(*WORK, "batch=auto")
+    assert row(out, "batch.target").split()[1] == "8"
+    _, default, _ = plan(*WORK)
+    assert identity(out) == identity(default)
+
+
+def test_null_is_auto(plan) -> None:
+    _, out, _ = plan(*WORK, "batch.per_device=null", "batch.target=64")
+    assert identity(out) == identity(plan(*AUTO)[1])
+
+
+TWO = ("distributed=ddp", "distributed.num_processes=2")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "fix"),
+    [
+        pytest.param(
+            ("batch.per_device=4",), "batch.per_device = 4", "batch=fixed", id="micro-batch"
+        ),
+        pytest.param(
+            ("batch.accumulation=4",),
+            "batch.accumulation = 4",
+            "batch.accumulation=null batch.target=64",
+            id="accumulation",
+        ),
+        pytest.param(
+            ("batch.target=63", *TWO), "not a multiple of the 2 processes", "batch.target=64",
+            id="target of two processes",
+        ),
+        pytest.param(
+            ("batch.target=128",), "there are 64", "batch.target=64", id="more than there is"
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_with_what_to_type(plan, typed, said, fix) -> None:
+    keys = {text.split("=")[0] for text in typed}
+    kept = [text for text in AUTO if text.split("=")[0] not in keys]
+    code, _, err = plan(*kept, *typed)
+    assert code == 2
+    assert said in err
+    assert f"-> {fix}" in err
+
+
+def test_rules_that_leave_one_micro_batch_decide(plan, own_machine) -> None:
+    """An optimizer that steps in the backward pass cannot accumulate, so all is one micro-batch."""
+    own_machine(GIB + 20 * MIB)
+    one = ("memory.optimizer_in_backward=true", "train.max_grad_norm=null")
+    _, out, _ = plan(*AUTO, *one)
+    assert row(out, "batch.per_device").split()[1] == "64"
+    assert "smallest" in row(out, "batch.per_device")
+
+
+def test_all_devices_have_a_micro_batch_each(plan) -> None:
+    typed = ("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
+             "data.num_samples=4096")  # fmt: skip
+    code, out, _ = plan(*typed, "hardware=all")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    last = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.split()}
+    assert last["t4"] == "none"
+    sizes = [int(last[option]) for option in ("a100_80", "h200", "b200")]
+    assert sizes == sorted(sizes)
+    assert all(256 % size == 0 for size in sizes)
+    _, out, _ = plan(*typed, "hardware=all", "--json")
+    found = {row["hardware"]: row["per_device"] for row in json.loads(out)}
+    assert str(found["b200"]) == last["b200"]
+    _, out, _ = plan(*typed, "hardware=a100_80")
+    assert row(out, "batch.per_device").split()[1] == last["a100_80"]
+
+
+def test_another_device_is_not_tried_out_and_that_is_said(plan) -> None:
+    _, out, _ = plan("model=llama_1b", "data=synthetic", "batch=auto", "batch.target=256",
+                     "hardware=rtx3090", "precision=bf16_pure", "tracker=none")  # fmt: skip
+    assert "was not tried out: nothing runs while planning" in row(out, "batch.per_device")
+
+
+# --- runs that start ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A command whose run is not started; its exit code and all that was printed."""
+    monkeypatch.setattr(running, "run_single", lambda *_: pytest.fail("no run is started here"))
+
+    def typed(*arguments: str) -> tuple[int, str]:
+        def stop(plan, head=None):
+            print("per_device", plan.batch.per_device)
+            return 0
+
+        monkeypatch.setattr(running, "run_planned", stop)
+        code = workflows.main([*AUTO, *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return typed
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """Probes end as scripted; what was asked for is remembered."""
+
+    class Script(list):
+        end = Probed(True)
+
+    script = Script()
+
+    def probe(plan):
+        script.append(plan.batch.per_device)
+        return script.end
+
+    monkeypatch.setattr(probing.probe_aloud, "__defaults__", (probe,))
+    return script
+
+
+@pytest.fixture
+def tight(own_machine, monkeypatch):
+    """Memory with which formulas leave some micro-batches open; no trace can be made."""
+    from eke.estimate.memory import trace_client as ask
+
+    monkeypatch.setattr(ask, "traced", lambda plan: ask.Answer(None, "not here"))
+    own_machine(GIB + 20 * MIB)
+
+
+def test_a_plan_says_that_formulas_had_to_do(tight, capsys) -> None:
+    assert cli(["plan", *AUTO]) == 0
+    said = row(capsys.readouterr().out, "batch.per_device")
+    assert "(not traced: not here), and was not tried out" in said
+
+
+def test_a_run_tries_out_what_is_open_once(run, probed, tight) -> None:
+    code, out = run()
+    assert code == 0
+    assert probed, "nothing was open"
+    assert f"batch.per_device={probed[0]} fits" in out
+    assert out.endswith(f"per_device {max(probed)}\n")
+    before = list(probed)
+    assert run()[1] == f"per_device {max(before)}\n"
+    assert probed == before, "the same command asks no more"
+
+
+def test_what_runs_out_of_memory_is_not_taken(run, probed, tight) -> None:
+    probed.end = Probed(False, "out of memory in forward")
+    _, out = run()
+    taken = int(out.split()[-1])
+    assert taken < min(probed)
+    assert "does not fit: out of memory in forward" in out
+
+
+def test_a_probe_that_crashes_is_told_and_leaves_the_prediction(run, probed, tight) -> None:
+    probed.end = Probed(None, "the worker ended with exit code 3")
+    _, out = run()
+    assert len(probed) == 1
+    assert "the probe says nothing: the worker ended with exit code 3" in out
+    assert int(out.split()[-1]) < probed[0]
+
+
+def test_the_smallest_that_ran_out_of_memory_is_refused(run, probed, own_machine, tight) -> None:
+    own_machine(GIB + 15 * MIB)
+    probed.end = Probed(False, "out of memory in forward")
+    code, out = run()
+    assert code == 2, out
+    assert "ran out of memory in a probe" in out
+    assert "ignore_forecast=true" in out
+    code, out = run("ignore_forecast=true")
+    assert out.endswith("per_device 1\n")
+
+
+def test_processes_that_somebody_else_started_are_not_tried_out(
+    run, probed, tight, own_machine, monkeypatch
+):
+    own_machine(2 * (GIB + 20 * MIB))
+    for name, value in started_by_torchrun(0, 2).items():
+        monkeypatch.setenv(name, value)
+    code, out = run(*TWO)
+    assert code == 0, out
+    assert probed == []
+
+
+# --- in a cluster -------------------------------------------------------------------------------
+
+
+def test_a_cluster_of_unknown_memory_is_asked_for_it(plan) -> None:
+    typed = ("hydra/launcher=slurm", "hardware=cpu", *AUTO, "plan_only=true")
+    assert workflows.main(["-m", *typed]) == 0

@@ -1,0 +1,248 @@
+"""`python train.py -m hydra/launcher=slurm`: what is refused, shown and warned of before sbatch."""
+
+import sys
+
+import pytest
+
+from eke import workflows
+from eke.common.errors import EkeError
+from eke.common.units import GIB
+from eke.hardware import Device
+from eke.launch.slurm import scheduler
+from eke.launch.slurm.scheduler import SubmissionRefused
+from eke.plan.record import Outcome
+from eke.workflows.planning import without_cluster, without_pool
+
+SMALL = (
+    *("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20"),
+    "tracker=none",
+)
+SLURM = ("-m", "hydra/launcher=slurm", *SMALL, "seed=0,1")
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """No cluster: every question is noted and fails."""
+    found = []
+
+    def ask(command, descriptors=()):
+        found.append(command[0])
+        raise EkeError(f"{command[0]} is not there")
+
+    monkeypatch.setattr(scheduler, "ask", ask)
+    return found
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys, asked):
+    """Type a command; returns its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = workflows.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """This machine has none."""
+    cpu = Device(kind="cpu", name="test cpu", memory_bytes=8 * GIB)
+    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
+
+
+def test_without_a_gpu_somebody_has_to_say_what_the_nodes_have(typed, no_gpu, tmp_path, asked):
+    code, out, _ = typed(*SLURM)
+    assert code == 2
+    assert "this machine has no GPU to tell what the nodes have" in out
+    assert "hardware=h100   (or hardware=cpu)" in out
+    assert asked == []
+
+
+@pytest.mark.parametrize(("hardware", "wants"), [("h100", "--gpus-per-node=1"), ("cpu", "")])
+def test_a_dry_run_prints_scripts_and_submits_nothing(
+    hardware, wants, typed, no_gpu, tmp_path, asked
+) -> None:
+    code, out, err = typed(*SLURM, f"hardware={hardware}", "plan_only=true")
+    assert code == 0, err
+    assert out.count("#!/bin/bash") == 1
+    assert "#SBATCH --array=0-1%2" in out
+    assert wants in out
+    assert bool(wants) is ("gpus" in out)
+    assert out.rstrip().endswith("nothing was submitted")
+    assert asked == ["scontrol", "sbatch"], "for the size of arrays, and whether it would be taken"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resources_that_are_not_asked_for_are_told(typed, no_gpu) -> None:
+    """Partitions are no part of a run's identity: the second cell is the first one's run."""
+    cells = ("resources.partition=spot,nosuch", "hardware=cpu", "plan_only=true")
+    code, out, err = typed(*SLURM, *cells)
+    assert code == 0, err
+    assert out.count("#!/bin/bash") == 1
+    assert "resources.partition=nosuch is not asked for: the run is another cell's, too" in out
+    code, out, _ = typed(*SLURM, "resources.partition=spot", *cells[1:])
+    assert code == 0
+    assert "is not asked for" not in out
+
+
+def test_what_sbatch_would_not_read_refuses_the_cell(typed, no_gpu) -> None:
+    code, out, _ = typed(*SLURM, "hardware=cpu", "resources.time=soon", "plan_only=true")
+    assert code == 0
+    assert "resources.time = soon is no time limit of sbatch's" in out
+    assert "#!/bin/bash" not in out
+
+
+def test_without_a_cluster_nothing_is_started(typed, no_gpu, tmp_path) -> None:
+    code, _, err = typed(*SLURM, "hardware=cpu")
+    assert code == 1
+    assert err == "squeue is not there\n"
+    assert not list(tmp_path.glob("runs/*/plan.json"))
+
+
+def test_detaching_from_a_sweep_on_this_machine_is_refused(typed, tmp_path) -> None:
+    code, out, err = typed("-m", *SMALL, "hardware=cpu", "seed=0,1", "launcher.detach=true")
+    assert (code, out) == (2, "")
+    assert "ends with the process that watches over it" in err
+    assert "-> hydra/launcher=slurm" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_detaching_a_single_run_is_refused(typed) -> None:
+    code, out, err = typed(*SMALL, "hardware=cpu", "launcher.detach=true")
+    assert (code, out) == (2, "")
+    assert "is for the runs of a sweep" in err
+
+
+def test_a_cluster_forks_nothing(typed, tmp_path) -> None:
+    code, out, err = typed(*SLURM, "hardware=cpu", "launcher.fork_server=true")
+    assert (code, out) == (2, "")
+    assert "launcher.fork_server = true" in err
+    assert "here another launcher starts them" in err
+    assert "-> launcher.fork_server=false" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_forking_needs_linux(typed, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    code, _, err = typed("-m", *SMALL, "hardware=cpu", "seed=0,1", "launcher.fork_server=true")
+    assert code == 2
+    assert "needs Linux" in err
+    assert not (tmp_path / "runs").exists()
+
+
+CLUSTER = [
+    "resources.time=2:00:00",
+    "slurm.partition=x",
+    "slurm=apptainer",
+    "+slurm.options.nice=5",
+]
+HERE = ["launcher.cpu_slots=2", "launcher.runs_per_device=2"]
+
+
+@pytest.mark.parametrize("text", CLUSTER)
+def test_what_is_for_a_cluster_warns_here(text) -> None:
+    (said,) = without_cluster(["seed=1", text])
+    assert said.startswith(f"{text} has no effect on this machine")
+    assert without_pool([text]) == []
+
+
+@pytest.mark.parametrize("text", HERE)
+def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
+    (said,) = without_pool(["seed=1", text, "launcher.detach=true"])
+    assert said.startswith(f"{text} has no effect in a cluster")
+    assert without_cluster([text]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param([*SMALL, "hardware=cpu", "slurm.qos=x"], "slurm.qos=x has no", id="a run"),
+        pytest.param(
+            ["-m", *SMALL, "hardware=cpu", "seed=0,1", "resources.cpus=2"],
+            "resources.cpus=2 has no effect on this machine",
+            id="a sweep",
+        ),
+        pytest.param(
+            [*SLURM, "hardware=cpu", "launcher.cpu_slots=2"],
+            "launcher.cpu_slots=2 has no effect in a cluster",
+            id="in a cluster",
+        ),
+    ],
+)
+def test_they_are_told(arguments, said, typed) -> None:
+    code, out, err = typed(*arguments, "plan_only=true")
+    assert code == 0, err
+    assert f"warning: {said}" in out
+
+
+# --- after the submission -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def submitted(monkeypatch, tmp_path):
+    """A sweep of two runs, with a cluster that takes so many of them."""
+
+    class Taken:
+        room, refused = 2, 0
+
+        def __init__(self, books, paths, identity) -> None:
+            self.jobs = list(books.jobs)
+
+        def submit(self) -> None:
+            """As many as fit."""
+            for job in self.jobs[self.room :]:
+                job.waiting_for = str(SubmissionRefused("sbatch: error: QOSMaxSubmitJobLimit"))
+            for job in self.jobs[: self.refused]:
+                job.end(Outcome.crashed, "sbatch: error: Invalid partition")
+
+        def watch(self) -> None:
+            """Until somebody leaves."""
+            raise KeyboardInterrupt
+
+        def unfinished(self):
+            """All."""
+            return self.jobs
+
+        def without_job(self):
+            """Those that did not fit."""
+            return self.jobs[self.room :]
+
+    monkeypatch.setattr(sys.modules["eke.workflows.sweep"], "Cluster", Taken)
+    return Taken
+
+
+@pytest.mark.parametrize(
+    ("room", "detach", "code"),
+    [(2, True, 0), (2, False, 75), (1, True, 75), (1, False, 75)],
+    ids=["detached", "ctrl-c", "detached, full", "ctrl-c, full"],
+)
+def test_leaving_says_what_goes_on_and_what_does_not(
+    room, detach, code, submitted, typed, no_gpu
+) -> None:
+    submitted.room = room
+    more = ["launcher.detach=true"] if detach else []
+    found, out, err = typed(*SLURM, "hardware=cpu", *more)
+    assert found == code, err
+    assert "the runs go on in the cluster: eke status" in out
+    left = "not in the queue, and the same command submits them: 1 run (sbatch: error"
+    assert (left in out) is (room == 1)
+
+
+def test_leaving_while_sbatch_refuses_a_run_has_not_gone_well(submitted, typed, no_gpu) -> None:
+    submitted.refused = 1
+    assert typed(*SLURM, "hardware=cpu", "launcher.detach=true")[0] == 1
+
+
+@pytest.mark.parametrize("multirun", [[], ["-m"]], ids=["one run", "a sweep"])
+def test_a_sweeper_of_hydras_sends_nothing_to_a_cluster(multirun, capsys) -> None:
+    """Its runs would start here, on a login node."""
+    code = workflows.main(
+        [*multirun, "hydra/launcher=slurm", "hydra/sweeper=basic", "seed=1", "hardware=cpu"]
+    )
+    assert code == 2
+    error = capsys.readouterr().err
+    assert "hydra/launcher = slurm" in error
+    assert "hydra/sweeper=basic is one of Hydra's" in error

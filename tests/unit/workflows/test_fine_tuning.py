@@ -1,0 +1,124 @@
+"""What fine-tuning takes where nothing was set, and that whatever was set stays."""
+
+import pytest
+from checkpoints import save_checkpoint
+from prepared import write_jsonl
+from support import last_wins
+
+from eke.config.compose import compose
+from eke.config.sweep import expand
+from eke.plan.planner.show import render_plan
+from eke.workflows import plan_for
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fine_tuning")
+    path = save_checkpoint(folder / "model", "llama")
+    rows = write_jsonl(folder / "rows.jsonl", [{"text": f"row {n}"} for n in range(40)])
+    return (
+        "model=pretrained", f"model.name_or_path={path}", "data=jsonl", f"data.path={rows}",
+        "data.tokenizer=bytes", "data.seq_len=16", "tracker=none", "hardware=cpu",
+    )  # fmt: skip
+
+
+def planned(files, *more, config_dir=None):
+    return plan_for(compose(last_wins(*files, *more), config_dir), planning=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "lr"),
+    [
+        ((), 5e-5),
+        (("peft=lora",), 2e-4),
+        (("peft=dora",), 2e-4),
+        (("peft=ia3",), 3e-3),
+        (("optimizer=adafactor",), 5e-5),
+        (("optimizer=muon",), 5e-5),
+        (("optimizer=sgd",), 0.1),
+        (("optimizer=lion",), 3e-4),
+        (("optimizer.lr=1e-3",), 1e-3),
+        (("optimizer=galore",), 1e-2),
+        (("optimizer=apollo",), 1e-2),
+        (("optimizer=schedule_free", "schedule=constant"), 2.5e-3),
+        (("optimizer.lr=5e-3", "optimizer=galore"), 5e-3),
+        (("peft=qlora", "hardware=a100_80"), 2e-4),
+        (("recipe=low_memory",), 5e-5),
+        (("recipe=fastest",), 5e-5),
+        (("recipe=fastest", "hardware=a100_80"), 5e-5),
+    ],
+    ids=str,
+)
+def test_the_learning_rate(files, typed, lr) -> None:
+    plan = planned(files, *typed)
+    assert plan.config.optimizer.lr == pytest.approx(lr)
+    (row,) = [d for d in plan.decisions if d.key == "learning rate"]
+    assert float(row.value) == pytest.approx(lr)
+    assert "optimizer.lr" not in [d.key for d in plan.decisions]
+    warned = any("fine-tuning usually takes less" in text for text in plan.warnings)
+    assert warned is (lr not in (5e-5, 2e-4, 3e-3) and "optimizer.lr" not in typed[0])
+
+
+def test_rows_are_trained_on_three_times(files) -> None:
+    plan = planned(files)
+    assert plan.config.train.epochs == 3
+    assert plan.steps.total == 3 * plan.steps.per_epoch
+    assert planned(files, "train.steps=7").steps.total == 7
+    assert planned(files, "train.epochs=1").steps.total == plan.steps.per_epoch
+
+
+def test_the_plan_says_once_how_the_rate_goes(files) -> None:
+    plan = planned(files, "optimizer.weight_decay=0.25", "schedule=linear", "train.steps=40")
+    assert plan.steps.warmup == 2, "the schedule's 5 %"
+    rows = [line for line in render_plan(plan).splitlines() if "5e-05" in line]
+    assert len(rows) == 1
+    (reason,) = [d.reason for d in plan.decisions if d.key == "learning rate"]
+    for part in ("fine-tuning", "schedule=linear", "from 1/2", "decay 0.25", "norm 1"):
+        assert part in reason
+    unclipped = planned(files, "train.max_grad_norm=null").decisions
+    assert any(d.key == "learning rate" and "not clipped" in d.reason for d in unclipped)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "rates"),
+    [("optimizer: {lr: 1.0e-3}\n", [1e-3, 2e-3, 1e-3]), ("", [5e-5, 2e-3, 5e-5])],
+    ids=["fixed", "free"],
+)
+def test_a_sweeps_fixed_part_and_its_rows_win(files, tmp_path, fixed, rates) -> None:
+    (tmp_path / "sweep").mkdir()
+    rows = "{a: {precision: fp32}, b: {optimizer.lr: 2.0e-3}, c: {optimizer: adafactor}}"
+    (tmp_path / "sweep/mine.yaml").write_text(
+        f"# @package _global_\n{fixed}sweep: {{repeats: 1, rows: {rows}}}\n"
+    )
+    cells = expand([*files, "sweep=mine"], tmp_path).cells
+    found = [plan_for(cell.composed, planning=True).config.optimizer.lr for cell in cells]
+    assert found == rates
+
+
+def test_typing_the_usual_values_is_the_same_run(files) -> None:
+    typed = planned(files, "optimizer.lr=5e-5", "train.epochs=3")
+    assert typed.run_id == planned(files).run_id
+    assert planned(files, "optimizer.lr=1e-3").run_id != typed.run_id
+
+
+def test_an_experiment_and_an_option_of_the_user_win(files, tmp_path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\noptimizer:\n  lr: 1.0e-3\ntrain:\n  steps: 5\n"
+    )
+    (tmp_path / "optimizer/mine.yaml").write_text(
+        "defaults:\n  - /schema/optimizer/adamw@_here_\n  - _self_\noption: mine\nlr: 1.0e-3\n"
+    )
+    plan = planned(files, "experiment=mine", config_dir=tmp_path)
+    assert (plan.config.optimizer.lr, plan.steps.total) == (1e-3, 5)
+    content = (
+        (tmp_path / "optimizer/mine.yaml").read_text().replace("option: mine", "option: adamw")
+    )
+    (tmp_path / "optimizer/mine.yaml").write_text(content)
+    assert planned(files, "optimizer=mine", config_dir=tmp_path).config.optimizer.lr == 1e-3
+
+
+def test_random_weights_keep_the_options_own() -> None:
+    plan = plan_for(compose(["model=tiny", "data=synthetic", "hardware=cpu"]), planning=True)
+    assert (plan.config.optimizer.lr, plan.steps.total) == (1e-3, 300)

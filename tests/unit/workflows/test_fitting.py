@@ -1,0 +1,322 @@
+"""A search before its first trial: what it starts from, and what it refuses."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from eke.cli import main as cli
+from eke.common.errors import ConfigError, EkeError
+from eke.config.compose import compose, split_arguments
+from eke.plan.record import Outcome
+from eke.tuning.search import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
+from eke.tuning.search.experiment import MADE_BY
+from eke.workflows.autotune import Wish
+from eke.workflows.autotune.save_result import keep
+from eke.workflows.autotune.setup import prepare
+from eke.workflows.planning import plan_for
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+
+WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
+        "train.steps=20", "tracker=none")  # fmt: skip
+
+
+def wish(*typed: str, numerics: Numerics = Numerics.same) -> Wish:
+    return Wish(typed, split_arguments([*WORK, *typed]), Objective.speed, numerics, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fastest", "low_memory", "guide_best", "baseline"])
+def test_the_first_trial_is_what_was_typed_also_with_a_recipe(recipe, capsys) -> None:
+    fitting = prepare(wish(f"recipe={recipe}", "batch.target=8", "precision=bf16"))
+    first = fitting.candidates.found[fitting.candidates.first]
+    trial = trial_overrides(fitting.typed, first.overrides, 0)
+    tried = plan_for(compose(trial, in_sweep=True), planning=True, refuse=False)
+    typed = plan_for(
+        compose([*WORK, f"recipe={recipe}", "batch.target=8", "precision=bf16"]),
+        planning=True, refuse=False,
+    )  # fmt: skip
+    assert tried.batch == typed.batch
+    assert tried.compute == typed.compute
+    for section in ("attention", "compile", "kernels", "memory", "optimizer", "precision"):
+        assert getattr(tried.config, section) == getattr(typed.config, section), section
+
+
+def test_what_a_recipe_chose_may_still_be_changed(capsys) -> None:
+    fitting = prepare(wish("recipe=low_memory"))
+    assert len({each.point.values for each in fitting.candidates.found}) > 1
+
+
+def test_the_same_command_is_the_same_search_wherever_its_trials_run(capsys) -> None:
+    one, same = prepare(wish("seed=1")), prepare(wish("seed=1", "launcher.cpu_slots=2"))
+    other = prepare(wish("seed=2"))
+    assert one.paths == same.paths
+    assert one.paths != other.paths
+
+
+def test_nothing_that_fits_is_told_with_what_to_type(own_machine, capsys) -> None:
+    own_machine(700 * 2**20)
+    with pytest.raises(ConfigError, match="eke plan --why"):
+        prepare(wish("model.hidden_size=8192", "model.num_hidden_layers=40"))
+
+
+def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
+    assert cli(["fit", *WORK, "plan_only=true", "hardware=h100"]) == 0
+    out = capsys.readouterr().out
+    assert "the best by estimate" in out
+    assert "NVIDIA H100" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ((), "fit_tiny"),
+        (("--objective", "memory"), "fit_tiny_memory"),
+        (("--objective", "cost", "--numerics", "reduced"), "fit_tiny_cost_reduced"),
+        (("--objective", "memory", "--name", "mine"), "mine"),
+    ],
+)
+def test_searches_for_different_things_are_different_options(flags, name, capsys, tmp_path) -> None:
+    """Found out where the name is taken: also before anything runs."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / f"{name}.yaml").write_text("seed: 1\n")
+    folder = ("--config-dir", str(tmp_path))
+    assert cli(["fit", *folder, *flags, *WORK, "plan_only=true"]) == 2
+    told = capsys.readouterr().err
+    assert f"--name = {name}" in told
+    assert f"--name {name}_fit" in told
+    assert cli(["fit", *folder, *flags, "--name", "free", *WORK, "plan_only=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "usual"),
+    [
+        ("rerun", "TRUE", "false"),
+        ("repeat", "2", "0"),
+        ("ignore_forecast", "TRUE", "false"),
+        ("launcher.detach", "TRUE", "false"),
+    ],
+)
+def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(f"{key}={value}"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == (key, value.lower())
+    assert problem.fix == f"{key}={usual}"
+
+
+def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
+    """Not a sweep either, which would train instead of searching."""
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish("precision=bf16,fp32"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.fix) == ("precision", "")
+
+
+def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
+    """Overrides of each value of an axis that is a candidate's."""
+    found = [v for each in fitting.candidates.found for v in each.values]
+    return [v.overrides for v in dict.fromkeys(found) if v.name.startswith(f"{axis}=")]
+
+
+def test_over_an_experiment_techniques_are_what_their_names_say(tmp_path, capsys) -> None:
+    """And none of them is what was typed once more, which would be one run tried as two."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# mine -- an earlier find.\ndefaults:\n"
+        "- override /memory: checkpointing\nmemory:\n  every_n: 2\n"
+    )
+    typed = ("experiment=mine", "attention=sdpa", "compile=none", "kernels=none")
+    folder = ["--config-dir", str(tmp_path)]
+    asked = replace(wish(*typed), arguments=split_arguments([*folder, *WORK, *typed]))
+    fitting = prepare(asked)
+    plans = [each.plan for each in fitting.candidates.found]
+    configs = [(plan.config.memory, plan.batch.per_device) for plan in plans]
+    assert len({repr(each) for each in configs}) == len(configs)
+    assert ("memory=checkpointing", "memory.every_n=1") in values_of(fitting, "memory")
+    assert () in values_of(fitting, "memory")
+    selective = [m for m, _ in configs if m.option == "checkpointing_selective"]
+    assert {each.every_n for each in selective} == {1}
+
+
+def test_hyperparameters_of_an_experiment_stay(tmp_path, capsys) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# mine -- one.\noptimizer:\n  lr: 0.5\n"
+    )
+    typed = ("experiment=mine", "precision=fp32", *ALL_TYPED)
+    folder = ["--config-dir", str(tmp_path)]
+    asked = wish(*typed, numerics=Numerics.reduced)
+    fitting = prepare(replace(asked, arguments=split_arguments([*folder, *WORK, *typed])))
+    rates = {each.plan.config.optimizer.lr for each in fitting.candidates.found}
+    assert rates == {0.5}
+    assert ("optimizer=adamw_8bit",) in values_of(fitting, "optimizer")
+
+
+def test_over_a_recipe_techniques_are_what_their_names_say(capsys) -> None:
+    """It types keys of groups that a search may change."""
+    mlm = (
+        "model=tiny_bert", "task=masked_lm", *WORK[1:], "model.vocab_size=30522", "compile=none",
+        "batch.per_device=64",
+    )  # fmt: skip
+    asked = replace(wish(), arguments=split_arguments([*mlm, "recipe=low_memory"]))
+    fitting = prepare(asked)
+    assert "kernels=sparse_prediction" in fitting.typed
+    assert "kernels.fused_linear_cross_entropy=true" in fitting.typed
+    kernels = {
+        (each.plan.config.kernels.sparse_prediction,
+         each.plan.config.kernels.fused_linear_cross_entropy): v.name
+        for each in fitting.candidates.found for v in each.values if v.name.startswith("kernels=")
+    }  # fmt: skip
+    assert (False, False) in kernels
+    assert kernels[False, True] == "kernels=fused_linear_cross_entropy"
+
+
+ALL_TYPED = ("attention=sdpa", "compile=none", "kernels=none", "memory=none")
+
+
+def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(*ALL_TYPED, "batch.per_device=1"))
+    (problem,) = refused.value.problems
+    assert "nothing to choose from but what was typed" in problem.why
+    assert problem.fix.startswith("python train.py model=tiny ")
+    assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
+
+
+def test_in_a_cluster_nothing_is_forked() -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish("hydra/launcher=slurm", "hardware=cpu", "launcher.fork_server=true"))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.fix) == ("launcher.fork_server", "launcher.fork_server=false")
+
+
+@pytest.mark.parametrize("heard", [[], [2]], ids=["undisturbed", "Ctrl-C"])
+def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None:
+    """Also where the trial at hand has come to its own end before it could save and stop."""
+
+    class EndsWell:
+        def __init__(self, *_) -> None:
+            self.heard = heard
+
+        def run(self) -> None:
+            """The trial ends."""
+
+    monkeypatch.setattr("eke.workflows.autotune.session.Pool", EndsWell)
+    monkeypatch.setattr("eke.workflows.autotune.session.devices_of", lambda *_: {})
+    fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
+    with pytest.raises(KeyboardInterrupt) if heard else nullcontext():
+        fitting._run([job])
+
+
+class Full:
+    """A cluster whose sbatch takes so many of the jobs."""
+
+    def __init__(self, books, *_, takes: int = 0) -> None:
+        self.books, self.takes, self.refused = books, takes, {}
+
+    def submit(self) -> None:
+        """Hand them in."""
+        self.refused = {job.number: "sbatch: no such partition" for job in self.books.jobs}
+        for _ in range(self.takes):
+            self.refused.popitem()
+
+    def watch(self) -> None:
+        """They end."""
+
+
+def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
+    fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    monkeypatch.setattr("eke.workflows.autotune.session.Fitting.in_cluster", True)
+    jobs = [SimpleNamespace(outcome=Outcome.crashed, kind="cpu", number=n) for n in range(2)]
+    monkeypatch.setattr("eke.workflows.autotune.session.Cluster", partial(Full, takes=1))
+    fitting._run(jobs)  # one runs
+    monkeypatch.setattr("eke.workflows.autotune.session.Cluster", Full)
+    fitting._run([])  # a rule refused them all: nothing was to be submitted
+    with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
+        fitting._run(jobs)
+    fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))
+    fitting._run(jobs)  # the cluster does take trials: it is about these
+
+
+def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
+    """Of what was typed; candidates that lack theirs are left out."""
+    monkeypatch.setattr("eke.rules.packages._is_there", lambda name: name != "bitsandbytes")
+    typed = ("optimizer=adamw_8bit", "compile=none", "memory=none", "kernels=none")
+    with pytest.raises(ConfigError) as refused:
+        prepare(wish(*typed))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.rule) == ("optimizer", "package_missing")
+    assert prepare(wish(*typed, "plan_only=true")).candidates.first is not None, "for elsewhere"
+
+
+@pytest.mark.parametrize("record", [None, object()], ids=["no record", "a record"])
+def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> None:
+    """A search that is over needs no room to be typed again."""
+    monkeypatch.setattr("eke.rules.training._free_bytes", lambda facts: 0)
+    monkeypatch.setattr(
+        "eke.workflows.autotune.setup.place_of", lambda plan: SimpleNamespace(record=record)
+    )
+    refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
+    with refused if record is None else nullcontext():
+        prepare(wish("compile=none", "memory=none", "kernels=none"))
+
+
+def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> None:
+    taken = tmp_path / "experiment" / "mine.yaml"
+    taken.parent.mkdir()
+    taken.write_text("my own")
+    monkeypatch.setattr("eke.workflows.autotune.setup.conf_folder", lambda: tmp_path)
+    typed = ("compile=none", "memory=none", "kernels=none")
+    named = replace(wish(*typed), name="mine")
+    with pytest.raises(ConfigError, match="did not write it"):
+        prepare(named)
+    monkeypatch.setattr("eke.tuning.search.experiment.os.access", lambda *_: False)
+    assert prepare(replace(wish(*typed, "plan_only=true"), name="free")).option == "free"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        prepare(replace(wish(*typed), name="free"))
+    with pytest.raises(ConfigError, match="letters, digits"):
+        prepare(replace(wish(*typed, "plan_only=true"), name="no name"))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) -> None:
+    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
+    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting.paths.folder.mkdir()
+    own = tmp_path / "own"
+    monkeypatch.setattr("eke.workflows.autotune.save_result.conf_folder", lambda: own)
+    first = fitting.candidates.first
+    other = next(n for n, _ in enumerate(fitting.candidates.found) if n != first)
+    faster = 0.5 if is_found else 0.999
+    for number, step_s in ((first, 1.0), (other, faster), (other, faster)):
+        trial = Trial(step_s, 0.01)
+        fitting.trials.append(Measured(number, 0, trial, "ok"))
+        fitting.search.tell(number, trial)
+    keep(fitting, fit_of(fitting.search, fitting.candidates, fitting.trials, Numerics.same))
+    out = capsys.readouterr().out
+    assert (own / "experiment" / "mine.yaml").exists() is is_found
+    assert ("experiment=mine" in out) is is_found
+    assert ("nothing is written: what was typed may be as good" in out) is not is_found
+    # Either way the reader can run it.
+    winner = " ".join(fitting.candidates.found[other].overrides)
+    assert is_found or winner in out
+
+
+def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    typed = ("compile=none", "memory=none", "kernels=none", f"paths.runs={tmp_path}")
+    older = tmp_path / "experiment" / "mine.yaml"
+    older.parent.mkdir()
+    older.write_text(f"# found by {MADE_BY}.\n")
+    for module in ("preparing", "keeping"):
+        monkeypatch.setattr(f"eke.workflows.autotune.{module}.conf_folder", lambda: tmp_path)
+    fitting = prepare(replace(wish(*typed), name="mine"))
+    fitting.paths.folder.mkdir()
+    keep(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))
+    assert f"{older} is what an earlier search found, and stays as it is" in capsys.readouterr().out

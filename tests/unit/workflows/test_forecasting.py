@@ -1,0 +1,317 @@
+"""`eke plan`: the forecast under the plan, what would make room, every known device."""
+
+import json
+import sys
+
+import pytest
+
+from eke import workflows
+from eke.cli import main as cli
+from eke.common.units import GIB
+from eke.config.compose import compose
+from eke.estimate.memory import Traced
+from eke.estimate.memory import trace_client as ask
+from eke.estimate.memory.calibration import NEEDED
+from eke.estimate.memory.history_store import add_line, path_of
+from eke.estimate.memory.memory_history import group_of
+from eke.estimate.memory.predict import PYTHON_BYTES
+from eke.hardware import DEVICES, Device
+from eke.plan.record import PredictedMemory
+from eke.workflows.planning import plan_on
+
+WORK = ("data=synthetic", "data.num_samples=8192", "model.num_hidden_layers=6", "tracker=none")
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch, tmp_path):
+    """A CPU with little memory, whatever this machine has."""
+    cpu = Device(kind="cpu", name="test cpu", memory_bytes=2 * GIB)
+    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def plan(capsys):
+    """`eke plan` with arguments and without traces: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli(["plan", "--quick", *WORK, *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def of_memory(text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("memory: "))
+    return lines[start:]
+
+
+def test_the_verdict_comes_first(plan) -> None:
+    code, out, _ = plan()
+    assert code == 0
+    lines = of_memory(out)
+    assert lines[0].startswith("memory: fits ")
+    assert "expected" in lines[1]
+    assert "bytes per parameter: 4 weights + 4 gradients + 8 optimizer = 16" in out
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("batch.per_device=4096",),
+        ("hardware=h100", "compile=inductor", "precision=fp8"),
+        ("model=tiny_moe", "peft=lora", "hardware=rtx3090"),
+        ("precision=bf16", "model=tiny_qwen3", "hardware=b200"),
+    ],
+)
+def test_it_is_read_in_80_columns(plan, overrides) -> None:
+    code, out, _ = plan(*overrides, "--why")
+    assert code == 0
+    assert not [line for line in of_memory(out) if len(line) > 80 and "http" not in line]
+
+
+def test_what_does_not_fit_is_planned_all_the_same(plan) -> None:
+    code, out, _ = plan("batch.per_device=4096")
+    assert (code, "memory: does not fit" in out) == (0, True)
+    code, out, _ = plan("model=llama2_7b")
+    assert (code, "memory: does not fit" in out) == (0, True)
+
+
+def test_why_proposes_what_can_be_typed(plan, capsys) -> None:
+    code, out, _ = plan("batch.per_device=4096", "--why")
+    assert code == 0
+    assert "would make it fit, the same training, the cheapest first" in out
+    after = out.partition("the cheapest first:")[2].splitlines()
+    proposal = next(line.split() for line in after if line.startswith("  batch."))
+    again, out, err = plan(*proposal)
+    assert again == 0, err
+    assert "memory: fits" in out
+
+
+def test_json_has_the_fields_of_a_record(plan) -> None:
+    code, out, _ = plan("--json", "--why", "batch.per_device=4096")
+    assert code == 0
+    memory = json.loads(out)["memory"]
+    fields = dict(memory["predicted"])
+    assert fields.pop("capacity") == 2 * GIB - PYTHON_BYTES
+    found = PredictedMemory(**fields)
+    assert found.low < found.expected < found.high
+    assert sum(found.components.values()) == found.expected
+    assert found.verdict == "does not fit"
+    assert memory["advice"]
+
+
+def test_all_devices_in_one_table(plan) -> None:
+    code, out, _ = plan("hardware=all")
+    assert code == 0
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split()[:1]}
+    assert set(DEVICES) <= set(rows)
+    largest = [int(rows[option].split()[-1]) for option in ("t4", "a100_40", "a100_80", "b200")]
+    assert largest == sorted(largest)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_device_that_lacks_a_format_is_refused_in_its_line(plan) -> None:
+    code, out, _ = plan("hardware=all", "precision=bf16")
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[:1]}
+    assert rows["t4"][2] == "refused"
+    assert rows["h100"][2] == "fits"
+    assert "-> precision=fp16" in out
+    assert max(map(len, out.splitlines())) <= 80
+    _, out, _ = plan("hardware=all", "precision=bf16", "--json")
+    refused = {row["hardware"] for row in json.loads(out) if row["memory"] is None}
+    assert {"t4", "v100_16"} <= refused
+    assert "h100" not in refused
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3", "dp"])
+def test_several_devices_can_be_declared(strategy, plan) -> None:
+    """Nobody can say how many there are, and what one of them needs is the question."""
+    typed = (f"distributed={strategy}", "distributed.num_processes=4")
+    code, out, err = plan("hardware=a100_40", *typed)
+    assert code == 0, err
+    assert "memory: fits" in out
+    assert "4 of them taken for granted" in out
+    code, out, err = plan("hardware=all", *typed)
+    assert code == 0, err
+    assert "h100" in out
+    assert "4 devices each" in out
+    assert "samples/s: of all" in out
+
+
+def test_what_no_device_can_run_is_an_error(plan) -> None:
+    code, _, err = plan("hardware=all", "model.num_attention_heads=7")
+    assert code == 2
+    assert "model.num_attention_heads" in err
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """A cache of the test's own, and the plans that a trace was made of: 9 GiB each."""
+    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    asked = []
+
+    def traced(plan, *_):
+        asked.append(plan)
+        size = {"forward": 9 * GIB}
+        return ask.Answer(Traced(size, size, {"weights": 9 * GIB}))
+
+    monkeypatch.setattr(ask, "traced", traced)
+    monkeypatch.setattr(ask, "trace_all", lambda plans, *_, **__: [traced(p) for p in plans])
+    return asked
+
+
+def test_devices_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
+    typed = ["plan", *WORK, "hardware=all", "batch.per_device=1024"]
+    assert cli(typed) == 0
+    out = capsys.readouterr().out
+    asked = {plan.choices["hardware"] for plan in kept}
+    assert 0 < len(asked) < len(DEVICES)
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()[:1]}
+    named = out.partition("by formulas; traced: ")[2].partition("\n\n")[0].replace("\n", " ")
+    for option in asked:
+        assert rows[option][2] == "fits"
+        assert int(rows[option][-1]) >= 1024, "what is traced to fit is no smaller than itself"
+        assert option in named
+    kept.clear()
+    assert cli([*typed, "--quick"]) == 0
+    assert not kept
+    assert "traced" not in capsys.readouterr().out
+
+
+def test_all_devices_are_corrected_by_finished_runs(plan) -> None:
+    _, out, _ = plan("hardware=all")
+    assert "not calibrated: no device has finished runs enough" in out
+    before = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.split()[:1]}
+    composed = compose([*WORK, "hardware=h100"])
+    device = DEVICES["h100"]
+    group = group_of(plan_on(composed, device, "declared", planning=True), "closed_form")
+    for n in range(NEEDED):
+        line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 200}}'
+        add_line(path_of(group), line)
+    _, out, _ = plan("hardware=all")
+    after = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.split()[:1]}
+    assert f"calibrated: h100 memory ({NEEDED} runs)" in out
+    assert int(after["h100"]) < 0.75 * int(before["h100"])
+    assert after["a100_80"] == before["a100_80"]
+
+
+def test_the_largest_batch_is_corrected_by_finished_runs(plan) -> None:
+    typed = ("batch=auto", "batch.target=4096", "hardware=t4")
+    _, out, _ = plan(*typed)
+    assert "512 auto: largest that fits" in " ".join(out.split())
+    composed = compose([*WORK, *typed])
+    group = group_of(plan_on(composed, DEVICES["t4"], "declared", planning=True), "closed_form")
+    for n in range(NEEDED):
+        line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 300}}'
+        add_line(path_of(group), line)
+    _, out, _ = plan(*typed)
+    assert f"calibrated by {NEEDED} runs, of 15.00 GiB" in " ".join(out.split())
+    assert "256 auto: largest that fits" in " ".join(out.split())
+
+
+def test_proposals_that_formulas_are_not_sure_of_are_traced(kept, capsys) -> None:
+    typed = ["plan", *WORK, "hardware=t4", "batch.per_device=2048", "--why"]
+    assert cli(typed) == 0
+    out = capsys.readouterr().out
+    assert len(kept) > 1, "the plan itself, and what was proposed"
+    assert "9.00 GiB" not in out.partition("the cheapest first:")[0].partition("memory:")[0]
+    assert "(traced): fits" in out.partition("the cheapest first:")[2]
+
+
+@pytest.mark.parametrize("many", [("-m", "seed=0,1"), ("hardware=all",)], ids=["a sweep", "all"])
+def test_why_is_for_one_plan(many, capsys) -> None:
+    assert cli(["plan", "--why", *WORK, *many]) == 2
+    assert "--why" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (("hardware=all",), "plan_only=true"),
+        (("-m", "hardware=all", "seed=0,1", "plan_only=true"), "hardware=h100"),
+    ],
+)
+def test_all_devices_are_for_planning(arguments, fix, capsys) -> None:
+    assert workflows.main([*WORK, *arguments]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_fit_does_not_start(capsys, tmp_path) -> None:
+    assert workflows.main([*WORK, "batch.per_device=4096"]) == 2
+    err = capsys.readouterr().err
+    assert "needs at least" in err
+    assert "batch.accumulation=" in err
+    assert "ignore_forecast=true" in err
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+def test_cells_that_cannot_fit_are_refused_in_the_plan_of_a_sweep(capsys) -> None:
+    code = workflows.main(["-m", *WORK, "batch.per_device=8,4096", "plan_only=true"])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "2 cells, 1 refused" in out
+    assert "-> batch.per_device=" in out
+
+
+def test_a_trace_of_the_very_builders(capsys, monkeypatch, tmp_path) -> None:
+    """A real one, in a process of its own; asked again it is read from the disk."""
+    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    texts = []
+    for _ in range(2):
+        assert cli(["plan", *WORK, "batch.per_device=2"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert "(traced)" in texts[0]
+    assert texts[0] == texts[1]
+    assert len(list(tmp_path.glob("traces/*.json"))) == 1
+
+
+def test_the_step_time_is_an_estimate_or_says_what_would_give_one(plan) -> None:
+    _, out, _ = plan("hardware=a100_80", "precision=bf16")
+    assert "step time (estimate): " in out
+    assert "GPU-hours" in out
+    _, out, _ = plan()
+    assert "step time (estimate): unknown: processors have no datasheet" in out
+
+
+def test_json_has_the_step_time(plan) -> None:
+    _, out, _ = plan("hardware=v100_16", "--json")
+    content = json.loads(out)
+    step = content["timing"]["predicted_step_s"]
+    assert 0 < step["low"] < step["expected"] < step["high"]
+    assert content["throughput"]["predicted_samples_per_s"]["expected"] > 0
+
+
+def test_every_device_has_its_speed(plan) -> None:
+    _, out, _ = plan("hardware=all", "precision=fp16")
+    head = next(line for line in out.splitlines() if "samples/s" in line and "verdict" in line)
+    rows = [line for line in out.splitlines() if line.strip().split(" ")[0] in DEVICES]
+    assert "micro-batch" in head
+    assert all(" to " in row for row in rows)
+    assert all(len(line) <= 80 for line in out.splitlines())
+    busy = ("model=bert_large", "task=sequence_classification", "data.seq_len=512")
+    _, out, _ = plan("hardware=all", "precision=fp16", *busy, "--json")
+    rates = {
+        row["hardware"]: row["throughput"]["predicted_samples_per_s"]["expected"]
+        for row in json.loads(out)
+    }
+    assert rates["v100_16"] < rates["h100"]
+
+
+def test_a_sweep_adds_up_its_hours(capsys) -> None:
+    code = workflows.main(
+        [*WORK, "-m", "hardware=a100_80", "precision=bf16,fp16,fp32", "plan_only=true"]
+    )
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "GPU-hours (estimate): about" in out
+    assert "for 3 runs, training steps alone" in " ".join(out.split())
+
+
+def test_advice_names_the_time_model(plan) -> None:
+    _, out, _ = plan("--why", "hardware=t4", "model=llama_1b", "precision=fp16")
+    assert "the time model's estimate" in " ".join(out.split())

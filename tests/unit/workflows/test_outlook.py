@@ -1,0 +1,123 @@
+"""A sweep that is only planned: what each of its cells is expected to take."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from eke import workflows
+from eke.cli import main as cli
+from eke.common.paths import RunPaths
+from eke.common.units import GIB
+from eke.config.compose import compose
+from eke.estimate.memory import trace_client as ask
+from eke.hardware import Device
+from eke.plan.planner import outline_record
+from eke.plan.record import Outcome, PredictedMemory, write_record
+from eke.workflows.planning import plan_for
+
+WORK = ("data=synthetic", "data.num_samples=200000", "model.num_hidden_layers=6", "tracker=none")
+ON_GPU = ("hardware=a100_80", "batch.per_device=8,100000")
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch, tmp_path):
+    """A CPU with little memory, and caches of the test's own."""
+    cpu = Device(kind="cpu", name="test cpu", memory_bytes=2 * GIB)
+    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
+    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Numbers of plans that traces were asked for; there are none."""
+    asked: list[int] = []
+
+    def trace_all(plans, progress, processes):
+        asked.append(len(plans))
+        return [ask.Answer(None, "not here") for _ in plans]
+
+    monkeypatch.setattr(ask, "trace_all", trace_all)
+    return asked
+
+
+def table_of(text: str) -> list[list[str]]:
+    """Cells of the rows, the head first."""
+    lines = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    return [re.split(r" {2,}", line) for line in lines]
+
+
+def test_each_cell_has_its_memory_and_its_time(capsys) -> None:
+    assert cli(["plan", "--quick", "-m", *WORK, *ON_GPU, "seed=1,2"]) == 0
+    out = capsys.readouterr().out
+    head, *rows = table_of(out)
+    assert head == ["verdict", "memory", "step", "samples/s", "what differs"]
+    assert [row[0] for row in rows] == ["fits", "fits", "refused", "refused"]
+    for _, memory, step, rate, label in rows[:2]:
+        assert memory.endswith("iB")
+        assert step.endswith("s")
+        assert " to " in rate
+        assert label.startswith("batch.per_device=8 ")
+    assert "refused: batch.per_device=100000 seed=1" in out
+    assert "memory: expected, 0 traced, 2 by formulas, 0 of them calibrated" in out
+    assert "step, samples/s: estimates, 0 of 2 calibrated" in out
+
+
+def test_a_processor_without_runs_has_no_step_time(capsys) -> None:
+    assert workflows.main(["-m", *WORK, "seed=1,2", "plan_only=true"]) == 0
+    out = capsys.readouterr().out
+    _, *rows = table_of(out)
+    assert [row[0] for row in rows] == ["fits", "fits"]
+    assert "estimates, " not in out
+    assert "without an estimate: 2 runs" in out
+
+
+def test_for_machines_under_the_records_paths(capsys) -> None:
+    assert cli(["plan", "--quick", "--json", "-m", *WORK, *ON_GPU]) == 0
+    fits, refused = json.loads(capsys.readouterr().out)
+    fields = dict(fits["memory"]["predicted"])
+    assert fields.pop("capacity") > 0
+    assert PredictedMemory(**fields).verdict == "fits"
+    assert fits["timing"]["predicted_step_s"]["expected"] > 0
+    assert "batch.per_device=8" in fits["overrides"]
+    assert fits["run_id"]
+    assert refused["outcome"] == "refused"
+    assert refused["rule"] == "does_not_fit"
+    assert "memory" not in refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [((), [1]), (("--quick",), [])], ids=["eke plan", "quick"]
+)
+def test_cells_are_traced_unless_it_is_to_be_quick(arguments, count, traces, capsys) -> None:
+    """128 samples take 1.5 of 2 GiB by formulas, that lie between 0.9 and 2.1."""
+    typed = ("batch.per_device=8,140", "seed=1")
+    assert cli(["plan", *arguments, "-m", *WORK, *typed]) == 0
+    assert traces == count
+
+
+@pytest.mark.parametrize("torch", ["", "older"], ids=["same", "another torch"])
+def test_a_plan_says_what_has_finished_and_what_of_it_would_be_done_again(
+    torch, capsys, tmp_path
+) -> None:
+    typed = ["-m", *WORK, "plan_only=true", "seed=1,2,3"]
+    composed = compose((*WORK, "seed=2"), in_sweep=True)
+    plan = plan_for(composed, planning=True)
+    paths = RunPaths(tmp_path / "runs" / plan.run_id)
+    paths.folder.mkdir(parents=True)
+    record = outline_record(plan, [], 0, Outcome.ok, None)
+    now = record.machine["torch"]
+    record.machine["torch"] = torch or now
+    write_record(paths, record)
+    assert workflows.main(typed) == 0
+    told = capsys.readouterr().out
+    assert ("answered from its record: 1 finished run" in told) is (not torch)
+    again = f"done again, beside the record: 1 finished run (torch: older -> {now}); eke report"
+    assert (again in told) is bool(torch)
+    assert cli(["plan", "--quick", "--json", *typed]) == 0
+    first, second, _ = json.loads(capsys.readouterr().out)
+    assert not {"answered_by", "done_again"} & first.keys()
+    assert second.get("answered_by") == (None if torch else f"runs/{plan.run_id}")
+    assert second.get("done_again") == ([f"torch: older -> {now}"] if torch else None)

@@ -1,0 +1,46 @@
+"""What a sweep's file knows of a cell before it runs: its row, its round, the rule against it."""
+
+import pytest
+
+from eke.config.sweep import expand
+from eke.workflows.sweep import describe, named, plan_cells
+
+SMALL = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
+
+
+def cells_of(*typed: str):
+    expanded = expand([*SMALL, "tracker=none", "hardware=cpu", *typed])
+    return plan_cells(expanded.cells, "sweep-1", lambda done, total: None)[0], expanded
+
+
+def test_rows_and_rounds() -> None:
+    rows = "sweep.rows={plain:{},small:{memory:checkpointing}}"
+    cells, _ = cells_of(rows, "sweep.repeats=2")
+    found = [(cell.row, cell.round) for cell in cells]
+    assert found == [("plain", 0), ("small", 0), ("small", 1), ("plain", 1)]
+
+
+@pytest.mark.parametrize(("seeds", "said"), [("1", "1 cell"), ("1,2", "2 cells")])
+def test_cells_are_counted_in_words_that_agree(seeds, said) -> None:
+    cells, expanded = cells_of(f"seed={seeds}")
+    assert describe(cells, 0, expanded) == said
+
+
+def test_repetitions_that_were_typed_are_rounds() -> None:
+    cells, _ = cells_of("repeat=0,3")
+    assert [cell.round for cell in cells] == [0, 3]
+
+
+def test_the_rule_of_a_refused_cell() -> None:
+    cells, _ = cells_of("precision=fp32,tf32")
+    assert [(cell.outcome, bool(cell.rule)) for cell in cells] == [("", False), ("refused", True)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [(("sweep=precision_ladder",), "precision_ladder"), (("precision=fp32,bf16",), "")],
+    ids=["named", "typed"],
+)
+def test_the_name_of_a_sweep(typed, name) -> None:
+    _, expanded = cells_of(*typed)
+    assert named(expanded.cells[0].composed.choices) == name

@@ -1,0 +1,68 @@
+"""Models whose state alone has no room: refused with what makes room for all of the run."""
+
+import pytest
+from recipe_plans import planned
+
+from eke.common.errors import ConfigError, Problem
+from eke.config.compose import compose
+from eke.estimate.memory import Verdict, cache, first_advice, forecast
+from eke.plan.planner import Plan
+from eke.workflows import plan_for
+
+SEVEN = ("model=llama2_7b", "data.seq_len=4096")
+ONE = ("model=llama_1b", "data.seq_len=512")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+
+
+def started(*overrides: str) -> Plan:
+    """As it is planned where it is to start."""
+    composed = compose([*overrides, "data=synthetic", "tracker=none"], in_sweep=True)
+    return plan_for(composed, planning=True, refuse=True, trace=False)
+
+
+def refusal(*overrides: str) -> Problem:
+    with pytest.raises(ConfigError) as refused:
+        started(*overrides)
+    (problem,) = refused.value.problems
+    return problem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((*SEVEN, "hardware=h100"), id="typed"),
+        pytest.param((*SEVEN, "hardware=h100", "recipe=fastest"), id="a-recipe"),
+        pytest.param((*SEVEN, "hardware=h100", "batch=auto"), id="auto"),
+        pytest.param((*ONE, "hardware=t4"), id="a-small-device"),
+        pytest.param(("model=t5_3b", "task=seq2seq_lm", "hardware=t4"), id="four-bits"),
+        pytest.param(("model=llama3_8b", "data.seq_len=2048", "hardware=t4"), id="three-changes"),
+    ],
+)
+def test_the_override_makes_room_for_activations_too(overrides) -> None:
+    """Adafactor makes room for the state of each of them, and none of them trains with that."""
+    problem = refusal(*overrides)
+    assert problem.rule == "states_do_not_fit"
+    assert "optimizer state" in problem.why
+    typed, remark = problem.fix.split("   ")
+    plan = started(*overrides, *typed.split())
+    found = forecast(plan)
+    assert found.verdict in (Verdict.fits, Verdict.tight)
+    assert "GiB expected" in remark
+    narrow = forecast(planned(*overrides, "data=synthetic", "optimizer=adafactor"))
+    assert narrow.verdict is Verdict.does_not_fit
+
+
+def test_where_nothing_makes_room_it_is_a_smaller_model() -> None:
+    assert refusal("model=mixtral_8x7b", "hardware=t4").fix == "model=tiny_moe"
+
+
+def test_adapters_of_random_weights_are_proposed_last() -> None:
+    """They would be the quickest, and learn little."""
+    plan = planned(*ONE, "data=synthetic", "hardware=t4")
+    first = first_advice(plan)
+    assert first is not None
+    assert not any(text.startswith("peft=") for text in first.overrides)
