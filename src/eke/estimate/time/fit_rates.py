@@ -47,9 +47,8 @@ def fitted_rates(
     newest = observations[-MOST:]
     if len(newest) < NEEDED:
         return None
-    from eke.estimate.time.rate_regression import (
-        solve,  # imports numpy, which a plan without runs does without
-    )
+    # Here, and not above: it imports numpy, which a plan without runs does without.
+    from eke.estimate.time.rate_regression import solve
 
     kinds = sorted({kind for amounts, _ in newest for kind, amount in amounts if amount > 0})
     measured = [seconds for _, seconds in newest]

@@ -7,7 +7,8 @@ import numpy as np
 from eke.common.tokens import IGNORED
 from eke.config.schema import Config, Packing, Seq2SeqLM
 from eke.models.sizes import is_ragged, most_predicted
-from eke.plan.planner import Micro, Plan, drawn, evaluated
+from eke.plan.planner import Plan, drawn, evaluated
+from eke.plan.planner.lengths import Micro
 from eke.training.batches.batches import Collator, MicroBatch
 from eke.training.batches.sources import is_packed
 from eke.training.batches.tasks import Key, Sample, lay_end_to_end

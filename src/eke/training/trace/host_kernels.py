@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 aten: Any = torch.ops.aten
 
-HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.float16, torch.bfloat16)
 
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 """In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
