@@ -11,7 +11,7 @@ if __name__ == "__main__":
     # This checkout's eke, installed or not.
     sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
     try:
-        from eke.common.gc_tuning import collect_seldom
+        from eke.common.runtime import collect_seldom
         from eke.common.streams import open_streams, use_utf8
 
         use_utf8()

@@ -1,4 +1,4 @@
-"""What the two closer looks of eke.training.observe.first_step_probe cost the step they look at.
+"""What the two closer looks of eke.training.observe.effects cost the step they look at.
 
 python benchmarks/closer_look.py [--rounds N]
 
@@ -21,7 +21,7 @@ from paired import Start, Turns, difference, ratio, summarize
 
 from eke.training.loop.loop import train_step
 from eke.training.loop.state import Job
-from eke.training.observe.first_step_probe import closer_look
+from eke.training.observe.effects import closer_look
 
 LOOKS = {"plain step": 2, "kernel probe": 0, "memory profile": 1}
 """Which look a step takes -> the number that makes `closer_look` take it."""

@@ -34,7 +34,7 @@ from unit.tuning.search.surfaces_of_parts import make_of_parts  # noqa: E402
 
 from eke.common.files import write_json  # noqa: E402
 from eke.plan.record import EXIT_FAILED, EXIT_OK  # noqa: E402
-from eke.tuning.search.trials import SHORT  # noqa: E402
+from eke.tuning.search.search import SHORT  # noqa: E402
 
 KINDS = {
     "techniques multiply; estimates off by 12 % a technique": (make, True, 1.0),

@@ -146,7 +146,7 @@ def measured(plan: Plan) -> int | None:
     import torch
 
     from eke.results.trackers.tracker import Untracked
-    from eke.training.loop.engines import train
+    from eke.training.loop.attempt import train
     from eke.training.loop.meter import HostClock, Meter
     from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag

@@ -6,7 +6,7 @@ Takes predicted and measured memory of results/forecast_bounds_cpu.json (formula
 results/memory_truth_cpu.json (traces) as if each row were a finished run: a random half of each
 group calibrates, and the other half is what comes next. Both errors are of the rows that were held
 out, raw and calibrated; nothing is trained. Groups are those of
-`eke.estimate.memory.memory_history`: rows with the same doubts.
+`eke.estimate.memory.calibration`: rows with the same doubts.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.config.compose import compose
 from eke.estimate.memory.calibration import Pair, fit
-from eke.estimate.memory.notes import notes_of
+from eke.estimate.memory.components import notes_of
 from eke.hardware import environment
 from eke.workflows import plan_for
 

@@ -38,9 +38,9 @@ from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.config.sweep import expand
 from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths
-from eke.launch.fork import ForkServer, modules_of
 from eke.launch.local.dispatch import POLL_S
 from eke.launch.processes import worker_process as supervising
+from eke.launch.processes.fork_server import ForkServer, modules_of
 from eke.launch.processes.progress_display import LineBoard
 from eke.launch.slurm import Cluster, place_in_cluster
 from eke.plan.planner import outline_record

@@ -31,7 +31,7 @@ from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.observe.first_step_probe import closer_look
+from eke.training.observe.effects import closer_look
 from eke.training.optimizer import build_optimizer
 from eke.workflows import plan_for
 

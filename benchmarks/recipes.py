@@ -33,11 +33,11 @@ from paired import summarize
 from provenance import provenance
 
 from eke.common.files import write_json
-from eke.common.units import format_bytes
+from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.hardware import detect
 from eke.workflows import plan_for
-from eke.workflows.recipes import chosen_overrides
+from eke.workflows.auto_batch import chosen_overrides
 
 LR = 1e-3
 

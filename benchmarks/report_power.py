@@ -17,7 +17,7 @@ from arguments import writable
 from provenance import machine, provenance
 from scipy.special import stdtr
 
-from eke.results.report.compare.noise import Noise, chance_beyond
+from eke.results.report.compare.statistics import Noise, chance_beyond
 
 SWEEPS, REPEATS, NOISE, TOGETHER = 2000, 3, 0.02, 200
 ROWS = (4, 6, 12, 20, 30)

@@ -36,14 +36,13 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.config.sweep import expand
-from eke.estimate.time.fit_rates import fitted_rates
-from eke.estimate.time.predict import prior_time
-from eke.estimate.time.time_history import amounts_of
+from eke.estimate.time.step_time import fitted_rates
+from eke.estimate.time.time_history import amounts_of, prior_time
 from eke.estimate.time.values import StepTime
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
-from eke.plan.record import derive, metrics
+from eke.plan.record import metrics
 from eke.results.report.published import Published, all_published
 from eke.workflows.planning import plan_on
 
@@ -182,7 +181,7 @@ def trained(plan: Plan) -> float | None:
     import torch
 
     from eke.results.trackers.tracker import Untracked
-    from eke.training.loop.engines import train
+    from eke.training.loop.attempt import train
     from eke.training.loop.meter import HostClock, Meter
     from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
@@ -196,7 +195,7 @@ def trained(plan: Plan) -> float | None:
         except ConfigError:
             return None
         rows, _ = metrics.read_rows(paths.metrics)
-    steady = derive.timing(rows).steady_step_s
+    steady = metrics.timing(rows).steady_step_s
     return None if steady is None else steady.p10
 
 

@@ -27,8 +27,8 @@ from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.estimate.memory.shape import shape_of  # noqa: E402
-from eke.estimate.time.units import layer_units, outer_units  # noqa: E402
+from eke.estimate.memory.components import shape_of  # noqa: E402
+from eke.estimate.time.work import layer_units, outer_units  # noqa: E402
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert": ("tiny_bert", ("masked_lm", "sequence_classification")),

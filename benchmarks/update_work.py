@@ -22,7 +22,7 @@ from arguments import writable  # noqa: E402  # after the path is there
 from counted_work import Count, counted  # noqa: E402  # a helper of the tests
 from unit.plan.cases import GPU, plan_of  # noqa: E402
 
-from eke.estimate.time.products import contents_of  # noqa: E402
+from eke.estimate.time.transfers import contents_of  # noqa: E402
 
 OPTIONS = (
     "adamw_forloop", "adamw_foreach", "adamw_fused", "adamw_bf16_sr", "adamw_8bit",

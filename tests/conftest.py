@@ -15,7 +15,7 @@ from random_tally import of_reports
 from rank_server import RankServer
 from support import PATIENCE_S, REPO, TINY, Finished, environment, last_wins
 
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.plan.planner import Plan
 
 # The same examples in every run, so that CI is red for a reason and not by chance; no time limits.
@@ -163,7 +163,7 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     from eke.common.paths import RunPaths
     from eke.plan.record import metrics
     from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.engines import train
+    from eke.training.loop.attempt import train
     from eke.training.loop.meter import HostClock, Meter
     from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag

@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from eke.plan.planner import Plan
-from eke.training.trace import predict
-from eke.training.trace.fake_tensor_cache import _kind
+from eke.training.trace import trace_plan
+from eke.training.trace.fakes import _kind
 from eke.training.trace.trace import StorageTrace
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
@@ -123,8 +123,8 @@ def counted(plan: Plan) -> dict[str, Count]:
         traces.append(Counting(*args))
         return traces[0]
 
-    with _replaced(predict, "StorageTrace", make):
-        predict.trace_history(plan)
+    with _replaced(trace_plan, "StorageTrace", make):
+        trace_plan.trace_history(plan)
     phases = traces[0].counts
     steps = [n for n, (phase, _) in enumerate(phases) if phase == "optimizer"]
     found: dict[str, Count] = {}

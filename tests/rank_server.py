@@ -22,7 +22,7 @@ from typing import Any
 
 from eke.common.paths import AGENT, LOCAL_RANK, RANK, WORLD_SIZE, RunPaths
 from eke.plan.planner import Plan
-from eke.training.loop.silence_libraries import QUIET, quiet_imports
+from eke.training.loop.environment import QUIET, quiet_imports
 from eke.training.loop.stop import end_with_parent
 
 MODULES = (

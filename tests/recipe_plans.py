@@ -4,7 +4,7 @@ import pytest
 
 from eke.config.compose import compose
 from eke.plan.planner import Decision, Plan
-from eke.rules import packages as rules_packages
+from eke.rules import device as rules_packages
 from eke.workflows import plan_for
 
 BERT = ("model=bert_large", "task=sequence_classification", "data=synthetic", "data.seq_len=512")
@@ -44,6 +44,6 @@ def units(monkeypatch: pytest.MonkeyPatch):
     """`units("amx_bf16")`: a CPU that has these units alone."""
 
     def has(*names: str) -> None:
-        monkeypatch.setattr("eke.workflows.recipes.bfloat16_units", lambda: names)
+        monkeypatch.setattr("eke.workflows.auto_batch.bfloat16_units", lambda: names)
 
     return has

@@ -7,8 +7,8 @@ from eke.common.paths import RunPaths
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
 from eke.results.trackers.tracker import Untracked
-from eke.training.checkpoint.checkpoint import checkpoint_name
-from eke.training.loop.engines import train
+from eke.training.checkpoint import checkpoint_name
+from eke.training.loop.attempt import train
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.results import make_record
 from eke.training.loop.state import Job, build_job

@@ -6,8 +6,8 @@ from pathlib import Path
 from rank_server import RankServer, modules_of
 from support import PATIENCE_S
 
-from eke.launch.processes.collect_outcome import settle
 from eke.launch.processes.run_dir import claim, find_place
+from eke.launch.processes.running_run import settle
 from eke.plan.planner import Plan, write_plan
 from eke.plan.record import Record, read_attempts
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eke.results.trackers.wandb_file import HEADER_BYTES, records
+from eke.results.trackers.wandb import HEADER_BYTES, records
 
 
 @dataclass

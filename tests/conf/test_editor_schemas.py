@@ -9,10 +9,9 @@ from support import REPO
 
 from eke.cli import main as command
 from eke.config.compose.catalogue import GROUPS, make_catalogue
-from eke.config.editor.files import as_text, editor_settings
-from eke.config.editor.schemas import make_schemas
+from eke.config.editor import as_text, editor_settings, make_schemas
 from eke.config.schema import Config, SequenceClassification, WSDSchedule
-from eke.config.schema.docs import field_docs, summary
+from eke.config.schema.fields import field_docs, summary
 
 FOLDER = REPO / "docs" / "schemas"
 SETTINGS = REPO / ".vscode" / "settings.json"

@@ -6,10 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 from support import REPO
 
-from eke.config.compose.catalogue import class_fields, make_catalogue
-from eke.config.compose.values import admits
-from eke.config.editor.json_schema import DEFINITIONS, field_schema
-from eke.config.editor.schemas import make_schemas
+from eke.config.compose.catalogue import admits, class_fields, make_catalogue
+from eke.config.editor import DEFINITIONS, field_schema, make_schemas
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema, of the extra `test`, is missing")
 

@@ -13,23 +13,22 @@ from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
 from eke.hardware.datasheets import DEVICES
 from eke.models.sizes import DESCRIPTIONS, Description
-from eke.plan.planner.deepspeed import OFFLOADED
+from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
 from eke.training import optimizer as optimizers
 from eke.training.batches.tasks import TASKS
-from eke.training.distributed.distributed import BUILDERS as SHARING
-from eke.training.loop.engines import ENGINES
-from eke.training.model.attention import ATTENTION
+from eke.training.distributed.ranks import BUILDERS as SHARING
+from eke.training.loop.attempt import ENGINES
+from eke.training.model.adapters import BUILDERS as PEFTS
+from eke.training.model.attention_kernels import ATTENTION, EXPECTED
+from eke.training.model.attention_kernels import BACKENDS as PINNED
+from eke.training.model.build_model import BUILDERS as MODELS
 from eke.training.model.checkpointing import CHECKPOINTING
-from eke.training.model.compile import BACKENDS
-from eke.training.model.heads import HEADS
-from eke.training.model.kernels import KERNELS
-from eke.training.model.model import BUILDERS as MODELS
-from eke.training.model.peft import BUILDERS as PEFTS
-from eke.training.model.precision import BUILDERS as PRECISIONS
-from eke.training.model.sdpa_backend import BACKENDS as PINNED
-from eke.training.model.sdpa_backend import EXPECTED
-from eke.training.optimizer.schedule import SHAPES
+from eke.training.model.loss import KERNELS
+from eke.training.model.number_formats import BACKENDS
+from eke.training.model.number_formats import BUILDERS as PRECISIONS
+from eke.training.model.unused import HEADS
+from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows import plan_for
 
 CATALOGUE = make_catalogue()
@@ -60,7 +59,7 @@ def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     In a checkout the file lies in `conf`, whose names are known; elsewhere `option:` has to be one
     of eke's, unless it is a mere label.
     """
-    monkeypatch.setattr("eke.config.compose.user_config_dir.LABELS", ("optimizer",))
+    monkeypatch.setattr("eke.config.compose.arguments.LABELS", ("optimizer",))
     folder = tmp_path / "my options"
     (folder / "optimizer").mkdir(parents=True)
     (folder / "optimizer" / "rmsprop.yaml").write_text(RMSPROP)

@@ -7,12 +7,10 @@ import pytest
 from support import REPO
 
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.schema.optimizer import OPTIMIZERS
-from eke.estimate.time.optimizer_cost import counted_updates
+from eke.config.schema.techniques import OPTIMIZERS
+from eke.estimate.time.transfers import counted_updates
 from eke.models.sizes import DESCRIPTIONS, Description, algorithm
-from eke.models.sizes.algorithms import ALGORITHMS
-from eke.models.sizes.optimizer_descriptions import AUTO, LOOPS
-from eke.models.sizes.optimizer_temporaries import unknown
+from eke.models.sizes.optimizers import ALGORITHMS, AUTO, LOOPS, unknown
 from eke.training.optimizer import BUILDERS
 
 SOURCE = REPO / "src" / "eke"
@@ -73,11 +71,11 @@ NAMES_IT = {
     "schema/": "the fields themselves",
     "sizes/optimizers/": "the descriptions",
     "build/optimizer/": "builds it, and reads the fields that its library takes",
-    "rules/packages.py": "what to type where a package is missing: a default, not a fact",
+    "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
-    "rules/memory_techniques.py": "proposes options, cheapest first",
-    "estimate/memory/techniques.py": "proposes options, mildest first",
-    "estimate/time/optimizer_cost.py": "the key of what was counted where nothing else is known",
+    "rules/memory.py": "proposes options, cheapest first",
+    "estimate/memory/advice.py": "proposes options, mildest first",
+    "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
     "plan/ds_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
 }
 """Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,

@@ -11,7 +11,7 @@ from equivalence_cases import CASES, RAGGED
 from equivalence_compare import largest_difference
 from support import TINY
 
-from eke.training.model import cross_entropy
+from eke.training.model import loss
 
 CUTS = {
     "12x1": ("batch.per_device=12", "batch.accumulation=1"),
@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_divided_is_found(curve_of, monkeypatch) -> None:
         mean = F.cross_entropy(logits.float(), labels)
         return mean * 12  # undone by the division by the 12 targets of the step
 
-    monkeypatch.setattr(cross_entropy, "loss_sum", mean_of_micro_batch)
+    monkeypatch.setattr(loss, "loss_sum", mean_of_micro_batch)
     cut = curve_of(*case, *CUTS["3x4"])
     assert cut[0][0] == pytest.approx(4 * whole[0][0], rel=0.2)
     assert largest_difference(whole, cut) > 1e-2
@@ -47,13 +47,13 @@ def test_a_mean_per_micro_batch_is_found_in_ragged_text(curve_of, monkeypatch) -
     """The subtler error: means of micro-batches averaged, though they hold unequal token counts."""
     case = (*CASES["causal_lm-llama"], *TINY, *RAGGED)
     whole = curve_of(*case, *CUTS["12x1"])
-    true_sum = cross_entropy.loss_sum
+    true_sum = loss.loss_sum
 
     def averaged(logits, labels, smoothing=0.0):
         count = (labels != -100).sum()
         return true_sum(logits, labels) / count * (12 * 13.5 / 4)  # the expected tokens of a cut
 
-    monkeypatch.setattr(cross_entropy, "loss_sum", averaged)
+    monkeypatch.setattr(loss, "loss_sum", averaged)
     assert largest_difference(whole, curve_of(*case, *CUTS["3x4"])) > 1e-3
 
 
@@ -67,7 +67,7 @@ def test_cuts_agree_under_other_optimizers(option, curve_of) -> None:
 
 def test_loss_is_the_mean_over_all_targets() -> None:
     """Against torch's own mean over the concatenated batch."""
-    from eke.training.model.cross_entropy import loss_sum
+    from eke.training.model.loss import loss_sum
 
     torch.manual_seed(0)
     logits, labels = torch.randn(4, 7, 11), torch.randint(0, 11, (4, 7))

@@ -160,7 +160,7 @@ def test_float16_has_the_loss_scale_of_gradscaler(stage, curve_of, job_of) -> No
 @pytest.mark.slow
 def test_a_sum_that_is_not_scaled_by_ranks_would_be_seen(curve_of, job_of, monkeypatch) -> None:
     """DeepSpeed's own division by the accumulation steps, on top of eke's."""
-    from eke.training.distributed.deepspeed_update import DeepSpeedUpdate
+    from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
 
     plain = curve_of(*LLAMA, *SHORT, "batch.per_device=12")
     monkeypatch.setattr(DeepSpeedUpdate, "backward", lambda self, loss: self.engine.backward(loss))

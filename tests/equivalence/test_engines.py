@@ -75,7 +75,7 @@ def test_techniques_are_the_same_under_both(technique, curve_of) -> None:
 
 def test_trainers_own_loss_would_be_found(curve_of, monkeypatch) -> None:
     """The planted error: each micro-batch's own mean, which is how the stock one comes to 4x."""
-    from eke.training.loop.trainer_engine.trainer import PlanTrainer
+    from eke.training.loop.trainer_engine import PlanTrainer
 
     case = (*CASES["classification-bert"], *TINY, *RAGGED)
     loop = curve_of(*case, *CUTS["12x1"])

@@ -93,11 +93,11 @@ def test_sixteen_bits_add_the_rounding_of_each_loss(precision, curve_of) -> None
 def test_a_fused_loss_that_counts_ignored_labels_would_be_found(curve_of, monkeypatch) -> None:
     base = (*CASES["causal_lm-llama"], *TINY, *STEP)
     plain = curve_of(*base)
-    from eke.training.model import cross_entropy
+    from eke.training.model import loss
 
-    true_loss = cross_entropy.fused_loss_sum
+    true_loss = loss.fused_loss_sum
     monkeypatch.setattr(
-        cross_entropy,
+        loss,
         "fused_loss_sum",
         lambda hidden, weight, bias, labels: true_loss(hidden, weight, bias, labels.clamp(min=0)),
     )
@@ -106,7 +106,7 @@ def test_a_fused_loss_that_counts_ignored_labels_would_be_found(curve_of, monkey
 
 def test_the_sum_does_not_overflow_in_float16() -> None:
     """PyTorch's own sum in float16 ends at 65504: 12000 targets at 6 nats are beyond it."""
-    from eke.training.model.cross_entropy import fused_loss_sum
+    from eke.training.model.loss import fused_loss_sum
 
     torch.manual_seed(0)
     hidden = torch.randn(12000, 8)

@@ -15,7 +15,7 @@ from unit.rules.without import switch_off
 
 from eke.models.sizes import model_size, shared_state_bytes, state_files
 from eke.plan.record import metrics
-from eke.rules.nvme import has_libaio_header
+from eke.rules.deepspeed import has_libaio_header
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),

@@ -8,11 +8,9 @@ from equivalence_compare import largest_difference
 from support import TINY
 
 from eke.rules import RULES, check
-from eke.training.batches.data import build_data
-from eke.training.model.attention import KernelProbe
-from eke.training.model.masks import spare_mask_checks
-from eke.training.model.model import build_model
-from eke.training.model.sdpa_backend import pinned_backend
+from eke.training.batches.dataset import build_data
+from eke.training.model.attention_kernels import KernelProbe, pinned_backend, spare_mask_checks
+from eke.training.model.build_model import build_model
 
 RAGGED = (
     "data=synthetic",
@@ -62,7 +60,9 @@ def test_packing_that_leaks_would_be_found(curve_of, monkeypatch) -> None:
     """Without the sequence numbers every token sees the samples before its own."""
     case = ("model=tiny", *TINY, *RAGGED, "batch.per_device=12")
     padded = curve_of(*case)
-    monkeypatch.setattr("eke.training.model.masks.sequence_numbers", lambda positions: None)
+    monkeypatch.setattr(
+        "eke.training.model.attention_kernels.sequence_numbers", lambda positions: None
+    )
     assert largest_difference(padded, curve_of(*case, "data.packing=padding_free")) > 1e-4
 
 

@@ -38,7 +38,7 @@ def test_narrow_formats_stay_near_float32(name, curve_of) -> None:
 def test_a_master_copy_of_float32_weights_would_change_nothing(curve_of, monkeypatch) -> None:
     """The copies themselves are exact: planted on float32 weights, the curve is the same."""
     import eke.training.optimizer as optimizers
-    from eke.training.model.fp32_master_weights import build_with_master
+    from eke.training.model.number_formats import build_with_master
 
     plain = curve_of(*STEP)
     table = {

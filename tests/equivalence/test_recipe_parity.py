@@ -21,7 +21,7 @@ def test_fastest_has_the_losses_of_the_baseline(curve_of, monkeypatch) -> None:
     """The same samples in the same order from the same weights. The bound is that of 16 bits in
     test_same_mathematics, ten times bfloat16's 2^-9; equal to the last digit would mean that
     nothing ran in 16 bits."""
-    monkeypatch.setattr("eke.workflows.recipes.bfloat16_units", lambda: ("avx512_bf16",))
+    monkeypatch.setattr("eke.workflows.auto_batch.bfloat16_units", lambda: ("avx512_bf16",))
     baseline, fastest = (curve_of(*WIDE, f"recipe={name}") for name in ("baseline", "fastest"))
     losses = [(a[0], b[0]) for a, b in zip(baseline, fastest, strict=True)]
     assert len(losses) == 24

@@ -4,8 +4,7 @@ import pytest
 import torch
 from on_device import ON
 
-from eke.training.batches.batches import MicroBatch
-from eke.training.batches.transfer import Transfer
+from eke.training.batches.batches import MicroBatch, Transfer
 
 pytestmark = pytest.mark.gpu
 

@@ -25,9 +25,9 @@ from eke.config.schema import Checkpointing
 from eke.models.sizes import Role
 from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.optimizer import build_optimizer
-from eke.training.trace.autocast import autocast_kernel
-from eke.training.trace.device import NAME, fake_gpu
-from eke.training.trace.step import Training
+from eke.training.trace.allocator import NAME, fake_gpu
+from eke.training.trace.fakes import autocast_kernel
+from eke.training.trace.trace_step import Training
 
 aten = torch.ops.aten
 
@@ -110,9 +110,9 @@ def libraries_of_2022() -> Iterator[None]:
     try:
         with (
             mock.patch(bert, attention),
-            mock.patch("eke.training.optimizer.registry.parameter_groups", decayed_first),
-            mock.patch("eke.training.trace.predict.build_optimizer", optimizer_of),
-            mock.patch("eke.training.trace.workspaces.cublas_bytes", return_value=0),
+            mock.patch("eke.training.optimizer.build_optimizer.parameter_groups", decayed_first),
+            mock.patch("eke.training.trace.trace_plan.build_optimizer", optimizer_of),
+            mock.patch("eke.training.trace.operations.cublas_bytes", return_value=0),
             mock.patch("eke.training.model.checkpointing.CHECKPOINTING", reentrant),
             mock.patch.object(Training, "_evaluate"),
         ):

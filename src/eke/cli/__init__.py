@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from eke.common.did_you_mean import closest
-from eke.common.gc_tuning import collect_seldom
 from eke.common.masking import mask
+from eke.common.runtime import collect_seldom
 from eke.common.streams import lost, open_streams, use_utf8
+from eke.common.text import closest
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USER
 
 USAGE = """\
@@ -72,7 +72,7 @@ def _do(arguments: list[str]) -> int:
     # Here, and not above: Ctrl-C while it is imported is no traceback.
     from eke import workflows
     from eke.cli import completion
-    from eke.config.compose.shell_completion import COMPLETION_FLAGS
+    from eke.config.compose.completion import COMPLETION_FLAGS
 
     if command == "train":
         return workflows.main(rest)

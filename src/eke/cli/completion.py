@@ -4,7 +4,7 @@ import re
 import sys
 
 from eke.common.errors import ConfigError
-from eke.config.compose.shell_completion import answer_shell
+from eke.config.compose.completion import answer_shell
 
 # A line of the usage: two spaces, the command, what follows it, two spaces or more, what it does.
 _LINE = re.compile(r"^  eke (\w+).*? {2,}(\S.*)$", flags=re.MULTILINE)

@@ -1,16 +1,479 @@
-"""`eke doctor`: what this machine has and which options it can run, in a terminal or as JSON."""
+"""`eke doctor`: what this machine has and which options it can run, in a terminal or as JSON.
+
+Which options of every group could run here: each is put to the rules that a run is put to.
+
+What torch says about this machine, asked in a process of its own.
+
+eke's answer must not wait for its import, nor end with a driver that crashes it.
+
+Everything `eke doctor` looks at, gathered; what it finds is facts, not opinions.
+
+An examination as text for a terminal.
+"""
 
 import argparse
+import contextlib
+import copy
 import dataclasses
 import json
+import os
+import platform
+import shlex
 import shutil
+import stat
+import subprocess
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from eke.cli.examination import examine
-from eke.cli.render_doctor import render
-from eke.common.errors import EkeError
+from omegaconf import OmegaConf
+
+from eke.common.errors import EkeError, Problem
+from eke.common.paths import user_path
+from eke.common.process_env import SAFE_PATH
+from eke.common.text import format_bytes
+from eke.config.compose import compose
+from eke.config.compose.catalogue import Catalogue, make_catalogue
+from eke.config.schema import Config
+from eke.hardware import Device, detect, usable_cores
+from eke.hardware.cpu import cpu_name, memory_limit
+from eke.hardware.fingerprint import PACKAGES, installed_versions
+from eke.hardware.nvidia import GpuReport, GpuState, report_gpus
+from eke.models.sizes import VALID_TASKS
 from eke.plan.record import EXIT_OK
+from eke.rules import Facts, check
+from eke.rules.tracker import has_wandb_key
+
+LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
+"""Groups that ask nothing of a machine, or that need a path nobody has typed."""
+
+NEEDS_MORE = {("model", "pretrained")}
+"""Options that say nothing without a value that only the user knows."""
+
+EXAMPLES = {("offload", "nvme"): ("offload.path=runs",)}
+"""Options that need a folder -> the one that runs go to."""
+
+MOST_FIXES = 4
+"""Rounds of typing what the rules ask for."""
+
+
+@dataclass(frozen=True)
+class OptionFinding:
+    """What the rules say of one option on this machine, what it needs beside it typed."""
+
+    group: str
+    option: str
+    usable: bool
+    why: str = ""
+    """The limit it breaks, or why it is unsafe or changes nothing; empty for nothing to say."""
+    fix: str = ""
+    beside: tuple[str, ...] = ()
+    """What it needs beside it where everything else is left at its default."""
+
+
+def find_options(device: Device) -> tuple[OptionFinding, ...]:
+    """Every option of every group that depends on the machine.
+
+    Some milliseconds each, and tenths of a second where something has to be typed beside it.
+
+    Args:
+        device: what would train here.
+    """
+    catalogue = make_catalogue()
+    base = compose(["tracker=none"]).config  # whose package may be missing like any other
+    # Not about the option that is asked about: a full disk, say.
+    everywhere = {problem.rule for problems in _ask(base, device) for problem in problems}
+    findings = []
+    for group, options in catalogue.options.items():
+        if group in LEFT_OUT:
+            continue
+        for option in options:
+            if (group, option) not in NEEDS_MORE:
+                findings.append(_find(catalogue, base, device, (group, option), everywhere))
+    return tuple(findings)
+
+
+def _find(
+    catalogue: Catalogue, base: Config, device: Device, asked: tuple[str, str], everywhere: set[str]
+) -> OptionFinding:
+    """Type what the rules ask for, until the option may run or they ask for another one."""
+    group, option = asked
+    beside: tuple[str, ...] = EXAMPLES.get(asked, ())
+    config = _typed(group, option, beside) if beside else _with(catalogue, base, group, option)
+    finding = _finding(config, device, group, option, everywhere)
+    for _ in range(MOST_FIXES):
+        more = _fixes(finding)
+        another = any(word.startswith((f"{group}=", f"{group}.")) for word in more)
+        if finding.usable or not more or another:
+            break
+        beside = _last_wins((*beside, *more))
+        finding = _finding(_typed(group, option, beside), device, group, option, everywhere)
+    return replace(finding, beside=beside if finding.usable else ())
+
+
+def _ask(config: Config, device: Device) -> tuple[list[Problem], list[Problem]]:
+    return check(Facts(config, device))
+
+
+def _finding(
+    config: Config, device: Device, group: str, option: str, everywhere: set[str]
+) -> OptionFinding:
+    refused, warned = _ask(config, device)
+    refused = [problem for problem in refused if problem.rule not in everywhere]
+    warned = [problem for problem in warned if problem.rule not in everywhere]
+    for usable, problems in ((False, refused), (True, warned)):
+        if problems:
+            return OptionFinding(group, option, usable, problems[0].why, problems[0].fix)
+    return OptionFinding(group, option, True)
+
+
+def _fixes(finding: OptionFinding) -> tuple[str, ...]:
+    """The overrides of its fix, without what may be done instead; none where it is no override."""
+    words = tuple(shlex.split(finding.fix.split("   (")[0]))
+    return words if all("=" in word for word in words) else ()
+
+
+def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
+    """Each key once, with what was typed last."""
+    return tuple({word.partition("=")[0]: word for word in words}.values())
+
+
+def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
+    """What is trained where somebody types this option and those words."""
+    model = [f"{group}={option}"] if group == "model" else []
+    tasks = VALID_TASKS[compose([*model, "tracker=none"]).config.model.family]
+    chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
+    return compose(chosen).config
+
+
+def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config:
+    """The default configuration with another option in one group.
+
+    Read from the option's file, without Hydra, which takes a tenth of a second to compose.
+    """
+    config = copy.deepcopy(base)
+    setattr(config, group, _section(catalogue, group, option))
+    tasks = VALID_TASKS[config.model.family]
+    if config.task.option not in tasks:
+        config.task = _section(catalogue, "task", tasks[0])
+    return config
+
+
+def _section(catalogue: Catalogue, group: str, option: str) -> Any:
+    """The typed values of one option."""
+    schema = OmegaConf.structured(catalogue.schema_class(group, option))
+    return OmegaConf.to_object(OmegaConf.merge(schema, *_values(catalogue, group, option)))
+
+
+def _values(catalogue: Catalogue, group: str, option: str) -> list[dict[str, object]]:
+    """What the file of an option sets, behind those of the options it builds on."""
+    content = OmegaConf.to_container(OmegaConf.load(catalogue.options[group][option]))
+    assert isinstance(content, dict)
+    values = {str(key): value for key, value in content.items()}
+    defaults = values.pop("defaults", [])
+    assert isinstance(defaults, list)
+    found: list[dict[str, object]] = []
+    for entry in defaults:
+        name = str(entry).partition("@")[0].removeprefix(f"/{group}/")
+        if name in catalogue.options[group] and name != option:
+            found += _values(catalogue, group, name)
+    return [*found, values]
+
+
+TIMEOUT_S = 60.0
+"""Importing torch takes two seconds, and many times that from a cold network file system."""
+
+QUESTIONS = """
+import json, torch
+cuda = torch.cuda.is_available()
+found = {
+    "version": torch.__version__,
+    "built_for_cuda": torch.version.cuda,
+    "cuda_available": cuda,
+    "num_gpus": torch.cuda.device_count() if cuda else 0,
+    "cudnn": torch.backends.cudnn.version() if cuda else None,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+    "threads": torch.get_num_threads(),
+    "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+}
+print("\\n" + json.dumps(found))
+"""
+
+
+class TorchProbe:
+    """A process that has begun to ask torch."""
+
+    def __init__(self, questions: str = QUESTIONS, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self.process = subprocess.Popen(
+            [sys.executable, SAFE_PATH, "-c", questions],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """What it said, or `error` and why it said nothing."""
+        try:
+            out, err = self.process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            return {"error": f"importing torch took more than {self.timeout_s:g} s"}
+        if self.process.returncode:
+            lines = err.strip().splitlines() or [f"exit code {self.process.returncode}"]
+            return {"error": lines[-1]}
+        found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        return found
+
+
+WANTED = (*PACKAGES, "datasets", "nvidia-ml-py")
+"""Packages to look for, by distribution name."""
+
+COMPILERS = ("g++", "clang++", "c++")
+"""C++ compilers in the order in which inductor and torch's extensions look for them."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found."""
+
+    os: str
+    python: str
+    versions: dict[str, str]
+    """Package -> version, of those that are installed."""
+    missing: tuple[str, ...]
+    """Packages that some option needs, or most people want, and that are not installed."""
+    cpu: str
+    num_cores: int
+    """Cores this process may use."""
+    num_machine_cores: int | None
+    memory_bytes: int | None
+    """What this process may use, a container's limit included."""
+    compiler: str | None
+    runs: str
+    """Folder that runs would go into."""
+    runs_free_bytes: int | None
+    runs_writable: bool
+    runs_risks: tuple[str, ...]
+    """What others may do to the runs there."""
+    wandb_key: bool
+    """Whether W&B would find an API key; it is never shown."""
+    gpus: GpuReport
+    device: Device
+    """What hardware=auto would train on."""
+    torch: dict[str, Any]
+    """What torch itself says, or `error`."""
+    options: tuple[OptionFinding, ...]
+
+
+def examine(probe: Callable[[], TorchProbe] = TorchProbe) -> Examination:
+    """Look at this machine; never raises for what is missing on it.
+
+    Args:
+        probe: starts the process that asks torch; the rest is looked at in the meantime.
+    """
+    asked = probe()
+    device = detect()
+    options = find_options(device)
+    versions = installed_versions(WANTED)
+    runs, folder = _runs_folder()
+    return Examination(
+        os=platform.platform(),
+        python=platform.python_version(),
+        versions=versions,
+        missing=tuple(name for name in WANTED if name not in versions),
+        cpu=cpu_name(),
+        num_cores=usable_cores(),
+        num_machine_cores=os.cpu_count(),
+        memory_bytes=memory_limit(),
+        compiler=next((path for name in COMPILERS if (path := shutil.which(name))), None),
+        runs=str(runs),
+        runs_free_bytes=_free(folder),
+        runs_writable=os.access(folder, os.W_OK),
+        runs_risks=tuple(find_risks(runs)),
+        wandb_key=has_wandb_key(),
+        gpus=report_gpus(),
+        device=device,
+        torch=asked.answer(),
+        options=options,
+    )
+
+
+def _runs_folder() -> tuple[Path, Path]:
+    """Where runs go by default, and the nearest folder above it that exists."""
+    runs = user_path("runs")
+    return runs, next(place for place in (runs, *runs.parents) if place.exists())
+
+
+def find_risks(runs: Path) -> Iterator[str]:
+    """What other users of the machine may do to runs in a folder, and what prevents it."""
+    me = os.geteuid()
+    if me == 0:
+        yield "you are root: eke then trusts links and folders of every user; train as another user"
+    try:
+        mode, found = runs.stat().st_mode, list(os.scandir(runs))
+    except OSError:
+        return
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        fix = f"chmod +t {shlex.quote(str(runs))}"
+        yield f"others may rename and delete your runs in {runs}, since it has no sticky bit: {fix}"
+    owners = set()
+    for entry in found:
+        with contextlib.suppress(OSError):
+            owners.add(entry.stat(follow_symlinks=False).st_uid)
+    if others := ", ".join(map(str, sorted(owners - {me}))):
+        yield f"{runs} has folders of other users (uid {others}), which your runs cannot continue"
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+GLUE = "\N{NO-BREAK SPACE}"
+"""Becomes a blank once the lines are broken."""
+
+LABEL = 14
+"""Columns of what a line is about."""
+
+
+def render(found: Examination, width: int = 100) -> str:
+    """Sections machine, packages, GPUs and options, none wider than `width` columns."""
+    sections = (
+        ("machine", _machine(found)),
+        ("software", _software(found)),
+        ("GPUs", _gpus(found.gpus)),
+        ("options", _options(found.options)),
+    )
+    lines = []
+    for title, rows in sections:
+        lines += ["", title]
+        for label, text in rows:
+            lines += _wrapped(label, text, width)
+    return "\n".join(lines[1:])
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    start = f"  {label:<{LABEL}}"
+    if len(label) >= LABEL:
+        start = f"  {label} "
+    rest = " " * (LABEL + 2)
+    # Rows of a matrix keep their columns.
+    if "\t" in text:
+        return [start + text.replace("\t", "")]
+    lines = textwrap.wrap(
+        text, max(width, 40), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+    )
+    return [line.replace(GLUE, " ") for line in lines] or [start.rstrip()]
+
+
+def _machine(found: Examination) -> Iterator[tuple[str, str]]:
+    yield "system", f"{found.os}, Python {found.python}"
+    cores = f"{found.num_cores} cores usable"
+    if found.num_machine_cores and found.num_machine_cores != found.num_cores:
+        cores += f" of {found.num_machine_cores}"
+    yield "CPU", f"{found.cpu}, {cores}"
+    memory = format_bytes(found.memory_bytes) if found.memory_bytes else "unknown"
+    yield "memory", f"{memory} for this process, container limits included"
+    free = format_bytes(found.runs_free_bytes) if found.runs_free_bytes else "unknown"
+    refused = "" if found.runs_writable else ", and may not be written"
+    yield "runs folder", f"{found.runs}: {free} free{refused}"
+    for risk in found.runs_risks:
+        yield "warning", risk
+    yield "C++ compiler", found.compiler or "none: inductor on a CPU, torchao and offload need one"
+    yield "trains on", found.device.note
+
+
+def _software(found: Examination) -> Iterator[tuple[str, str]]:
+    torch = found.torch
+    if "error" in torch:
+        yield "torch", f"does not start: {torch['error']}"
+    else:
+        cuda = f"CUDA {torch['built_for_cuda']}" if torch["built_for_cuda"] else "CPU only"
+        words = [f"{torch['version']} built for {cuda}"]
+        if torch["cuda_available"]:
+            words.append(f"sees {torch['num_gpus']} GPUs, cuDNN {torch['cudnn']}")
+            words.append(f"NCCL {torch['nccl']}")
+        yield "torch", ", ".join(words)
+    rest = {name: version for name, version in found.versions.items() if name != "torch"}
+    yield "installed", "  ".join(f"{name}{GLUE}{version}" for name, version in rest.items())
+    yield "not installed", "  ".join(found.missing) or "nothing that eke can use"
+    key = "found" if found.wandb_key else "none: tracker.mode=online needs one, offline does not"
+    yield "W&B API key", key
+
+
+def _gpus(report: GpuReport) -> Iterator[tuple[str, str]]:
+    if report.absent:
+        yield "none", report.absent
+        return
+    yield "driver", f"{report.driver or 'unknown'}, up to CUDA {report.cuda_driver or 'unknown'}"
+    for gpu in report.gpus:
+        yield f"GPU {gpu.index}", "; ".join(_gpu(gpu))
+    if len(report.gpus) > 1:
+        yield from _matrix(report)
+
+
+def _gpu(gpu: GpuState) -> Iterator[str]:
+    """What is known of one GPU, clause by clause."""
+    yield gpu.name
+    if gpu.capability:
+        yield "compute capability {}.{}".format(*gpu.capability)
+    amounts = (
+        ("", gpu.used_bytes, gpu.memory_bytes, format_bytes, "in use"),
+        ("", gpu.power_w, gpu.power_limit_w, _whole, "W"),
+        ("SM clock ", gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, _whole, "MHz"),
+        ("", gpu.temperature_c, None, _whole, "degrees Celsius"),
+        ("", gpu.utilisation_percent, None, _whole, "% busy"),
+        ("", gpu.num_processes, None, _whole, "processes"),
+    )
+    for what, now, most, show, unit in amounts:
+        if now is not None:
+            limit = f" of {show(most)}" if most is not None else ""
+            yield f"{what}{show(now)}{limit} {unit}"
+    for name, state in (("persistence mode", gpu.persistence), ("ECC", gpu.ecc)):
+        if state is not None:
+            yield f"{name} {'on' if state else 'off'}"
+    if gpu.throttled_by:
+        yield f"slowed down by {', '.join(gpu.throttled_by)}"
+
+
+def _whole(number: float) -> str:
+    return f"{number:.0f}"
+
+
+def _matrix(report: GpuReport) -> Iterator[tuple[str, str]]:
+    """As `nvidia-smi topo -m`: NV4 is four NVLinks; SYS, NODE, PHB, PXB, PIX are PCIe paths."""
+    links, numbers = report.links or {}, [gpu.index for gpu in report.gpus]
+    yield "", "\t" + "".join(f"{f'GPU {n}':>7}" for n in numbers)
+    for one in numbers:
+        cells = ["X" if one == other else links.get(f"{one}-{other}", "?") for other in numbers]
+        yield f"GPU {one}", "\t" + "".join(f"{cell:>7}" for cell in cells)
+    without = [pair for pair, works in (report.p2p or {}).items() if not works]
+    told = f"not between {', '.join(without)}" if without else "between all"
+    yield "peer access", told
+
+
+def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:
+    groups = dict.fromkeys(finding.group for finding in findings)
+    for group in groups:
+        mine = [finding for finding in findings if finding.group == group]
+        usable = [finding.option for finding in mine if finding.usable and not finding.beside]
+        yield group, "  ".join(usable) or "none"
+        for finding in mine:
+            if finding.beside:
+                yield "", f"{finding.option} with {' '.join(finding.beside)}"
+            if finding.why:
+                verdict = "mind" if finding.usable else "not"
+                fix = f" -> {finding.fix}" if finding.fix else ""
+                yield "", f"{verdict} {finding.option}: {finding.why}{fix}"
+
 
 DESCRIPTION = """\
 Looks at this machine: GPUs and what connects them, cores, memory, packages, and which options of

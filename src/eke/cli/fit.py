@@ -8,7 +8,7 @@ from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.tuning.search import Numerics, Objective
 from eke.workflows.autotune import Wish, fit
-from eke.workflows.console import complain, say
+from eke.workflows.planning import complain, say
 
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from eke.cli.status_format import counted, own_words, silence
 from eke.common.streams import is_heard, printable, unfiltered
-from eke.common.units import format_seconds
+from eke.common.text import format_seconds
 from eke.launch.processes.status import (
     ACTIVE,
     NOT_STARTED,

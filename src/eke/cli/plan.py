@@ -1,7 +1,7 @@
 """`eke plan`: every decision of a configuration, and what it will take; nothing is run."""
 
 from eke import workflows
-from eke.workflows.console import say
+from eke.workflows.planning import say
 
 HELP = """\
 usage: eke plan [-m] [--why] [--quick] [--json] [--config-dir FOLDER] [overrides]

@@ -1,18 +1,89 @@
-"""`eke report DIR...`: what pays, from the records of runs; no torch, no Hydra."""
+"""`eke report DIR...`: what pays, from the records of runs; no torch, no Hydra.
+
+`eke report --wandb` and `--publish`: what is typed, and what is said.
+"""
 
 import argparse
 import json
+import os
+import shlex
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eke.cli import report_wandb
 from eke.common.errors import ConfigError, EkeError, Problem, of_system
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
+from eke.common.text import format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.results.report.compare import Comparison, compare
+
+FILE = "report.wandb.json"
+PUBLISHED_FILE = "report.wandb.published.json"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a report at W&B."""
+    group = parser.add_argument_group("Weights & Biases")
+    group.add_argument(
+        "--wandb", action="store_true", help=f"write {FILE}, a W&B report; no connection is made"
+    )
+    group.add_argument(
+        "--publish", action="store_true", help="save it at W&B, the same report when typed again"
+    )
+    group.add_argument(
+        "--project", default="", metavar="NAME", help="default: the runs' tracker.project"
+    )
+    group.add_argument(
+        "--entity", default="", metavar="NAME", help="default: the runs' tracker.entity"
+    )
+
+
+def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -> None:
+    """Write the specification; publish it if asked.
+
+    Raises:
+        EkeError: a package or a key is missing, or the server does not take it.
+        OSError: a file cannot be written.
+    """
+    if not (options.wandb or options.publish):
+        if options.project or options.entity:
+            sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
+        return
+    from eke.results.report.wandb.specification import dump, find_place, specification
+
+    place = find_place(found, options.project, options.entity)
+    text = dump(specification(found, place, options.repeats))
+    write_atomic(folder / FILE, text, shared=bool(options.output))
+    hint = "" if options.publish else "; --publish saves it at W&B"
+    sys.stdout.write(f"written to {folder}: {FILE}{hint}\n")
+    if not options.publish:
+        return
+    from eke.results.report.wandb.publish import publish
+
+    saved = publish(found, place, folder / PUBLISHED_FILE, options.repeats)
+    if saved.missing:
+        runs = format_number(saved.missing, "run")
+        typed = shlex.join([*map(_short, found.folders), *_named(options)])
+        sys.stderr.write(
+            f"{runs} without a sign of being at W&B: panels lack them -> eke sync {typed}\n"
+        )
+    said = "published" if saved.is_new else "updated"
+    sys.stdout.write(f"{said}: {saved.published.url}\n")
+
+
+def _short(folder: str) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(folder)
+    return folder if relative.startswith("..") else relative
+
+
+def _named(options: argparse.Namespace) -> list[str]:
+    """The place that was typed, for another command."""
+    pairs = (("--project", options.project), ("--entity", options.entity))
+    return [word for name, value in pairs if value for word in (name, value)]
+
 
 DESCRIPTION = """\
 Compares runs: speed, memory and loss of every configuration beside the baseline's, with intervals
@@ -75,7 +146,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
-    report_wandb.add_options(parser)
+    add_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -103,7 +174,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
     if asked:
         names = ", ".join(f"report.{name}" for name in asked)
         sys.stdout.write(f"written to {folder}: {names}\n")
-    report_wandb.write_report(found, options, folder)
+    write_report(found, options, folder)
     if options.open and not webbrowser.open((folder / "report.html").resolve().as_uri()):
         sys.stderr.write("no browser found; open report.html by hand\n")
     return EXIT_OK
@@ -126,7 +197,7 @@ def _html(found: Comparison, repeats: bool) -> str:
 
 
 def _markdown(found: Comparison, repeats: bool) -> str:
-    from eke.results.report.show.markdown import render_markdown
+    from eke.results.report.show.export import render_markdown
 
     return render_markdown(found, repeats)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eke.common.errors import ConfigError, EkeError, Problem, of_system
 from eke.common.paths import user_path
-from eke.config.editor.files import write_schemas
+from eke.config.editor import write_schemas
 
 _FLAGS = ("--config-dir", "-cd")
 _FORM = "eke schema FOLDER"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from eke.common.units import format_number
+from eke.common.text import format_number
 from eke.launch.processes.status import NO_FOLDER, Standing
 from eke.plan.record import Outcome
 

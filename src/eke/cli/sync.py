@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eke.common.errors import EkeError, of_system
-from eke.common.text_table import align
-from eke.common.units import format_number
+from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.results.trackers.sync import Options, Report, Verdict, find_runs, sync
 

@@ -153,7 +153,7 @@ class SweepPaths:
 
     @property
     def rerun(self) -> Path:
-        """How far its newest `rerun=true` is (eke.launch.processes.rerun)."""
+        """How far its newest `rerun=true` is (eke.launch.processes.sweep_state)."""
         return self.folder / "rerun.json"
 
     @property

@@ -5,6 +5,8 @@ terminal's encoding may lack a sign. Entry points call `open_streams` before any
 
 Names, logs and records of other users reach the terminal without control characters: an escape
 sequence could move the cursor, write into the clipboard or show another text than there is.
+
+Lines for whoever started a command, who may no longer be there (see `eke.common.streams`).
 """
 
 import contextlib
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
 
 GONE = (errno.EPIPE, errno.EIO)
 """Nobody reads the pipe any more (`| head`); the terminal was closed."""
@@ -153,3 +156,15 @@ def is_heard() -> bool:
 def _error() -> OSError | None:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.error if isinstance(raw, _Output) else None
+
+
+def speak(text: str, to: TextIO | None = None) -> None:
+    """Print a line at once.
+
+    Args:
+        text: without its end of line.
+        to: standard output, or standard error.
+    """
+    stream = to or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()

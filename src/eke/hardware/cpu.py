@@ -1,12 +1,26 @@
-"""The CPU as a training device: its name, and the memory this process may really use."""
+"""The CPU as a training device: its name, and the memory this process may really use.
 
+The file system that a folder lies in.
+
+What the installed torch was built for, read from its files: importing it takes seconds.
+
+Which device a run started here gets, and which one it is planned for.
+"""
+
+import difflib
+import importlib.util
 import os
 import platform
+import re
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eke.common.units import MIB
-from eke.hardware.device import Device
+from eke.common.errors import ConfigError, Problem
+from eke.common.text import MIB
+from eke.hardware import nvidia
+from eke.hardware.datasheets import DEVICES, Device, option_of, with_datasheet
+from eke.hardware.nvidia import Gpu
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -176,3 +190,152 @@ def _limits(root: Path, path: str, file: str) -> list[tuple[int, Path, str]]:
         if place == root:
             break
     return found
+
+
+_MOUNTS = Path("/proc/self/mounts")
+
+
+def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
+    """Its kind as the kernel names it (`ext4`, `nfs4`, `tmpfs`); empty where that is not told.
+
+    Args:
+        path: exists.
+        mounts: the kernel's table.
+    """
+    try:
+        rows = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    place = path.resolve()
+    # Of several mounts on one folder the last one is seen; a space in its name is \\040.
+    known = {row[1].encode().decode("unicode_escape"): row[2] for row in rows if len(row) > 2}
+    return next((known[str(p)] for p in (place, *place.parents) if str(p) in known), "")
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """One installed build of torch."""
+
+    version: str
+    """`2.13.0+cpu`"""
+    cuda: str | None
+    """CUDA version it was built with; None for a build without CUDA."""
+
+
+def torch_build() -> TorchBuild | None:
+    """The installed torch; None when there is none or its `version.py` reads unlike any known."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return parse_version_file(text)
+
+
+def parse_version_file(text: str) -> TorchBuild | None:
+    """Read torch's `version.py`: `__version__ = '2.13.0+cpu'`, `cuda: Optional[str] = None`."""
+    version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*(?:None|['\"]([^'\"]*)['\"])", text, re.MULTILINE)
+    if version is None or cuda is None:
+        return None
+    return TorchBuild(version.group(1), cuda.group(1) or None)
+
+
+def detect() -> Device:
+    """The device torch would train on here: the visible GPUs, else the CPU; `note` says why.
+
+    Never raises: a driver that does not answer is a machine without a GPU, and the note says so.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with nvidia.session() as (library, reason):
+        gpus: list[Gpu] = []
+        if library is not None:
+            try:
+                handles = nvidia.visible_handles(library, visible)
+                mine = nvidia.seen_by_one_process(library, handles)
+                gpus = [nvidia.describe(library, handle) for handle in mine]
+            except library.NVMLError as error:
+                gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
+            else:
+                reason = "the NVIDIA driver lists no GPU"
+                if visible is not None:
+                    reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU visible"
+    if not gpus:
+        return cpu_device(f"CPU: {reason}")
+    build = torch_build()
+    if build is not None and build.cuda is None:
+        return cpu_device(_cpu_build_note(gpus, build))
+    return _gpu_device(gpus)
+
+
+def _cpu_build_note(gpus: list[Gpu], build: TorchBuild) -> str:
+    """Why the CPU is used on a machine with GPUs."""
+    return (
+        f"CPU: torch {build.version} is built without CUDA, so {len(gpus)} x {gpus[0].name} "
+        "cannot be used; install a CUDA build of torch"
+    )
+
+
+def _gpu_device(gpus: list[Gpu]) -> Device:
+    """The visible GPUs as one device; of mixed models the first stands for all (see its note)."""
+    first = gpus[0]
+    note = f"{len(gpus)} x {first.name}, found through the NVIDIA driver"
+    if len(models := list(dict.fromkeys(gpu.name for gpu in gpus))) > 1:
+        note = (
+            f"{len(gpus)} GPUs of different models ({', '.join(models)}), planned as if all were "
+            f"{first.name}; CUDA_VISIBLE_DEVICES chooses among them"
+        )
+    device = Device(
+        kind="cuda",
+        name=first.name,
+        count=len(gpus),
+        memory_bytes=first.memory_bytes,
+        capability=first.capability,
+        note=note,
+    )
+    device = with_datasheet(device)
+    if not device.peak_flops:
+        note += "; its peak FLOP/s are not known, so there is no MFU"
+    return replace(device, note=note)
+
+
+def choose(option: str) -> tuple[Device, str]:
+    """The device that `hardware=<option>` plans for, and the reason in one clause.
+
+    Args:
+        option: `auto`, `cpu` or a device of the table. Such a device is `present` only where this
+            machine has that very model; its count and memory are then this machine's.
+
+    Raises:
+        ConfigError: no such option.
+    """
+    if option == "cpu":
+        device = cpu_device("CPU: hardware=cpu")
+        return device, device.note
+    if option != "auto" and option not in DEVICES:
+        raise ConfigError(_unknown(option))
+    found = detect()
+    if option == "auto":
+        return found, found.note
+    if option_of(found.name) == option:
+        return found, found.note
+    declared = DEVICES[option]
+    reason = f"declared by hardware={option}, for planning only: this machine has {found.name}"
+    return replace(declared, note=reason), reason
+
+
+def _unknown(option: str) -> Problem:
+    """No such device, with the nearest one that there is."""
+    known = ["auto", "cpu", *DEVICES]
+    nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
+    return Problem(
+        path="hardware",
+        value=option,
+        why=f"not one of the {len(known)} known devices: {', '.join(known)}",
+        fix=f"hardware={nearest[0]}",
+    )

@@ -1,26 +1,23 @@
 """From plans to processes; torch is never imported here."""
 
 from eke.launch.local import Devices, Pool, find_devices, forking, probe_in_pool, start_run
-from eke.launch.nodes import Head, follow
-from eke.launch.processes.oom_skip import smallest_first
-from eke.launch.processes.probe import Probed, probe
+from eke.launch.processes.follow import watching
+from eke.launch.processes.nodes import Head, follow
 from eke.launch.processes.progress_display import Board, open_board
-from eke.launch.processes.rerun import Rerun
 from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.running_run import place_of
-from eke.launch.processes.single import run_single
+from eke.launch.processes.running_run import Probed, place_of, probe
 from eke.launch.processes.sweep import (
     FOR_WRITING,
     Cell,
+    Job,
     SweepFile,
     merge_duplicates,
+    run_single,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
 )
-from eke.launch.processes.sweep_job import Job
-from eke.launch.processes.sweep_state import Books, done_again
-from eke.launch.processes.sweep_watchers import watching
+from eke.launch.processes.sweep_state import Books, Rerun, done_again, smallest_first
 from eke.launch.processes.worker_process import STOP_SIGNALS, become_worker
 
 __all__ = [

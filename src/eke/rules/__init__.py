@@ -4,28 +4,25 @@ import dataclasses
 
 from eke.common.errors import Problem
 from eke.rules.attention import RULES as ATTENTION_RULES
-from eke.rules.auto import RULES as AUTO_RULES
+from eke.rules.compile import AUTO_RULES, KERNELS_RULES
 from eke.rules.compile import RULES as COMPILE_RULES
 from eke.rules.data import RULES as DATA_RULES
+from eke.rules.deepspeed import NVME_RULES, OFFLOAD_RULES
 from eke.rules.deepspeed import RULES as DEEPSPEED_RULES
+from eke.rules.device import PACKAGE_RULES
 from eke.rules.device import RULES as DEVICE_RULES
 from eke.rules.distributed import RULES as DISTRIBUTED_RULES
 from eke.rules.engine import RULES as ENGINE_RULES
-from eke.rules.float8 import RULES as FLOAT8_RULES
-from eke.rules.kernels import RULES as KERNELS_RULES
-from eke.rules.limits import find_limit_problems, with_defaults_for
+from eke.rules.engine import find_argument_problems
 from eke.rules.memory import RULES as MEMORY_RULES
 from eke.rules.model import RULES as MODEL_RULES
-from eke.rules.nvme import RULES as NVME_RULES
-from eke.rules.offload import RULES as OFFLOAD_RULES
+from eke.rules.model import SHAPE_RULES
+from eke.rules.optimizer import PEFT_RULES
 from eke.rules.optimizer import RULES as OPTIMIZER_RULES
-from eke.rules.packages import RULES as PACKAGE_RULES
-from eke.rules.peft import RULES as PEFT_RULES
+from eke.rules.precision import FLOAT8_RULES
 from eke.rules.precision import RULES as PRECISION_RULES
-from eke.rules.rule import Facts, Rule, Verdict
-from eke.rules.shapes import RULES as SHAPE_RULES
+from eke.rules.rule import Facts, Rule, Verdict, find_limit_problems, with_defaults_for
 from eke.rules.tracker import RULES as TRACKER_RULES
-from eke.rules.trainer_arguments import find_argument_problems
 from eke.rules.training import RULES as WORK_RULES
 
 RULES: tuple[Rule, ...] = (

@@ -2,14 +2,16 @@
 
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.sizes import DECODERS, is_ragged
-from eke.rules.capability import (
+from eke.rules.rule import (
+    Facts,
+    Rule,
+    Verdict,
     capability_of,
     lacks_compiler,
     older_than,
     with_compiler,
     without_compiler,
 )
-from eke.rules.rule import Facts, Rule, Verdict
 
 SDP = (
     "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/"

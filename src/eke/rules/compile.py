@@ -1,15 +1,27 @@
-"""Rules about torch.compile."""
+"""Rules about torch.compile.
 
-from eke.config.schema import CompileMode
-from eke.rules.capability import (
+Rules about `batch=auto`, which are asked before a micro-batch is chosen.
+
+Rules about fused kernels.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Packing, Rows
+from eke.models.sizes import is_ragged
+from eke.rules.memory import accumulates
+from eke.rules.rule import (
+    Facts,
+    Rule,
+    Verdict,
     capability_of,
     lacks_compiler,
     older_than,
     with_compiler,
     without_compiler,
 )
-from eke.rules.memory import accumulates
-from eke.rules.rule import Facts, Rule, Verdict
 
 INDUCTOR_CAPABILITY = (7, 0)
 COMPILER = "https://docs.pytorch.org/docs/stable/torch.compiler.html"
@@ -142,5 +154,238 @@ RULES = (
         why=without_compiler,
         fix=lambda f: f"compile=none{with_compiler(f)}",
         source=COMPILER,
+    ),
+)
+
+
+SOURCE = "docs/forecast.md, batch=auto: it chooses the micro-batch, the samples per step stay"
+
+
+def _same_step(facts: Facts) -> str:
+    """The samples per step that the accumulation would have made with the usual micro-batch."""
+    config = facts.config
+    times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
+    target = config.batch.target or times * config.distributed.num_processes
+    return f"batch.accumulation=null batch.target={target}"
+
+
+AUTO_RULES = (
+    Rule(
+        id="auto_chooses_micro_batch",
+        verdict=Verdict.impossible,
+        path="batch.per_device",
+        when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
+        value=lambda f: f.config.batch.per_device,
+        why=lambda f: "is what batch=auto would choose; only one of the two can hold",
+        fix=lambda f: "batch=fixed   (or batch.per_device=null, and batch=auto chooses)",
+        source=SOURCE,
+    ),
+    Rule(
+        id="auto_derives_accumulation",
+        verdict=Verdict.impossible,
+        path="batch.accumulation",
+        when=lambda f: (
+            f.config.batch.per_device is None and f.config.batch.accumulation is not None
+        ),
+        value=lambda f: f.config.batch.accumulation,
+        why=lambda f: (
+            "depends on the micro-batch that batch=auto chooses; what it keeps is batch.target, "
+            "the samples of an optimizer step"
+        ),
+        fix=_same_step,
+        source=SOURCE,
+    ),
+)
+
+
+FUSABLE = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "bert", "t5")
+"""Families whose output is the projection itself; others scale or cap the logits after it."""
+
+LIGER = ("llama", "qwen2", "qwen3", "mixtral")
+"""Families that liger-kernel 0.8.5 has kernels for, of those with a closed form here."""
+
+LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
+SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
+FUSED_SOURCE = (
+    "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html"
+)
+
+
+def has_linear_cross_entropy() -> bool:
+    """Whether the installed torch has the operation, by its files: importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        return True  # nothing to say about a torch that is not there
+    options = Path(spec.origin).parent / "nn" / "modules" / "linear_cross_entropy_options.py"
+    return options.exists()
+
+
+def _fused(facts: Facts) -> bool:
+    return facts.config.kernels.fused_linear_cross_entropy
+
+
+def _sparse(facts: Facts) -> bool:
+    return facts.config.kernels.sparse_prediction
+
+
+def _without_sparse(facts: Facts) -> str:
+    if facts.config.kernels.option == "sparse_prediction":
+        return "kernels=none"
+    return "kernels.sparse_prediction=false"
+
+
+def _has_all_labels(facts: Facts) -> bool:
+    """Whether each position has a label but for the last one of a sequence."""
+    data = facts.config.data
+    if facts.config.task.option == "masked_lm":
+        return False
+    if isinstance(data, Rows) and data.prompt is not None:
+        return facts.config.task.option == "seq2seq_lm" and data.packing is not Packing.off
+    return not is_ragged(facts.config) or data.packing is not Packing.off
+
+
+def _predicts_tokens(facts: Facts) -> bool:
+    return facts.config.task.option != "sequence_classification"
+
+
+def _without_fusion(facts: Facts) -> str:
+    if facts.config.kernels.option == "fused_linear_cross_entropy":
+        return "kernels=none"
+    return "kernels.fused_linear_cross_entropy=false"
+
+
+def _known_head(
+    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], str]
+) -> Rule:
+    """A head that takes the loss itself answers with that, and nothing is done to its logits."""
+    return Rule(
+        id=rule,
+        verdict=Verdict.impossible,
+        path=f"kernels.{key}",
+        when=lambda f: is_on(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
+        value=is_on,
+        why=lambda f: (
+            "this architecture may scale or cap its logits after the projection, which would be "
+            f"left out; it is known for {', '.join(FUSABLE)}"
+        ),
+        fix=fix,
+        source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
+    )
+
+
+KERNELS_RULES = (
+    Rule(
+        id="fused_loss_needs_torch",
+        verdict=Verdict.impossible,
+        path="kernels.fused_linear_cross_entropy",
+        when=lambda f: (
+            _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
+        ),
+        value=lambda f: _fused(f),
+        why=lambda f: "the installed torch has no linear_cross_entropy in pieces; torch 2.13 has",
+        fix=_without_fusion,
+        source=FUSED_SOURCE,
+        versions="torch < 2.13",
+    ),
+    Rule(
+        id="fused_loss_needs_vocabulary",
+        verdict=Verdict.no_effect,
+        path="kernels.fused_linear_cross_entropy",
+        when=lambda f: _fused(f) and not _predicts_tokens(f),
+        value=lambda f: _fused(f),
+        why=lambda f: "sequence_classification has no vocabulary projection to fuse with its loss",
+        fix=_without_fusion,
+        source=FUSED_SOURCE,
+    ),
+    _known_head(
+        "fused_loss_needs_known_head", "fused_linear_cross_entropy", _fused, _without_fusion
+    ),
+    Rule(
+        id="sparse_prediction_needs_vocabulary",
+        verdict=Verdict.no_effect,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and not _predicts_tokens(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: "sequence_classification predicts one label per sequence, and no positions",
+        fix=_without_sparse,
+        source=SPARSE_SOURCE,
+    ),
+    Rule(
+        id="sparse_prediction_needs_missing_labels",
+        verdict=Verdict.no_benefit,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            f"with task={f.config.task.option} on this data every position has a label: there is "
+            "none to leave out"
+        ),
+        fix=_without_sparse,
+        source=SPARSE_SOURCE,
+    ),
+    _known_head(
+        "sparse_prediction_needs_known_head", "sparse_prediction", _sparse, _without_sparse
+    ),
+    Rule(
+        id="sparse_prediction_needs_whole_batches",
+        verdict=Verdict.impossible,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            "distributed=dp cuts a batch into equal parts, and the places of its labels with it, "
+            "which belong to the whole batch"
+        ),
+        fix=_without_sparse,
+        source="torch.nn.parallel.DataParallel: tensors are scattered along their first dimension",
+    ),
+    Rule(
+        id="sparse_prediction_changes_shapes",
+        verdict=Verdict.impossible,
+        path="kernels.sparse_prediction",
+        when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
+        value=lambda f: _sparse(f),
+        why=lambda f: (
+            "each step has another number of labels, and a CUDA graph is recorded for one number"
+        ),
+        fix=without_graphs,
+        source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
+    ),
+    Rule(
+        id="liger_needs_cuda",
+        verdict=Verdict.impossible,
+        path="kernels",
+        when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
+        value=lambda f: f.config.kernels.option,
+        why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
+        fix=lambda f: "kernels=none",
+        source=LIGER_SOURCE,
+    ),
+    Rule(
+        id="liger_needs_known_family",
+        verdict=Verdict.impossible,
+        path="kernels",
+        when=lambda f: (
+            f.config.kernels.option == "liger" and f.config.model.family not in (*LIGER, "other")
+        ),
+        value=lambda f: f.config.kernels.option,
+        why=lambda f: (
+            f"Liger has no kernels for {f.config.model.family}; it has them for {', '.join(LIGER)}"
+        ),
+        fix=lambda f: "kernels=none",
+        source=LIGER_SOURCE,
+        versions="liger-kernel 0.8.5",
+    ),
+    Rule(
+        id="liger_needs_compiler",
+        verdict=Verdict.impossible,
+        path="kernels",
+        when=lambda f: (
+            f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
+        ),
+        value=lambda f: f.config.kernels.option,
+        why=without_compiler,
+        fix=lambda f: f"kernels=none{with_compiler(f)}",
+        source="triton/runtime/build.py, _find_compiler",
     ),
 )

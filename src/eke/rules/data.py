@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from eke.common.tokens import NUM_SPECIAL_TOKENS
+from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
@@ -138,7 +138,7 @@ RULES = (
         value=lambda f: f.config.data.packing.value,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens already: none is padded",
         fix=lambda f: "data.packing=off",
-        source="eke.training.batches.sources",
+        source="eke.training.batches.tasks",
     ),
     Rule(
         id="grouping_needs_ragged",
@@ -252,7 +252,7 @@ RULES = (
             f"{f.config.model.vocab_size}"
         ),
         fix=lambda f: f"data.min_token={NUM_SPECIAL_TOKENS} data.max_token=30000",
-        source="eke.training.batches.samples",
+        source="eke.training.batches.sampler",
     ),
     Rule(
         id="synthetic_ids_not_special",
@@ -262,7 +262,7 @@ RULES = (
         value=lambda f: _typed(f, "min_token"),
         why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
         fix=lambda f: "data.min_token=100",
-        source="eke.common.tokens",
+        source="eke.common.text",
     ),
     Rule(
         id="min_len_within_seq_len",
@@ -277,7 +277,7 @@ RULES = (
         value=lambda f: _typed(f, "min_len"),
         why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
         fix=lambda f: f"data.min_len={f.config.data.seq_len}",
-        source="eke.data.sources.lengths",
+        source="eke.data.sources.packing",
     ),
     Rule(
         id="min_len_needs_ragged",
@@ -291,7 +291,7 @@ RULES = (
         value=lambda f: _typed(f, "min_len"),
         why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
         fix=lambda f: "data.lengths=uniform",
-        source="eke.data.sources.lengths",
+        source="eke.data.sources.packing",
     ),
     Rule(
         id="median_needs_lognormal",
@@ -305,7 +305,7 @@ RULES = (
         value=lambda f: _typed(f, "median_len"),
         why=lambda f: "only lognormal lengths have a median to choose",
         fix=lambda f: "data.lengths=lognormal",
-        source="eke.data.sources.lengths",
+        source="eke.data.sources.packing",
     ),
     Rule(
         id="lengths_are_counted",

@@ -1,5 +1,22 @@
-"""Rules about the training loop."""
+"""Rules about the training loop.
 
+Whether `trainer.extra` holds arguments that Hugging Face Trainer has, and that eke leaves to it.
+
+The arguments and their types are read from the source of the installed transformers, which is not
+imported: that would take seconds, and torch.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import Problem
+from eke.common.text import closest, format_value
+from eke.config.schema import Config
 from eke.rules.rule import Facts, Rule, Verdict
 
 STRATEGIES = ("none", "ddp")
@@ -39,3 +56,187 @@ RULES: tuple[Rule, ...] = (
         source="src/eke/training/loop/trainer_engine",
     ),
 )
+
+
+PREFIX = "trainer.extra."
+RULE = "trainer_argument"
+
+_OWNED = {
+    "paths.runs": "output_dir",
+    "batch.per_device": "per_device_train_batch_size auto_find_batch_size",
+    "batch.eval_per_device": "per_device_eval_batch_size",
+    "batch.accumulation": "gradient_accumulation_steps",
+    "train.epochs": "num_train_epochs",
+    "train.steps": "max_steps",
+    "train.max_grad_norm": "max_grad_norm",
+    "train.log_every": "logging_strategy logging_steps logging_first_step",
+    "train.eval_every": "eval_strategy eval_steps eval_delay eval_on_start",
+    "train.checkpoint_every": "save_strategy save_steps enable_jit_checkpoint",
+    "train.keep_checkpoints": "save_total_limit",
+    "train.stop_on_nonfinite": "logging_nan_inf_filter",
+    "optimizer": "optim optim_args optim_target_modules",
+    "optimizer.lr": "learning_rate",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.eps": "adam_epsilon",
+    "schedule": "lr_scheduler_type lr_scheduler_kwargs",
+    "schedule.warmup_steps": "warmup_steps",
+    "schedule.warmup_frac": "warmup_ratio",
+    "precision": "bf16 fp16 bf16_full_eval fp16_full_eval",
+    "precision.tf32": "tf32",
+    "memory": "activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing "
+    "gradient_checkpointing_kwargs",
+    "compile": "torch_compile torch_compile_backend torch_compile_mode",
+    "kernels": "use_liger_kernel liger_kernel_config",
+    "tracker": "report_to trackio_space_id trackio_bucket_id trackio_static_space_id",
+    "tracker.group": "run_name",
+    "tracker.project": "project",
+    "seed": "seed data_seed",
+    "hardware": "use_cpu",
+    "rerun": "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint",
+    "dataloader.workers": "dataloader_num_workers",
+    "dataloader.pin_memory": "dataloader_pin_memory",
+    "dataloader.persistent": "dataloader_persistent_workers",
+    "dataloader.prefetch": "dataloader_prefetch_factor",
+    "data.length_grouping": "train_sampling_strategy length_column_name group_by_length",
+    "distributed": "fsdp fsdp_config deepspeed parallelism_config ddp_backend local_rank",
+    "distributed.timeout_s": "ddp_timeout",
+}
+OWNED = {argument: key for key, names in _OWNED.items() for argument in names.split()}
+"""Argument -> the key that decides it in eke."""
+
+_UNREAD = {
+    "eke computes the loss itself, as the mean over all targets of the global batch":
+        "average_tokens_across_devices label_names",
+    "eke decides the order of samples and loads them":
+        "dataloader_drop_last dataloader_multiprocessing_context dataloader_in_order "
+        "remove_unused_columns",
+    "eke evaluates, always the same samples":
+        "prediction_loss_only eval_do_concat_batches eval_use_gather_object "
+        "eval_accumulation_steps include_for_metrics batch_eval_metrics do_eval do_predict",
+    "eke writes the checkpoints, and uploads none":
+        "save_only_model save_on_each_node push_to_hub hub_token hub_private_repo hub_model_id "
+        "hub_strategy hub_always_push hub_revision load_best_model_at_end metric_for_best_model "
+        "greater_is_better",
+    "eke writes the log and the metrics":
+        "log_level log_level_replica log_on_each_node disable_tqdm skip_memory_metrics "
+        "include_num_input_tokens_seen",
+    "eke always trains": "do_train",
+}  # fmt: skip
+UNREAD = {argument: why for why, names in _UNREAD.items() for argument in names.split()}
+"""Argument -> why it would change nothing."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "list": (list,),
+    "dict": (dict,),
+    "None": (type(None),),
+}
+_WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+    "None": "null",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One field of TrainingArguments."""
+
+    kinds: tuple[str, ...]
+    """Names of the types it takes that can be typed, in the order of `_KINDS`."""
+    default: str
+    """Its default as it is typed; empty where it cannot be."""
+
+    def admits(self, value: Any) -> bool:
+        """Whether a value has one of the types; true and false are no numbers."""
+        if isinstance(value, bool):
+            return "bool" in self.kinds
+        return any(isinstance(value, _KINDS[kind]) for kind in self.kinds)
+
+    def words(self) -> str:
+        """What is wanted."""
+        return " or ".join(_WORDS[kind] for kind in self.kinds) or "nothing that can be typed"
+
+
+def find_argument_problems(config: Config) -> list[Problem]:
+    """Everything wrong with `trainer.extra`, argument by argument."""
+    found = (_problem(config, name, value) for name, value in config.trainer.extra.items())
+    return [problem for problem in found if problem]
+
+
+def _problem(config: Config, name: str, value: Any) -> Problem | None:
+    shown, path = format_value(value), PREFIX + name
+    arguments = read_arguments()
+    if name in OWNED:
+        key = OWNED[name]
+        return Problem(path, shown, f"is decided by {key}", f"{key}={shown}", RULE)
+    if name in UNREAD:
+        fix = "leave it out"
+        return Problem(path, shown, f"would change nothing: {UNREAD[name]}", fix, RULE)
+    if name not in arguments:
+        near = closest(name, arguments)
+        why = "TrainingArguments has no such argument"
+        why += f"; did you mean {near}?" if near else ""
+        fix = f"{PREFIX}{near}={shown}" if near else "leave it out"
+        return Problem(path, shown, why, fix, RULE)
+    argument = arguments[name]
+    if not argument.admits(value):
+        fix = f"{path}={argument.default}" if argument.default else "leave it out"
+        return Problem(path, shown, f"{argument.words()} is wanted", fix, RULE)
+    if name.startswith("ddp_") and config.distributed.num_processes == 1:
+        return Problem(path, shown, "one process shares nothing", "distributed=ddp", RULE)
+    return None
+
+
+@functools.cache
+def read_arguments() -> dict[str, Argument]:
+    """Argument -> its type, as the installed transformers declares them."""
+    [body] = [
+        node.body
+        for node in ast.parse(_source().read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
+    ]
+    return dict(_declared(body))
+
+
+def _source() -> Path:
+    spec = find_spec("transformers")
+    assert spec is not None, "a dependency of eke"
+    assert spec.origin is not None, "an ordinary package"
+    return Path(spec.origin).parent / "training_args.py"
+
+
+def _declared(body: list[ast.stmt]) -> Iterator[tuple[str, Argument]]:
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            named = {_name(part) for part in ast.walk(node.annotation)}
+            # An enum of transformers is typed as text.
+            named |= (
+                {"str"} if any(n.endswith(("Strategy", "Type", "Names")) for n in named) else set()
+            )
+            kinds = tuple(kind for kind in _KINDS if kind in named)
+            yield node.target.id, Argument(kinds, _default(node.value))
+
+
+def _name(part: ast.AST) -> str:
+    if isinstance(part, ast.Name):
+        return part.id
+    return "None" if isinstance(part, ast.Constant) and part.value is None else ""
+
+
+def _default(value: ast.expr | None) -> str:
+    """`field(default=0.0, ...)` or a bare default, where it is a number, a text or null."""
+    if isinstance(value, ast.Call):
+        value = next((k.value for k in value.keywords if k.arg == "default"), None)
+    if isinstance(value, ast.Constant) and value.value != "":
+        return format_value(value.value)
+    return ""

@@ -1,27 +1,49 @@
-"""Rules about optimizers."""
+"""Rules about optimizers.
 
+Rules about parameter-efficient fine-tuning.
+"""
+
+from typing import cast
+
+from eke.common.text import format_bytes
+from eke.config.schema import (
+    Adapters,
+    Checkpointing,
+    Compute,
+    Lora,
+    MixtralModel,
+    PretrainedModel,
+    QLora,
+    TrainedBias,
+)
 from eke.models.sizes import (
+    BFLOAT16_BYTES,
+    FLOAT32_BYTES,
     Description,
     Role,
     algorithm,
+    choose_targets,
     describe,
     is_quantised,
+    linear_layers,
     projection_rank,
     structure,
 )
-from eke.rules.capability import (
+from eke.rules.rule import (
+    Facts,
+    Rule,
+    Verdict,
     capability_of,
     lacks_compiler,
     older_than,
     with_compiler,
     without_compiler,
 )
-from eke.rules.rule import Facts, Rule, Verdict
 
 TRITON_CAPABILITY = (7, 0)
 
 
-def _option(facts: Facts) -> str:
+def _optimizer_option(facts: Facts) -> str:
     return facts.config.optimizer.option
 
 
@@ -92,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.impossible,
         path="optimizer",
         when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
         fix=lambda f: f"optimizer={_known(f).twin}",
         source="https://nvidia.github.io/apex/optimizers.html",
@@ -102,7 +124,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.impossible,
         path="optimizer",
         when=lambda f: _known(f).compiles and lacks_compiler(f),
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
         fix=lambda f: f"optimizer=adamw_8bit{with_compiler(f)}",
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
@@ -113,7 +135,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.impossible,
         path="optimizer",
         when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: (
             f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
             f"or newer; {capability_of(f)}"
@@ -126,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.no_effect,
         path="optimizer",
         when=lambda f: _known(f).pages and f.device.kind == "cpu",
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: "pages are moved between a GPU and its host; on a CPU there is one memory",
         fix=lambda f: "optimizer=adamw_8bit",
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
@@ -137,7 +159,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.no_effect,
         path="optimizer",
         when=lambda f: _known(f).rounds_at_random and not _has_bf16_weights(f),
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: "weights are float32, which a step stores as it computes them: unrounded",
         fix=lambda f: "optimizer=adamw",
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
@@ -150,8 +172,8 @@ RULES: tuple[Rule, ...] = (
         when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
         value=lambda f: f.config.schedule.option,
         why=lambda f: (
-            f"optimizer={_option(f)} averages weights instead of lowering its learning rate; with "
-            "both, the last weights hardly move and the average stays behind"
+            f"optimizer={_optimizer_option(f)} averages weights instead of lowering its learning "
+            "rate; with both, the last weights hardly move and the average stays behind"
         ),
         fix=lambda f: "schedule=constant",
         source="arXiv:2405.15682",
@@ -161,7 +183,7 @@ RULES: tuple[Rule, ...] = (
         verdict=Verdict.no_effect,
         path="optimizer",
         when=_quantises_nothing,
-        value=_option,
+        value=_optimizer_option,
         why=lambda f: (
             "no tensor of this model is quantised: they have fewer than "
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
@@ -185,5 +207,156 @@ RULES: tuple[Rule, ...] = (
         fix=_smaller_rank,
         source="2 x long x rank + rank x short against 2 x long x short numbers",
         sized=True,
+    ),
+)
+
+
+PEFT_DOCS = "https://huggingface.co/docs/peft"
+
+WITHOUT_BIASES = ("llama", "qwen3", "mixtral", "t5")
+"""Families whose linear layers have none."""
+
+
+def _adapters(facts: Facts) -> Adapters | None:
+    return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
+
+
+def _lora(facts: Facts) -> Lora | None:
+    return facts.config.peft if isinstance(facts.config.peft, Lora) else None
+
+
+def _peft_option(facts: Facts) -> str:
+    return facts.config.peft.option
+
+
+def _unmatched(facts: Facts) -> str:
+    """Typed names that no layer has; `[]` where none was typed."""
+    peft = _adapters(facts)
+    if peft is None or peft.target_modules is None or facts.config.model.family == "other":
+        return ""
+    targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
+    return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
+
+
+def _layer_names(facts: Facts) -> str:
+    names = linear_layers(structure(facts.config))
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _trains_biases(facts: Facts) -> bool:
+    lora = _lora(facts)
+    return lora is not None and lora.bias is TrainedBias.lora_only
+
+
+def _expert_bytes(facts: Facts) -> int:
+    """The dequantised experts of all layers, in the format that autocast multiplies them in."""
+    model = cast(MixtralModel, facts.config.model)
+    one = 3 * model.hidden_size * model.intermediate_size
+    narrow = facts.config.precision.compute is not Compute.float32
+    each = BFLOAT16_BYTES if narrow else FLOAT32_BYTES
+    return each * one * model.num_local_experts * model.num_hidden_layers
+
+
+PEFT_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="adapted_layers_exist",
+        verdict=Verdict.impossible,
+        path="peft.target_modules",
+        when=lambda f: bool(_unmatched(f)),
+        value=_unmatched,
+        why=lambda f: (
+            f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
+            f"which has {_layer_names(f)}"
+        ),
+        fix=lambda f: "peft.target_modules=null",
+        source=PEFT_DOCS,
+        sized=True,
+    ),
+    Rule(
+        id="adapters_on_random_weights",
+        verdict=Verdict.unsafe,
+        path="peft",
+        when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
+        value=_peft_option,
+        why=lambda f: (
+            f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
+            "measures speed and memory, and learns little"
+        ),
+        fix=lambda f: (
+            "peft=none   (or: model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME peft="
+            f"{_peft_option(f)})"
+        ),
+        source="Hu et al. 2021, arXiv:2106.09685, section 4.1: updates of pretrained weights",
+    ),
+    Rule(
+        id="adapter_rank_saves_nothing",
+        verdict=Verdict.unsafe,
+        path="peft.r",
+        when=lambda f: (
+            (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
+        ),
+        value=lambda f: cast(Lora, f.config.peft).r,
+        why=lambda f: (
+            f"makes adapters with no fewer numbers than the matrices of width "
+            f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
+        ),
+        fix=lambda f: f"peft.r={max(1, f.config.model.hidden_size // 8)}",
+        source="arXiv:2106.09685, section 4.1",
+    ),
+    Rule(
+        id="rslora_needs_rank",
+        verdict=Verdict.no_effect,
+        path="peft.use_rslora",
+        when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
+        value=lambda f: cast(Lora, f.config.peft).use_rslora,
+        why=lambda f: "divides by the square root of peft.r, and that of 1 is 1",
+        fix=lambda f: "peft.use_rslora=false",
+        source="arXiv:2312.03732",
+    ),
+    Rule(
+        id="adapted_layers_have_biases",
+        verdict=Verdict.no_effect,
+        path="peft.bias",
+        when=lambda f: _trains_biases(f) and f.config.model.family in WITHOUT_BIASES,
+        value=lambda f: cast(Lora, f.config.peft).bias.value,
+        why=lambda f: f"a {f.config.model.family} model's linear layers have no biases to train",
+        fix=lambda f: "peft.bias=none",
+        source="eke.models.sizes.families",
+    ),
+    Rule(
+        id="biases_of_four_bit_layers",
+        verdict=Verdict.impossible,
+        path="peft.bias",
+        when=lambda f: (
+            _trains_biases(f)
+            and isinstance(f.config.peft, QLora)
+            and f.config.precision.compute is not Compute.float32
+        ),
+        value=lambda f: cast(Lora, f.config.peft).bias.value,
+        why=lambda f: (
+            f"bitsandbytes rounds the biases of 4-bit layers to {f.config.precision.compute.value} "
+            "in the first forward pass, under the optimizer's hands"
+        ),
+        fix=lambda f: "peft.bias=none",
+        source="seen: Linear4bit.forward assigns bias.data",
+        versions="bitsandbytes 0.50",
+    ),
+    Rule(
+        id="four_bit_experts_are_kept",
+        verdict=Verdict.unsafe,
+        path="peft",
+        when=lambda f: (
+            isinstance(f.config.peft, QLora)
+            and f.config.model.family == "mixtral"
+            and f.config.memory.checkpointing is Checkpointing.off
+        ),
+        value=_peft_option,
+        why=lambda f: (
+            "experts are dequantised when their layer runs, and kept for the backward pass: "
+            f"{format_bytes(_expert_bytes(f))} in all; recomputation keeps one layer's"
+        ),
+        fix=lambda f: "memory=checkpointing",
+        source="seen: bitsandbytes.nn.parametrize dequantises outside of autograd's own function",
+        versions="bitsandbytes 0.50, torch 2.13",
     ),
 )

@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from eke.common.did_you_mean import closest_path
 from eke.common.paths import user_path
+from eke.common.text import closest_path
 from eke.config.schema import SGD, Compute, Text
 from eke.hardware import usable_cores
 from eke.models.sizes import STAGE

@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import eke
-from eke.common.cluster_task import check_started_tasks
 from eke.common.errors import ConfigError, EkeError, Problem, of_system
 from eke.common.paths import program
-from eke.common.started_ranks import check_started_ranks
+from eke.common.process_env import check_started_ranks, check_started_tasks
 from eke.config.compose import (
     Arguments,
     Composed,
@@ -24,14 +23,13 @@ from eke.config.compose import (
 )
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.workflows.auto_batch import Means
-from eke.workflows.console import complain, say
 from eke.workflows.plan_report import (
     asks_for_all_devices,
     compare_on_all_devices,
     plan_text,
     refuse_why_of_many,
 )
-from eke.workflows.planning import plan_for, without_cluster
+from eke.workflows.planning import complain, plan_for, say, without_cluster
 
 __all__ = ["main", "plan_for"]
 

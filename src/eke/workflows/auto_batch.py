@@ -1,12 +1,30 @@
-"""batch=auto: which micro-batches there are, which of them is taken, and what is said about it."""
+"""batch=auto: which micro-batches there are, which of them is taken, and what is said about it.
+
+What a recipe that adapts makes of a configuration: sections chosen, and a decision for each.
+
+What fine-tuning a checkpoint takes where nothing else was asked for.
+
+The options' own learning rates are for random weights, from which a model has far to go.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_bytes
-from eke.config.schema import DEFAULT_PER_DEVICE, Config
+from eke.common.text import format_bytes
+from eke.config.compose import Composed, claims, compose_with, is_set
+from eke.config.compose.catalogue import make_catalogue
+from eke.config.schema import (
+    DEFAULT_PER_DEVICE,
+    Adapters,
+    Config,
+    Lora,
+    Optimizer,
+    PretrainedModel,
+    Rows,
+)
 from eke.estimate.memory import (
     Chosen,
     Forecast,
@@ -20,8 +38,18 @@ from eke.estimate.memory import (
     room_for_a_batch,
 )
 from eke.estimate.time import slowdown
-from eke.plan.planner import Decision, Plan, possible_batches, replan, samples_to_keep, with_batch
+from eke.hardware import Device, bfloat16_units, usable_cores
+from eke.plan.planner import (
+    Decision,
+    Plan,
+    make_plan,
+    possible_batches,
+    replan,
+    samples_to_keep,
+    with_batch,
+)
 from eke.rules import BY_SIZE, Facts, check
+from eke.tuning.recipes import RECIPES, Kitchen, Situation, decided_by
 
 
 @dataclass(frozen=True)
@@ -205,3 +233,124 @@ def _of_larger(chosen: Chosen, size: int, means: Means) -> str:
 def _why_not_traced(found: Forecast) -> str:
     """A trace that failed is said: what formulas leave open, it might have settled."""
     return f" (not traced: {found.not_traced})" if found.not_traced else ""
+
+
+def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
+    """What its recipe came to, as somebody would type it in the recipe's place.
+
+    Args:
+        plan: with its decisions; none of them is a recipe's where it does not adapt.
+        own: the user's folder of options.
+    """
+    catalogue = make_catalogue(own)
+    typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
+    mine = decided_by(plan.choices.get("recipe", "none"))
+    return [
+        f"{decision.key}={decision.value}"
+        for decision in plan.decisions
+        if decision.reason.startswith(mine) and decision.key in typed
+    ]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A configuration with what its recipe has chosen."""
+
+    config: Config
+    choices: Mapping[str, str]
+    """Option of each group."""
+    decisions: tuple[Decision, ...] = ()
+    """One for each choice, with its reason."""
+
+    def shown_in(self, plan: Plan) -> Plan:
+        """The plan with these decisions behind the one about its device."""
+        first, *others = plan.decisions
+        return replace(plan, decisions=(first, *self.decisions, *others))
+
+
+def adapted(composed: Composed, config: Config, device: Device, num_nodes: int) -> Adapted:
+    """The configuration as its recipe wants it on a device.
+
+    Nothing is changed that was typed, that a row of a sweep or the experiment sets, or that a rule
+    refuses; without a recipe that adapts, nothing at all.
+
+    Args:
+        composed: what is wanted.
+        config: the same, its checkpoint and tokenizer looked up.
+        device: what it will run on.
+        num_nodes: machines that it can use.
+
+    Raises:
+        ConfigError: it cannot be planned, with or without the recipe.
+    """
+    recipe = RECIPES.get(composed.choices.get("recipe", "none"))
+    if recipe is None:
+        return Adapted(config, composed.choices)
+    kitchen = Kitchen(recipe, claims(composed), lambda more: compose_with(composed, more).config)
+    start = Situation(
+        config=config,
+        device=device,
+        num_nodes=num_nodes,
+        cores=usable_cores() // max(1, config.distributed.num_processes),
+        bfloat16_units=bfloat16_units() if device.kind == "cpu" else (),
+    )
+
+    def base(config: Config) -> Plan:
+        return make_plan(config, composed.choices, composed.overrides, device, "")
+
+    chosen = kitchen.settle(start, base).config
+    typed = [choice.override.partition("=")[::2] for choice in kitchen.choices]
+    options = {group: option for group, option in typed if group in composed.choices}
+    decisions = tuple(choice.decision for choice in kitchen.choices)
+    return Adapted(chosen, {**composed.choices, **options}, decisions)
+
+
+FULL_LR = 5e-5
+"""transformers' TrainingArguments.learning_rate."""
+
+LORA_LR = 2e-4
+"""Dettmers et al. 2023, arXiv:2305.14314, table 9: 7B and 13B."""
+
+ADAPTER_LR = 3e-3
+"""Liu et al. 2022, arXiv:2205.05638, 3.3: IA3."""
+
+EPOCHS = 3.0
+"""transformers' TrainingArguments.num_train_epochs."""
+
+
+def fine_tuned(config: Config, composed: Composed) -> tuple[Config, tuple[Decision, ...], str]:
+    """The configuration with the usual values of fine-tuning, each with its reason, and a warning.
+
+    Args:
+        config: as resolved; one with random weights is left as it is.
+        composed: what was asked for: nothing that is set there is changed.
+    """
+    if not isinstance(config.model, PretrainedModel):
+        return config, (), ""
+    decisions, warning = [], ""
+    if not is_set(composed, "optimizer.lr"):
+        lr = _usual_lr(config)
+        if lr is None:
+            warning = (
+                f"optimizer.lr = {config.optimizer.lr:g} is {config.optimizer.option}'s for random "
+                "weights; fine-tuning usually takes less (optimizer.lr=...)"
+            )
+        else:
+            config = replace(config, optimizer=replace(config.optimizer, lr=lr))
+            kind = "fine-tuning" if not isinstance(config.peft, Adapters) else config.peft.option
+            reason = f"usual for {kind} with model=pretrained; no optimizer.lr was set"
+            decisions.append(Decision("optimizer.lr", f"{lr:g}", reason))
+    open_end = config.train.epochs is None and config.train.steps is None
+    if open_end and isinstance(config.data, Rows):
+        config = replace(config, train=replace(config.train, epochs=EPOCHS))
+        reason = "usual for fine-tuning; neither train.steps nor train.epochs was set"
+        decisions.append(Decision("train.epochs", f"{EPOCHS:g}", reason))
+    return config, tuple(decisions), warning
+
+
+def _usual_lr(config: Config) -> float | None:
+    """None for optimizers that read the rate in another way: their files have one of their own."""
+    usual = FULL_LR
+    if isinstance(config.peft, Adapters):
+        usual = LORA_LR if isinstance(config.peft, Lora) else ADAPTER_LR
+    return usual if config.optimizer.lr in (Optimizer().lr, usual) else None

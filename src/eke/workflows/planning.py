@@ -1,30 +1,53 @@
-"""From one composed configuration to its plan, wherever it is to run."""
+"""From one composed configuration to its plan, wherever it is to run.
 
+Speaking to the user, once for all ranks.
+
+What a run may spend on its choice of a micro-batch, and how one is tried out.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.started_ranks import machines_at_hand
-from eke.common.units import format_bytes
+from eke.common.process_env import (
+    is_first,
+    let_rank_0_speak,
+    machines_at_hand,
+    my_rank,
+    ranks_are_started,
+)
+from eke.common.streams import lost, speak
+from eke.common.text import format_bytes
 from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
+    Trial,
     as_text,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
+    stop_tracing,
     traced_forecast,
     what_makes_room,
 )
 from eke.estimate.time import slowdown
 from eke.hardware import Device, choose
+from eke.launch import Probed, find_devices, probe, probe_in_pool
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.rules import BY_SIZE, Facts, check
-from eke.workflows.auto_batch import Means, Permitted, at_rest, choose_batch, permitted
-from eke.workflows.fine_tuning import fine_tuned
-from eke.workflows.recipes import adapted
+from eke.workflows.auto_batch import (
+    Means,
+    Permitted,
+    adapted,
+    at_rest,
+    choose_batch,
+    fine_tuned,
+    permitted,
+)
 
 PLANNING = Means()
 """Of batch=auto where nothing is to start."""
@@ -238,3 +261,69 @@ def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
         found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
     )
     return nodes, note
+
+
+def say(text: str) -> int:
+    """Print for the user; returns the exit code of a command that does nothing else.
+
+    Of several ranks one speaks.
+    """
+    if is_first():
+        speak(text)
+    return EXIT_FAILED if lost() else EXIT_OK
+
+
+def complain(text: str, code: int) -> int:
+    """Say what went wrong, once for all ranks; returns the exit code."""
+    if my_rank() and code != EXIT_RESUMABLE:
+        let_rank_0_speak()
+    if is_first():
+        speak(text, sys.stderr)
+    return code
+
+
+def means_of_a_run(config: Config) -> Means:
+    """What a single run may spend that is to start on this machine.
+
+    Processes that somebody else has started each make the plan, and have to come to the same.
+    """
+    if ranks_are_started():
+        why = "processes that another launcher has started are not tried out"
+        return Means(not_probed=why, keep=is_first())
+    if config.distributed.num_nodes > 1:
+        return Means(trace=True, not_probed="it has several machines", keep=True)
+    return Means(trace=True, probe=probe_aloud, keep=True)
+
+
+def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
+    """What a run of a sweep may spend on its choice, before the first one starts.
+
+    Args:
+        config: of the run.
+        in_cluster: it will run on a node of a cluster, not here.
+    """
+    if config.plan_only:
+        return Means(in_pool=not in_cluster)
+    if in_cluster:
+        return Means(trace=True, not_probed="the cluster's nodes are not this machine", keep=True)
+    return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
+
+
+def probe_cell(plan: Plan) -> Trial:
+    """Try a run of a sweep out, if its devices are free."""
+    launcher = plan.config.launcher
+    devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
+    return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
+
+
+def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
+    """Try a plan out, and say so."""
+    size = plan.batch.per_device
+    stop_tracing()
+    say(f"  probing batch.per_device={size}: two steps, to see whether they fit into memory")
+    found = probe(plan)
+    if found.fits is None:
+        say(f"  the probe says nothing: {found.reason}")
+        return Trial.unknown
+    say(f"  batch.per_device={size} {'fits' if found.fits else f'does not fit: {found.reason}'}")
+    return Trial.fits if found.fits else Trial.fails

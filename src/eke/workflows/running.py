@@ -1,25 +1,65 @@
-"""One run: planned, started or answered from its record."""
+"""One run: planned, started or answered from its record.
+
+A finished run is answered from its record, whatever keeps it from being started now.
+"""
 
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from eke.common.cluster_task import check_started_tasks, this_task
 from eke.common.errors import ConfigError, Problem, RunError
 from eke.common.paths import user_path
-from eke.common.started_ranks import check_started_ranks, my_rank
+from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
 from eke.config.compose import Composed, compose
-from eke.estimate.memory import forecast_line, stop_tracing
+from eke.estimate.memory import DOES_NOT_FIT, forecast_line, stop_tracing
 from eke.estimate.time import forecast_time, time_line
-from eke.launch import STOP_SIGNALS, Head, become_worker, follow, place_of, run_single
+from eke.launch import (
+    FOR_WRITING,
+    STOP_SIGNALS,
+    Head,
+    Place,
+    become_worker,
+    follow,
+    place_of,
+    run_single,
+)
 from eke.plan.planner import Plan, render_plan
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import render_summary
 from eke.workflows.auto_batch import Means
-from eke.workflows.batch_probe import means_of_a_run
-from eke.workflows.cached_result import plan_unless_answered
-from eke.workflows.console import say
-from eke.workflows.planning import plan_for
+from eke.workflows.planning import means_of_a_run, plan_for, say
+
+FOR_STARTING = FOR_WRITING | {DOES_NOT_FIT}
+"""Rules about the machine as it is now: room on a disk, and in a memory that others use, too."""
+
+
+def plan_unless_answered(
+    planned: Callable[[bool], Plan], place_of: Callable[[Plan], Place]
+) -> Plan:
+    """The plan of a run that is to start, or of one that its record answers.
+
+    Args:
+        planned: makes the plan; told whether nothing will be run.
+        place_of: where a plan's run is.
+
+    Raises:
+        ConfigError: every rule it breaks, unless they are about now and there is a record.
+    """
+    try:
+        return planned(False)
+    except ConfigError as error:
+        if not {problem.rule for problem in error.problems} <= FOR_STARTING:
+            raise
+        try:
+            plan = planned(True)
+            answered = place_of(plan).record is not None
+        except OSError:  # a folder with such a name, or behind such rights, cannot be read either
+            raise error from None
+        if not answered:
+            raise
+        return plan
+
 
 FORKED_THERE = Problem(
     "launcher.fork_server",

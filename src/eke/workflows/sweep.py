@@ -1,20 +1,35 @@
-"""A sweep: planned whole, then run on this machine's devices or in a cluster."""
+"""A sweep: planned whole, then run on this machine's devices or in a cluster.
 
+What a sweep that is only planned is expected to take: memory and time of each cell.
+"""
+
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.paths import SweepPaths
-from eke.common.units import format_number
+from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
 from eke.config.schema import Launcher
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import looking_once
-from eke.estimate.memory import Verdict, is_open, known_forecast, stop_tracing, traced_forecasts
-from eke.estimate.time import forecast_time, sum_line
+from eke.estimate.memory import (
+    Forecast,
+    Method,
+    Verdict,
+    as_json,
+    is_open,
+    known_forecast,
+    stop_tracing,
+    traced_forecasts,
+)
+from eke.estimate.time import StepTime, Unknown, forecast_time, num_runs, speed_cell, sum_line
+from eke.estimate.time import as_json as time_as_json
 from eke.hardware import usable_cores
 from eke.launch import (
     Board,
@@ -43,12 +58,102 @@ from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cl
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
-from eke.workflows.batch_probe import means_of_a_cell
-from eke.workflows.cached_result import plan_unless_answered
-from eke.workflows.console import say
-from eke.workflows.planning import plan_for, weighed, without_cluster, without_pool
-from eke.workflows.running import FORKED_THERE
-from eke.workflows.sweep_estimate import outlooks, outlooks_as_json, render_outlooks
+from eke.workflows.planning import (
+    means_of_a_cell,
+    plan_for,
+    say,
+    weighed,
+    without_cluster,
+    without_pool,
+)
+from eke.workflows.running import FORKED_THERE, plan_unless_answered
+
+HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Of one run."""
+
+    memory: Forecast
+    time: StepTime | Unknown
+
+
+def outlook_of(plan: Plan) -> Outlook:
+    """What is known of a plan, with nothing started."""
+    return Outlook(known_forecast(plan), forecast_time(plan))
+
+
+def outlooks(jobs: Sequence[Job]) -> dict[int, Outlook]:
+    """Number of a cell -> what is expected of its run; cells that are one run share it."""
+    found = [(job, outlook_of(job.plan)) for job in jobs]
+    return {number: each for job, each in found for number in job.cells}
+
+
+def render_outlooks(cells: Sequence[Cell], found: Mapping[int, Outlook]) -> str:
+    """One line a cell, then the reason of each that is refused; what is not known is blank."""
+    labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
+    rows = [
+        (*_numbers(cell, found.get(number)), labels[number]) for number, cell in enumerate(cells)
+    ]
+    lines = align([HEADER, *rows])
+    lines += ["", *_sources(found)] if found else []
+    for cell, label in zip(cells, labels, strict=True):
+        if cell.reason:
+            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
+    return "\n".join(lines)
+
+
+def _sources(found: Mapping[int, Outlook]) -> list[str]:
+    """How many cells' memory was traced, and how many numbers finished runs have corrected."""
+    memory = [each.memory for each in found.values()]
+    traced = sum(each.method is not Method.closed_form for each in memory)
+    corrected = sum(each.calibrated is not None and each.calibrated.peak is not None
+                    for each in memory)  # fmt: skip
+    lines = [
+        f"memory: expected, {traced} traced, {len(memory) - traced} by formulas, "
+        f"{corrected} of them calibrated"
+    ]
+    times = [each.time for each in found.values() if isinstance(each.time, StepTime)]
+    if times:
+        corrected = sum(num_runs(each) > 0 for each in times)
+        lines.append(f"step, samples/s: estimates, {corrected} of {len(times)} calibrated")
+    return lines
+
+
+def _numbers(cell: Cell, found: Outlook | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return cell.outcome, "", "", ""
+    memory = format_bytes(found.memory.best.expected)
+    step = "" if isinstance(found.time, Unknown) else format_seconds(found.time.step_s.expected)
+    return found.memory.verdict.value, memory, step, speed_cell(found.time)
+
+
+def outlooks_as_json(
+    cells: Sequence[Cell],
+    found: Mapping[int, Outlook],
+    records: Mapping[int, Mapping[str, object]],
+) -> str:
+    """The same for machines, under the record's field paths; refused cells say why.
+
+    Args:
+        cells: of the sweep.
+        found: number of a cell -> what is expected of it.
+        records: number of a cell -> what is known of a finished run of it.
+    """
+    content = [
+        _plain(cell, found.get(number)) | dict(records.get(number, {}))
+        for number, cell in enumerate(cells)
+    ]
+    return json.dumps(content, indent=2)
+
+
+def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
+    plain: dict[str, Any] = {"overrides": list(cell.overrides), "run_id": cell.run_id or None}
+    if found is None:
+        return plain | {"outcome": cell.outcome, "rule": cell.rule or None, "reason": cell.reason}
+    return plain | {"memory": as_json(found.memory)} | time_as_json(found.time)
+
 
 DETACHED_HERE = Problem(
     "launcher.detach",

@@ -9,10 +9,7 @@ from unit.hardware.test_gpus import TwoGpus
 from unit.rules.devices import CPU, H200, V100
 
 from eke.cli import main
-from eke.cli.examination import examine
-from eke.cli.probe_options import LEFT_OUT, NEEDS_MORE, find_options
-from eke.cli.render_doctor import render
-from eke.cli.torch_probe import TorchProbe
+from eke.cli.doctor import LEFT_OUT, NEEDS_MORE, TorchProbe, examine, find_options, render
 from eke.config.compose import compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.rules import Facts, check
@@ -37,7 +34,7 @@ class Told:
 def found(monkeypatch):
     """An examination of a machine with two GPUs, whose torch has a CUDA build."""
     monkeypatch.setitem(sys.modules, "pynvml", TwoGpus())
-    monkeypatch.setattr("eke.cli.examination.detect", lambda: dataclasses.replace(H200, count=2))
+    monkeypatch.setattr("eke.cli.doctor.detect", lambda: dataclasses.replace(H200, count=2))
     return examine(Told)
 
 
@@ -72,13 +69,13 @@ def test_what_an_option_needs_beside_it_is_typed(option, beside) -> None:
 
 
 def test_state_on_a_disk_is_put_to_the_rules_with_a_folder(monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.nvme.has_libaio_header", lambda flags: False)
+    monkeypatch.setattr("eke.rules.deepspeed.has_libaio_header", lambda flags: False)
     finding = findings_of(CPU)["offload", "nvme"]
     assert not finding.usable
     assert "libaio" in finding.why
     assert finding.beside == ()
-    monkeypatch.setattr("eke.rules.nvme.has_libaio_header", lambda flags: True)
-    monkeypatch.setattr("eke.rules.nvme.file_system", lambda folder: "ext4")
+    monkeypatch.setattr("eke.rules.deepspeed.has_libaio_header", lambda flags: True)
+    monkeypatch.setattr("eke.rules.deepspeed.file_system", lambda folder: "ext4")
     finding = findings_of(CPU)["offload", "nvme"]
     assert finding.usable, finding
     assert "distributed=zero3" in finding.beside
@@ -114,7 +111,7 @@ def test_what_runs_anywhere_is_usable_anywhere() -> None:
 
 
 def test_a_missing_package_makes_its_option_unusable(monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     finding = findings_of(CPU)["tracker", "mlflow"]
     assert not finding.usable
     assert "pip install" in finding.fix

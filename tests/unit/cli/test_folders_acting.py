@@ -14,7 +14,7 @@ from unit.launch.scripted import record_for
 from eke import cli, workflows
 from eke.cli import run_commands as folders
 from eke.common.errors import EkeError
-from eke.common.locks import try_lock
+from eke.common.files import try_lock
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.status import Standing
 from eke.launch.slurm import scheduler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.common.text_table import align
+from eke.common.text import align
 
 
 def test_columns_are_as_wide_as_their_widest_word_and_lines_end_with_a_word() -> None:

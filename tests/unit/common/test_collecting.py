@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from eke.common.gc_tuning import MANY, collect_seldom, importing
+from eke.common.runtime import MANY, collect_seldom, importing
 
 
 @pytest.fixture(autouse=True)

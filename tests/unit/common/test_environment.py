@@ -2,8 +2,7 @@
 
 import pytest
 
-from eke.common.process_env import child_environment
-from eke.common.started_ranks import ranks_are_started
+from eke.common.process_env import child_environment, ranks_are_started
 
 LEFT_OVER = [
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),

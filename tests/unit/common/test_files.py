@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import environment
 
-from eke.common.files import append_line, plain, read_json, write_atomic, write_json
-from eke.common.locks import has_open
+from eke.common.files import append_line, has_open, plain, read_json, write_atomic, write_json
 
 
 def test_text_and_bytes_are_written(tmp_path) -> None:

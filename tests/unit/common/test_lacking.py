@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import REPO
 
-from eke.common.torch_compat import TESTED, lacking
+from eke.common.runtime import TESTED, lacking
 
 
 def name_of_a_function() -> None:

@@ -12,7 +12,7 @@ from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.masking import is_secret, mask, masked
 from eke.config.compose import compose, split_arguments
 from eke.launch.processes.sweep import Cell, sweep_paths, write_sweep
-from eke.results.trackers.describe import shown_of
+from eke.results.trackers.tracker import shown_of
 
 SECRETS = [
     "export WANDB_API_KEY=Zq9", 'export HF_TOKEN="Zq9 x"', "a=1 HF_TOKEN=Zq9", "apiKey=Zq9",

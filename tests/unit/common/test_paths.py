@@ -8,7 +8,7 @@ import eke
 from eke.common.paths import RunPaths, conf_folder, program
 from eke.common.process_env import child_environment
 from eke.config.compose import help_text
-from eke.config.compose.formatting import multirun
+from eke.config.compose.catalogue import multirun
 
 
 def test_the_files_of_a_run_are_the_contract(tmp_path) -> None:

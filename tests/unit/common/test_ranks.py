@@ -4,7 +4,7 @@ import pytest
 from support import started_by_torchrun
 
 from eke import workflows
-from eke.common import started_ranks as ranks
+from eke.common import process_env as ranks
 from eke.plan.record import EXIT_RESUMABLE, EXIT_USER
 
 

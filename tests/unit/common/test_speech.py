@@ -6,7 +6,7 @@ import sys
 
 SPEAKER = """
 import sys
-from eke.common.stdout import speak
+from eke.common.streams import speak
 from eke.common.streams import open_streams
 open_streams()
 speak("one")

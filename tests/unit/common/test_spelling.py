@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eke.common.did_you_mean import closest, closest_path
 from eke.common.errors import ConfigError
+from eke.common.text import closest, closest_path
 from eke.data.sources.files import find_files
 from eke.models.checkpoints.locate import locate
 

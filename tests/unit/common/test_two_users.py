@@ -21,9 +21,9 @@ WRITERS = {
     "from eke.common.files import append_line\nappend_line(RunPaths(P(1)).metrics, '{}')",
     "attempts.jsonl": "from eke.plan.record import start_attempt\n"
     "start_attempt(RunPaths(P(1)), {})",
-    "sync lock": "from eke.results.trackers.sync.sync_state import sole_sender\n"
+    "sync lock": "from eke.results.trackers.sync.account import sole_sender\n"
     "with sole_sender(RunPaths(P(1))): pass",
-    "fork-server.log": "from eke.launch.fork.server import ForkServer\n"
+    "fork-server.log": "from eke.launch.processes.fork_server import ForkServer\n"
     "ForkServer(P(1) / 'fork-server.log', [], print)._launch()",
     "operators lock": "from eke.training.distributed.operators import Turn\n"
     "Turn(str(P(1) / 'lock')).try_acquire()",
@@ -183,10 +183,9 @@ def test_a_report_goes_into_runs_that_are_a_link_of_the_callers(run, machine) ->
 
 CACHES = {
     "what was learned": "from eke.data.sources.cache import remember\nremember(P(1) / 'x', 'y')",
-    "forecast": "from eke.estimate.memory.history_store import add_line\n"
-    "add_line(P(1) / 'x', '{}')",
+    "forecast": "from eke.estimate.memory.calibration import add_line\nadd_line(P(1) / 'x', '{}')",
     "store": "from eke.data.preparation.writer import locked\nwith locked(P(1) / 'store'): pass",
-    "swap": "from eke.training.distributed.swapping import own_folder\nown_folder(P(1))",
+    "swap": "from eke.training.distributed.operators import own_folder\nown_folder(P(1))",
 }
 
 
@@ -200,7 +199,7 @@ def test_no_cache_is_written_in_another_users_folder(what, machine) -> None:
 
 
 CHOOSE = """
-from eke.training.loop.compiled_code import choose_compiled_code_folders
+from eke.training.loop.environment import choose_compiled_code_folders
 choose_compiled_code_folders()
 print(os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"], sep="\\n")
 """
@@ -246,7 +245,7 @@ def test_a_folder_for_compiled_code_that_was_typed_is_checked(what, variable, ma
 
 
 LEASE = """
-from eke.launch.local.leases import holder_of, try_lease
+from eke.launch.local.devices import holder_of, try_lease
 print(try_lease("cpu-0"), holder_of("cpu-0"))
 """
 
@@ -276,7 +275,7 @@ def test_a_lease_that_another_user_spoils_is_named_with_the_way_out(planted, mac
 
 
 def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
-    code = "from eke.cli.examination import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
+    code = "from eke.cli.doctor import find_risks\nprint(*find_risks(P(1)), sep='\\n')"
 
     def risks(uid: int) -> str:
         return python(uid, code, run.parent, cwd=machine / "victim").out

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eke.common.units import format_bytes, format_count, format_flops, format_seconds, format_value
+from eke.common.text import format_bytes, format_count, format_flops, format_seconds, format_value
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from eke.hardware.torch_build import TorchBuild
+from eke.hardware.cpu import TorchBuild
 
 MIB = 2**20
 
-detect_module = importlib.import_module("eke.hardware.detect")  # its function has the same name
+detect_module = importlib.import_module("eke.hardware.cpu")  # its function has the same name
 
 
 class NVMLError(Exception):

@@ -7,9 +7,9 @@ import pytest
 
 from eke.common.errors import ConfigError
 from eke.hardware import DEVICES, choose, detect
-from eke.hardware.torch_build import TorchBuild, parse_version_file, torch_build
+from eke.hardware.cpu import TorchBuild, parse_version_file, torch_build
 
-detect_module = importlib.import_module("eke.hardware.detect")  # its function has the same name
+detect_module = importlib.import_module("eke.hardware.cpu")  # its function has the same name
 H200 = "NVIDIA H200"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eke.hardware import environment
-from eke.hardware.environment import git_state, slurm_job_id
+from eke.hardware.fingerprint import git_state, slurm_job_id
 
 
 def git(folder: Path, *arguments: str) -> str:

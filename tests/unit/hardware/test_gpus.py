@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eke.hardware.gpus import report_gpus
+from eke.hardware.nvidia import report_gpus
 
 GIB = 2**30
 

@@ -23,7 +23,7 @@ def test_where_the_driver_does_not_tell_nobody_knows(machine, broken):
 
 
 def test_a_cpu_has_what_the_kernel_can_give(monkeypatch):
-    monkeypatch.setattr("eke.hardware.device_slots.memory_available", lambda: 3 * MIB)
+    monkeypatch.setattr("eke.hardware.processes.memory_available", lambda: 3 * MIB)
     assert [free_bytes(slot) for slot in cpu_slots(2)] == [3 * MIB, 3 * MIB]
 
 

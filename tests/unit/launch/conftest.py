@@ -8,7 +8,7 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.plan.planner import Plan
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from unit.plan.record.samples import bare_record
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.slurm.dispatch import Cluster
 from eke.plan.record import Outcome, Record, start_attempt, write_record
 

@@ -3,7 +3,7 @@
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.launch.processes.sweep_job import MAX_INTERRUPTIONS, Job
+from eke.launch.processes.sweep import MAX_INTERRUPTIONS, Job
 from eke.plan.record import Outcome
 
 WORTHS = [

@@ -14,15 +14,21 @@ import pytest
 from unit.launch.scripted import record_for
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.common.cluster_task import Task, check_started_tasks, this_task
 from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths
-from eke.common.started_ranks import is_first, machines_at_hand
-from eke.launch.nodes import Head, follow, run
-from eke.launch.nodes import leader as head
-from eke.launch.nodes import rendezvous as meeting
-from eke.launch.nodes import worker_node as follower
-from eke.launch.nodes.rendezvous import Invitation, Line, read_invitation, write_invitation
+from eke.common.process_env import Task, check_started_tasks, is_first, machines_at_hand, this_task
+from eke.launch.processes import nodes
+from eke.launch.processes import nodes as follower
+from eke.launch.processes import nodes as head
+from eke.launch.processes import nodes as meeting
+from eke.launch.processes.nodes import (
+    Head,
+    Invitation,
+    Line,
+    follow,
+    read_invitation,
+    write_invitation,
+)
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Spot, worker_command
 from eke.plan.planner import Plan
@@ -185,8 +191,8 @@ def test_a_first_machine_that_died_before_others_came_is_not_waited_for(
     tmp_path, monkeypatch
 ) -> None:
     """It was killed a moment after its invitation: the others held their GPUs for half an hour."""
-    monkeypatch.setattr("eke.launch.nodes.worker_node.GONE_S", 0.2)
-    monkeypatch.setattr("eke.launch.nodes.worker_node.LOOK_S", 0.05)
+    monkeypatch.setattr("eke.launch.processes.nodes.GONE_S", 0.2)
+    monkeypatch.setattr("eke.launch.processes.nodes.LOOK_S", 0.05)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     file = tmp_path / "nodes.json"
@@ -363,8 +369,8 @@ def test_uneven_shares_start_other_processes_than_planned(option, world_size, nu
 
 def test_without_other_machines_all_processes_are_here(tmp_path, monkeypatch) -> None:
     started = []
-    monkeypatch.setattr(run, "LiveRun", lambda plan, place, count: started.append(count))
-    run.start_run(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
+    monkeypatch.setattr(nodes, "LiveRun", lambda plan, place, count: started.append(count))
+    nodes.start_run(with_processes("ddp", 4, 2), Place(RunPaths(tmp_path), None, ""), None)
     assert started == [4]
 
 
@@ -409,15 +415,15 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     failure, told, tmp_path, monkeypatch
 ) -> None:
     """Whoever waits for a lost machine through NCCL would wait for half an hour."""
-    monkeypatch.setattr(run, "LEFT_BEHIND_S", 0.0)
+    monkeypatch.setattr(nodes, "LEFT_BEHIND_S", 0.0)
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "crashed", 7)
     record.failure = failure
     attempt = Attempt(record)
-    monkeypatch.setattr(run, "LiveRun", lambda *_, **__: attempt)
+    monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, Task(0, 2, "s")) as first:
         line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
-        led = run.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
         assert not led.is_over()
         line.close()
         wait_until(led.is_over)
@@ -430,10 +436,10 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "preempted", 7)
     attempt = Attempt(record)
-    monkeypatch.setattr(run, "LiveRun", lambda *_, **__: attempt)
+    monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, Task(0, 2, "s")) as first:
         line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
-        led = run.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
+        led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
         line.close()
         wait_until(first.trouble)
         assert led.finish() == record_for("a", "preempted", 7)

@@ -7,7 +7,7 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.common.paths import RunPaths
-from eke.launch.processes.probe import _judged, trial_of
+from eke.launch.processes.running_run import _judged, trial_of
 from eke.plan.record import DeadRank, Failure, write_dead_rank
 
 

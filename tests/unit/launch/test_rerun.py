@@ -6,9 +6,9 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.rerun import Rerun
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep_job import CHANGED, Job
+from eke.launch.processes.sweep import CHANGED, Job
+from eke.launch.processes.sweep_state import Rerun
 from eke.launch.slurm.run import place_in_cluster
 from eke.plan.record import Outcome, start_attempt, write_record
 

@@ -6,8 +6,8 @@ import signal
 import pytest
 from unit.plan.record.samples import bare_record, step_row
 
-from eke.common.units import GIB
-from eke.launch.processes.collect_outcome import LOG_LINES, describe_exit, log_tail, settle
+from eke.common.text import GIB
+from eke.launch.processes.running_run import LOG_LINES, describe_exit, log_tail, settle
 from eke.plan.record import (
     DeadRank,
     Failure,

@@ -10,11 +10,11 @@ from unit.plan.record.samples import step_row
 
 import eke.launch.processes.status as standing_module
 from eke.common.errors import ConfigError, EkeError
-from eke.common.locks import is_locked
+from eke.common.files import is_locked
 from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.processes.follow import watching
 from eke.launch.processes.run_dir import claim
 from eke.launch.processes.status import find_standings, goes_on
-from eke.launch.processes.sweep_watchers import watching
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import Element
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket

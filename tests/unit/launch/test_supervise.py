@@ -10,7 +10,7 @@ import time
 import pytest
 from support import PATIENCE_S
 
-from eke.launch.processes import single
+from eke.launch.processes import sweep
 from eke.launch.processes import worker_process as module
 from eke.launch.processes.follow import PlainView
 from eke.launch.processes.worker_process import Worker, worker_command, worker_environment
@@ -31,7 +31,7 @@ class SilentView:
 @pytest.fixture
 def run(paths, monkeypatch):
     """Supervise a piece of Python in place of the worker."""
-    monkeypatch.setattr(single, "POLL_S", 0.01)
+    monkeypatch.setattr(sweep, "POLL_S", 0.01)
 
     def run(code: str, view=None) -> int:
         command = [sys.executable, "-c", f"import os, signal, sys, time\n{code}", str(paths.folder)]
@@ -39,7 +39,7 @@ def run(paths, monkeypatch):
         shown = view or SilentView()
         worker = Worker(paths)
         try:
-            single.watch(worker, shown)
+            sweep.watch(worker, shown)
         finally:
             ended = worker.finish()
         shown.update(last=True)

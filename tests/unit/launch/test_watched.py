@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from eke.common.paths import SweepPaths
-from eke.launch.processes.sweep_watchers import Watcher, watchers_in, watchers_of, watching
+from eke.launch.processes.follow import Watcher, watchers_in, watchers_of, watching
 
 
 @pytest.fixture

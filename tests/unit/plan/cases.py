@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from unit.models.sizes.configs import make_config
 
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.config.schema import Config
 from eke.hardware import Device
 from eke.plan.planner import Plan, make_plan

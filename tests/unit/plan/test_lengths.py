@@ -12,7 +12,7 @@ from eke.estimate.memory import forecast
 from eke.estimate.time.work import work_of
 from eke.models.sizes import structure
 from eke.plan.planner import drawn, evaluated
-from eke.training.batches.data import build_data
+from eke.training.batches.dataset import build_data
 
 LONGEST = 40
 COUNT = 120

@@ -365,7 +365,7 @@ def test_the_folders_that_are_classes_are_named(tmp_path) -> None:
     ["data.data_seed=1", "data.min_token=101", "data.max_token=200", "data.lengths=uniform"],
 )
 def test_random_samples_are_named_by_what_they_are_drawn_from(drawn) -> None:
-    """Losses are compared where the names are equal (results/report/compare/parity.py)."""
+    """Losses are compared where the names are equal (results/report/compare/curves.py)."""
     name = plan_of(*SYNTHETIC).data_fingerprint
     assert plan_of(*SYNTHETIC, drawn).data_fingerprint != name
     for other in ("seed=5", "optimizer=sgd", "data.length_grouping=true"):

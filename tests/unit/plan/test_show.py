@@ -3,7 +3,7 @@
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.plan.planner.show import render_plan
+from eke.plan.planner.plan import render_plan
 
 
 @pytest.mark.parametrize(

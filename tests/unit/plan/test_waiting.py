@@ -6,8 +6,8 @@ import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.plan.planner import outline_record
-from eke.plan.planner.dataloader_hints import MIN_STEPS, WORTH_SAYING_FRAC, waiting_hints
-from eke.plan.record import Outcome, derive, metrics
+from eke.plan.planner.planner import MIN_STEPS, WORTH_SAYING_FRAC, waiting_hints
+from eke.plan.record import Outcome, metrics
 
 
 def rows(data_s: float, other_s: float = 1.0, num: int = MIN_STEPS):
@@ -27,18 +27,18 @@ def rows(data_s: float, other_s: float = 1.0, num: int = MIN_STEPS):
 
 
 def hints(plan, **made) -> list[str]:
-    return waiting_hints(plan, derive.timing(rows(**made)))
+    return waiting_hints(plan, metrics.timing(rows(**made)))
 
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr("eke.plan.planner.dataloader_hints.usable_cores", lambda: 8)
+    monkeypatch.setattr("eke.plan.planner.planner.usable_cores", lambda: 8)
 
 
 def test_the_share_is_of_steady_steps() -> None:
     warm_up = {**rows(9.0)[0], metrics.WARMUP: 1}
-    assert derive.timing([warm_up, *rows(1.0, 3.0)[1:]]).data_frac == 0.25
-    assert derive.timing([warm_up]).data_frac is None
+    assert metrics.timing([warm_up, *rows(1.0, 3.0)[1:]]).data_frac == 0.25
+    assert metrics.timing([warm_up]).data_frac is None
 
 
 @pytest.mark.parametrize(

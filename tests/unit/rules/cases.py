@@ -207,7 +207,7 @@ def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             os, "access", lambda p, mode, **k: str(p) != refuse and true_access(p, mode, **k)
         )
     if rule == "package_missing":
-        monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+        monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     if rule == "datasets_missing":
         monkeypatch.setattr("eke.rules.data.find_spec", lambda name: None)
     if rule == "online_needs_key":

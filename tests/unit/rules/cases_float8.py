@@ -1,4 +1,4 @@
-"""Cases of rules/float8.py: the command and the device that break each rule."""
+"""Cases of rules/precision.py: the command and the device that break each rule."""
 
 from unit.rules.devices import CPU, H200, V100
 
@@ -18,7 +18,7 @@ CASES: dict[str, tuple[tuple[str, ...], Device]] = {
 
 PREPARE = {
     "float8_needs_torchao": lambda _, patch: patch.setattr(
-        "eke.rules.float8.find_spec", lambda name: None
+        "eke.rules.precision.find_spec", lambda name: None
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Cases of rules/kernels.py: the command and the device that break each rule."""
+"""Cases of rules/compile.py: the command and the device that break each rule."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +44,7 @@ PREPARE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "sparse_prediction_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
     "fused_loss_needs_known_head": lambda tmp, monkeypatch: save_unknown(tmp / "model"),
     "fused_loss_needs_torch": lambda tmp, monkeypatch: monkeypatch.setattr(
-        "eke.rules.kernels.has_linear_cross_entropy", lambda: False
+        "eke.rules.compile.has_linear_cross_entropy", lambda: False
     ),
 }
 """What must be there, or not be there, for a rule to be broken."""

@@ -1,4 +1,4 @@
-"""Cases of rules/nvme.py: the command and the device that break each rule."""
+"""Cases of rules/deepspeed.py: the command and the device that break each rule."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,7 +41,7 @@ FAKES: dict[str, tuple[str, Any]] = {
 
 def prepare(rule: str, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that has all that is needed, but for what this rule is about."""
-    module = "eke.rules.nvme"
+    module = "eke.rules.deepspeed"
     monkeypatch.setattr(f"{module}.has_libaio_header", lambda flags: True)
     monkeypatch.setattr(f"{module}.file_system", lambda path: "ext4")
     monkeypatch.setattr(f"{module}.lockable_bytes", lambda: None)

@@ -1,4 +1,4 @@
-"""Cases of rules/offload.py: the command and the device that break each rule."""
+"""Cases of rules/deepspeed.py: the command and the device that break each rule."""
 
 from unit.rules.devices import CPU
 

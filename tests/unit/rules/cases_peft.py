@@ -1,4 +1,4 @@
-"""Cases of rules/peft.py: the command and the device that break each rule."""
+"""Cases of rules/optimizer.py: the command and the device that break each rule."""
 
 from unit.rules.devices import CPU
 

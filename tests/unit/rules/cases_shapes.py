@@ -1,4 +1,4 @@
-"""Cases of rules/shapes.py: the command and the device that break each rule."""
+"""Cases of rules/model.py: the command and the device that break each rule."""
 
 from unit.rules.devices import H200
 

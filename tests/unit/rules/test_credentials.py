@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import REPO
 
-from eke.rules.credentials import has_wandb_key
+from eke.rules.tracker import has_wandb_key
 
 KEY = "ab" * 20
 ASK = (
@@ -79,7 +79,7 @@ def test_it_is_found_where_wandb_finds_it(
 
 def test_looking_loads_no_wandb() -> None:
     code = (
-        "import sys; from eke.rules.credentials import has_wandb_key; has_wandb_key(); "
+        "import sys; from eke.rules.tracker import has_wandb_key; has_wandb_key(); "
         "sys.exit('wandb' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(REPO / "src")}

@@ -10,10 +10,10 @@ from unit.training.model.plans import hand_plan
 from eke.config.compose import compose
 from eke.models.sizes import state_bytes
 from eke.rules import Facts, check
-from eke.rules.packages import NEEDS
-from eke.training.model.model import build_model
+from eke.rules.device import NEEDS
+from eke.training.model.build_model import build_model
 from eke.training.optimizer import build_optimizer, state_tensors
-from eke.training.optimizer.states import is_quantised, num_paged_bytes
+from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes
 
 
 def found(*overrides, device=CPU):
@@ -91,7 +91,7 @@ def test_schedule_free_with_a_constant_rate_is_not_warned_about() -> None:
 
 @pytest.mark.parametrize("option", [o for group, o in NEEDS if group == "optimizer"])
 def test_the_package_of_each_optimizer_is_named(option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     problem = found(f"optimizer={option}")["package_missing"]
     assert (problem.path, problem.value) == ("optimizer", option)
     assert problem.fix.startswith("optimizer=adamw   (or: ")

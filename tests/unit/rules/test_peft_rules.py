@@ -11,9 +11,9 @@ from unit.training.model.steps import make_inputs
 
 from eke.models.sizes import state_bytes
 from eke.rules import Facts, check
-from eke.rules.memory_techniques import first_that_fits
-from eke.training.model.model import build_model
-from eke.training.model.peft import apply_peft
+from eke.rules.memory import first_that_fits
+from eke.training.model.adapters import apply_peft
+from eke.training.model.build_model import build_model
 
 GIB = 2**30
 
@@ -75,7 +75,7 @@ def test_bitsandbytes_rounds_biases_in_the_forward_pass():
 def test_packages_of_adapters_are_named(monkeypatch):
     absent = {"bitsandbytes"}
     monkeypatch.setattr(
-        "eke.rules.packages.find_spec", lambda name: None if name in absent else object()
+        "eke.rules.device.find_spec", lambda name: None if name in absent else object()
     )
     refused, _ = check(Facts(make_config("peft=qlora"), CPU))
     assert [(p.rule, p.value) for p in refused] == [("package_missing", "qlora")]

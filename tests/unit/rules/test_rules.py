@@ -71,7 +71,7 @@ def without(rule: str) -> tuple:
 
 
 def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkeypatch) -> None:
-    from eke.training.model.model import build_model
+    from eke.training.model.build_model import build_model
 
     monkeypatch.setattr(
         "eke.workflows.auto_batch.check", lambda facts: check(facts, without("t5_is_always_tied"))
@@ -83,7 +83,7 @@ def test_without_its_rule_t5_stays_tied_and_loses_the_scale_of_its_logits(monkey
 
 
 def test_untied_bert_really_has_a_bias_that_nothing_trains() -> None:
-    from eke.training.model.model import build_model
+    from eke.training.model.build_model import build_model
 
     composed = compose([*CASES["untied_bert_has_dead_bias"][0], *TINY, "hardware=cpu"])
     model = build_model(plan_for(composed, planning=True), torch.device("cpu"))
@@ -141,7 +141,7 @@ def test_a_plan_is_refused_with_every_rule_in_one_error() -> None:
 
 @pytest.mark.parametrize("option", ["wandb", "tensorboard", "mlflow", "trackio"])
 def test_the_package_of_each_tracker_is_named(option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     refused, _ = check(Facts(compose([f"tracker={option}"]).config, CPU))
     assert [(p.rule, p.value) for p in refused] == [("package_missing", option)]
     assert "pip install" in refused[0].fix

@@ -13,9 +13,8 @@ from eke.config.compose import compose
 from eke.config.schema import Backend
 from eke.rules import Facts, check
 from eke.rules.attention import WIDEST_HEAD
-from eke.training.model.attention import KernelProbe
-from eke.training.model.model import build_model
-from eke.training.model.sdpa_backend import pinned_backend
+from eke.training.model.attention_kernels import KernelProbe, pinned_backend
+from eke.training.model.build_model import build_model
 
 HALF = "precision=bf16"
 
@@ -139,7 +138,7 @@ def test_the_probe_knows_the_kernels_of_other_packages() -> None:
 
 @pytest.mark.parametrize("option", ["attention=flash2", "attention=flash3", "kernels=liger"])
 def test_the_package_of_each_kernel_is_named(option, monkeypatch) -> None:
-    monkeypatch.setattr("eke.rules.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     typed = [option, HALF, "tracker=none"]
     refused, _ = check(Facts(compose(typed).config, H200))
     (problem,) = [p for p in refused if p.rule == "package_missing"]

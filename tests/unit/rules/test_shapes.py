@@ -6,7 +6,7 @@ from unit.rules.devices import CPU, H200, V100
 
 from eke.hardware import DEVICES
 from eke.rules import Facts, check
-from eke.rules.shapes import RULES
+from eke.rules.model import SHAPE_RULES
 
 A100 = DEVICES["a100_80"]
 ALIGNED = ("data=synthetic", "data.seq_len=128", "model.vocab_size=320", "model.hidden_size=128")
@@ -14,7 +14,7 @@ ALIGNED = ("data=synthetic", "data.seq_len=128", "model.vocab_size=320", "model.
 
 def proposals(device, *overrides):
     """Path -> what to type instead."""
-    _, warned = check(Facts(config_of(*ALIGNED, *overrides), device), RULES)
+    _, warned = check(Facts(config_of(*ALIGNED, *overrides), device), SHAPE_RULES)
     return {problem.path: problem.fix for problem in warned}
 
 

@@ -9,7 +9,7 @@ import pytest
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.sweep import expand
-from eke.rules.trainer_arguments import OWNED, UNREAD, read_arguments
+from eke.rules.engine import OWNED, UNREAD, read_arguments
 from eke.workflows import plan_for
 
 BASE = ("engine=trainer", "tracker=none", "hardware=cpu", "data=synthetic")
@@ -124,7 +124,7 @@ def test_every_key_that_decides_an_argument_exists() -> None:
 
 def test_transformers_is_not_imported() -> None:
     code = (
-        "import sys; from eke.rules.trainer_arguments import read_arguments; read_arguments();"
+        "import sys; from eke.rules.engine import read_arguments; read_arguments();"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -11,9 +11,9 @@ from prepared import numbered, store_of, texts_of, write_jsonl
 from unit.training.model.plans import hand_plan
 
 from eke.common.errors import ConfigError
-from eke.common.tokens import NUM_SPECIAL_TOKENS
-from eke.data.sources import lengths
-from eke.training.model.model import build_model
+from eke.common.text import NUM_SPECIAL_TOKENS
+from eke.data.sources import packing
+from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")
 
@@ -80,10 +80,10 @@ def test_pairs_of_a_task_without_them_are_not_read(rows, own_cache) -> None:
 def test_every_length_is_drawn_on_its_own(monkeypatch) -> None:
     """A million of them take seconds, a billion an hour."""
     drawn = []
-    mix_seed = lengths.mix_seed
-    monkeypatch.setattr(lengths, "mix_seed", lambda *parts: drawn.append(parts) or mix_seed(*parts))
+    mix_seed = packing.mix_seed
+    monkeypatch.setattr(packing, "mix_seed", lambda *parts: drawn.append(parts) or mix_seed(*parts))
     data = hand_plan("data=synthetic", "data.lengths=uniform").config.data
-    lengths.synthetic_lengths(data, data.seq_len, 0, 1000)
+    packing.synthetic_lengths(data, data.seq_len, 0, 1000)
     assert len(drawn) == 1000
 
 

@@ -7,12 +7,11 @@ from torch import nn
 from unit.rules.without import trained
 from unit.training.model.plans import hand_plan, long_plan
 
-from eke.common.tokens import IGNORED
-from eke.training.batches.data import build_data
-from eke.training.model.cross_entropy import loss_sum
-from eke.training.model.loss_head import put_loss_head
-from eke.training.model.masks import spare_mask_checks
-from eke.training.model.model import build_model
+from eke.common.text import IGNORED
+from eke.training.batches.dataset import build_data
+from eke.training.model.attention_kernels import spare_mask_checks
+from eke.training.model.build_model import build_model
+from eke.training.model.loss import loss_sum, put_loss_head
 
 CPU = torch.device("cpu")
 

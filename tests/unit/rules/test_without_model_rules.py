@@ -15,8 +15,8 @@ from unit.training.model.plans import hand_plan
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
-from eke.training.model.model import build_model
-from eke.training.optimizer.schedule import build_schedule
+from eke.training.model.build_model import build_model
+from eke.training.optimizer.build_optimizer import build_schedule
 
 CPU = torch.device("cpu")
 

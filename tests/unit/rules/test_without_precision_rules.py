@@ -14,11 +14,11 @@ from unit.training.model.steps import make_inputs
 
 from eke.hardware import DEVICES
 from eke.rules import Facts
-from eke.rules.shapes import _unit
-from eke.training.model.attention import KernelProbe
-from eke.training.model.float8 import convert_linear_layers, count_float8
-from eke.training.model.model import build_model
-from eke.training.model.precision import build_formats
+from eke.rules.model import _unit
+from eke.training.model.adapters import convert_linear_layers, count_float8
+from eke.training.model.attention_kernels import KernelProbe
+from eke.training.model.build_model import build_model
+from eke.training.model.number_formats import build_formats
 
 CPU = torch.device("cpu")
 V100, ADA = SimpleNamespace(major=7, minor=0), SimpleNamespace(major=8, minor=9)

@@ -16,12 +16,12 @@ from unit.training.model.steps import make_inputs
 from eke.hardware import DEVICES
 from eke.models.sizes import model_size, shared_state_bytes, state_bytes
 from eke.rules import Facts
-from eke.rules.peft import _expert_bytes
-from eke.training.batches.data import build_data
+from eke.rules.optimizer import _expert_bytes
+from eke.training.batches.dataset import build_data
 from eke.training.distributed.ranks import join_ranks
+from eke.training.model.adapters import apply_peft
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.model import build_model
-from eke.training.model.peft import apply_peft
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from unit.rules.without import is_same, light_plan, trained
 from unit.training.model.steps import make_inputs
 
 from eke.training.loop.state import choose_device
-from eke.training.model.compile import compile_model
-from eke.training.model.model import build_model
+from eke.training.model.build_model import build_model
+from eke.training.model.number_formats import compile_model
 from eke.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")

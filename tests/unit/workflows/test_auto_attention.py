@@ -71,7 +71,7 @@ def test_of_a_checkpoint_with_sdpa_auto_is_sdpa(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", WITHOUT)
 def test_of_a_checkpoint_without_sdpa_auto_is_eager_and_sdpa_is_refused(kind, tmp_path) -> None:
-    from eke.training.model.model import build_model
+    from eke.training.model.build_model import build_model
 
     model = save(tmp_path / "m", kind)
     auto = plan_of(*model)

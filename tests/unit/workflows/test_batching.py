@@ -7,9 +7,9 @@ from support import started_by_torchrun
 
 from eke import workflows
 from eke.cli import main as cli
-from eke.common.units import GIB, MIB
+from eke.common.text import GIB, MIB
 from eke.launch import Probed
-from eke.workflows import batch_probe as probing
+from eke.workflows import planning as probing
 from eke.workflows import running
 
 pytestmark = pytest.mark.usefixtures("own_machine")

@@ -6,7 +6,7 @@ import pytest
 
 from eke import workflows
 from eke.common.errors import EkeError
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.hardware import Device
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
@@ -50,7 +50,7 @@ def typed(tmp_path, monkeypatch, capsys, asked):
 def no_gpu(monkeypatch):
     """This machine has none."""
     cpu = Device(kind="cpu", name="test cpu", memory_bytes=8 * GIB)
-    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
+    monkeypatch.setattr(sys.modules["eke.hardware.cpu"], "detect", lambda: cpu)
 
 
 def test_without_a_gpu_somebody_has_to_say_what_the_nodes_have(typed, no_gpu, tmp_path, asked):

@@ -12,10 +12,8 @@ from eke.common.errors import ConfigError, EkeError
 from eke.config.compose import compose, split_arguments
 from eke.plan.record import Outcome
 from eke.tuning.search import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
-from eke.tuning.search.experiment import MADE_BY
-from eke.workflows.autotune import Wish
-from eke.workflows.autotune.save_result import keep
-from eke.workflows.autotune.setup import prepare
+from eke.tuning.search.result import MADE_BY
+from eke.workflows.autotune import Wish, keep, prepare
 from eke.workflows.planning import plan_for
 
 pytestmark = pytest.mark.usefixtures("own_machine")
@@ -205,8 +203,8 @@ def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None
         def run(self) -> None:
             """The trial ends."""
 
-    monkeypatch.setattr("eke.workflows.autotune.session.Pool", EndsWell)
-    monkeypatch.setattr("eke.workflows.autotune.session.devices_of", lambda *_: {})
+    monkeypatch.setattr("eke.workflows.autotune.Pool", EndsWell)
+    monkeypatch.setattr("eke.workflows.autotune.devices_of", lambda *_: {})
     fitting = prepare(wish(f"paths.runs={tmp_path}"))
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
     with pytest.raises(KeyboardInterrupt) if heard else nullcontext():
@@ -231,11 +229,11 @@ class Full:
 
 def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
     fitting = prepare(wish(f"paths.runs={tmp_path}"))
-    monkeypatch.setattr("eke.workflows.autotune.session.Fitting.in_cluster", True)
+    monkeypatch.setattr("eke.workflows.autotune.Fitting.in_cluster", True)
     jobs = [SimpleNamespace(outcome=Outcome.crashed, kind="cpu", number=n) for n in range(2)]
-    monkeypatch.setattr("eke.workflows.autotune.session.Cluster", partial(Full, takes=1))
+    monkeypatch.setattr("eke.workflows.autotune.Cluster", partial(Full, takes=1))
     fitting._run(jobs)  # one runs
-    monkeypatch.setattr("eke.workflows.autotune.session.Cluster", Full)
+    monkeypatch.setattr("eke.workflows.autotune.Cluster", Full)
     fitting._run([])  # a rule refused them all: nothing was to be submitted
     with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
         fitting._run(jobs)
@@ -245,7 +243,7 @@ def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> 
 
 def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     """Of what was typed; candidates that lack theirs are left out."""
-    monkeypatch.setattr("eke.rules.packages._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
     typed = ("optimizer=adamw_8bit", "compile=none", "memory=none", "kernels=none")
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))
@@ -259,7 +257,7 @@ def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> N
     """A search that is over needs no room to be typed again."""
     monkeypatch.setattr("eke.rules.training._free_bytes", lambda facts: 0)
     monkeypatch.setattr(
-        "eke.workflows.autotune.setup.place_of", lambda plan: SimpleNamespace(record=record)
+        "eke.workflows.autotune.place_of", lambda plan: SimpleNamespace(record=record)
     )
     refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
     with refused if record is None else nullcontext():
@@ -270,12 +268,12 @@ def test_a_search_on_paper_needs_no_folder_to_write(tmp_path, monkeypatch) -> No
     taken = tmp_path / "experiment" / "mine.yaml"
     taken.parent.mkdir()
     taken.write_text("my own")
-    monkeypatch.setattr("eke.workflows.autotune.setup.conf_folder", lambda: tmp_path)
+    monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     typed = ("compile=none", "memory=none", "kernels=none")
     named = replace(wish(*typed), name="mine")
     with pytest.raises(ConfigError, match="did not write it"):
         prepare(named)
-    monkeypatch.setattr("eke.tuning.search.experiment.os.access", lambda *_: False)
+    monkeypatch.setattr("eke.tuning.search.result.os.access", lambda *_: False)
     assert prepare(replace(wish(*typed, "plan_only=true"), name="free")).option == "free"
     with pytest.raises(ConfigError, match="cannot be written"):
         prepare(replace(wish(*typed), name="free"))
@@ -289,7 +287,7 @@ def test_only_a_find_becomes_an_option(is_found, tmp_path, monkeypatch, capsys) 
     fitting = prepare(replace(wish(*typed), name="mine"))
     fitting.paths.folder.mkdir()
     own = tmp_path / "own"
-    monkeypatch.setattr("eke.workflows.autotune.save_result.conf_folder", lambda: own)
+    monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: own)
     first = fitting.candidates.first
     other = next(n for n, _ in enumerate(fitting.candidates.found) if n != first)
     faster = 0.5 if is_found else 0.999

@@ -7,14 +7,12 @@ import pytest
 
 from eke import workflows
 from eke.cli import main as cli
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.estimate.memory import Traced
 from eke.estimate.memory import trace_client as ask
-from eke.estimate.memory.calibration import NEEDED
-from eke.estimate.memory.history_store import add_line, path_of
-from eke.estimate.memory.memory_history import group_of
-from eke.estimate.memory.predict import PYTHON_BYTES
+from eke.estimate.memory.calibration import NEEDED, add_line, group_of, path_of
+from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.hardware import DEVICES, Device
 from eke.plan.record import PredictedMemory
 from eke.workflows.planning import plan_on
@@ -26,7 +24,7 @@ WORK = ("data=synthetic", "data.num_samples=8192", "model.num_hidden_layers=6", 
 def small_machine(monkeypatch, tmp_path):
     """A CPU with little memory, whatever this machine has."""
     cpu = Device(kind="cpu", name="test cpu", memory_bytes=2 * GIB)
-    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
+    monkeypatch.setattr(sys.modules["eke.hardware.cpu"], "detect", lambda: cpu)
     monkeypatch.chdir(tmp_path)
 
 
@@ -152,7 +150,9 @@ def test_what_no_device_can_run_is_an_error(plan) -> None:
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     """A cache of the test's own, and the plans that a trace was made of: 9 GiB each."""
-    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(
+        sys.modules["eke.estimate.memory.trace_client"], "cache_folder", lambda: tmp_path
+    )
     asked = []
 
     def traced(plan, *_):
@@ -260,7 +260,9 @@ def test_cells_that_cannot_fit_are_refused_in_the_plan_of_a_sweep(capsys) -> Non
 
 def test_a_trace_of_the_very_builders(capsys, monkeypatch, tmp_path) -> None:
     """A real one, in a process of its own; asked again it is read from the disk."""
-    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(
+        sys.modules["eke.estimate.memory.trace_client"], "cache_folder", lambda: tmp_path
+    )
     texts = []
     for _ in range(2):
         assert cli(["plan", *WORK, "batch.per_device=2"]) == 0

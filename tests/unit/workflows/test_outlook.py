@@ -9,7 +9,7 @@ import pytest
 from eke import workflows
 from eke.cli import main as cli
 from eke.common.paths import RunPaths
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.estimate.memory import trace_client as ask
 from eke.hardware import Device
@@ -25,8 +25,10 @@ ON_GPU = ("hardware=a100_80", "batch.per_device=8,100000")
 def small_machine(monkeypatch, tmp_path):
     """A CPU with little memory, and caches of the test's own."""
     cpu = Device(kind="cpu", name="test cpu", memory_bytes=2 * GIB)
-    monkeypatch.setattr(sys.modules["eke.hardware.detect"], "detect", lambda: cpu)
-    monkeypatch.setattr(sys.modules["eke.estimate.memory.cache"], "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(sys.modules["eke.hardware.cpu"], "detect", lambda: cpu)
+    monkeypatch.setattr(
+        sys.modules["eke.estimate.memory.trace_client"], "cache_folder", lambda: tmp_path
+    )
     monkeypatch.chdir(tmp_path)
 
 

@@ -5,7 +5,7 @@ from recipe_plans import planned
 
 from eke.common.errors import ConfigError, Problem
 from eke.config.compose import compose
-from eke.estimate.memory import Verdict, cache, first_advice, forecast
+from eke.estimate.memory import Verdict, first_advice, forecast, trace_client
 from eke.plan.planner import Plan
 from eke.workflows import plan_for
 
@@ -15,7 +15,7 @@ ONE = ("model=llama_1b", "data.seq_len=512")
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(trace_client, "cache_folder", lambda: tmp_path)
 
 
 def started(*overrides: str) -> Plan:

@@ -1,13 +1,17 @@
 """From the command line to a typed configuration, with every mistake explained at once."""
 
 from eke.config.compose.arguments import Arguments, split_arguments
-from eke.config.compose.composer import Composed, compose
-from eke.config.compose.formatting import multirun
-from eke.config.compose.help import help_text
-from eke.config.compose.hydra_queries import check_question, is_completion, run_hydra_flags
-from eke.config.compose.hydra_sweeps import is_for_hydra, launcher_of, sweep_by_hydra
-from eke.config.compose.shell_completion import answer_shell
-from eke.config.compose.user_overrides import claims, compose_with, is_set
+from eke.config.compose.catalogue import multirun
+from eke.config.compose.completion import answer_shell, help_text
+from eke.config.compose.composer import Composed, claims, compose, compose_with, is_set
+from eke.config.compose.hydra import (
+    check_question,
+    is_completion,
+    is_for_hydra,
+    launcher_of,
+    run_hydra_flags,
+    sweep_by_hydra,
+)
 
 __all__ = [
     "Arguments",

@@ -1,9 +1,15 @@
-"""From a command line to a typed configuration, or to the list of everything wrong with it."""
+"""From a command line to a typed configuration, or to the list of everything wrong with it.
+
+Many configurations that have most in common: the cells of a sweep, each composed once.
+
+What the user has decided, so that a recipe's choices leave it alone; and composing once more.
+"""
 
 import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +19,39 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eke.common.errors import ConfigError, Problem
-from eke.config.compose.catalogue import Catalogue, Field, class_fields, make_catalogue
-from eke.config.compose.compose_cache import Tree, Trees, hydra_state, make_trees
-from eke.config.compose.formatting import as_typed, first_line, multirun, shown
-from eke.config.compose.hydra_settings import explain_in_files, is_launching
-from eke.config.compose.independent_options import PRESETS
-from eke.config.compose.overrides import find_problems, mend, parse
-from eke.config.compose.paths_and_names import as_evaluation, option_for
-from eke.config.compose.secrets import secrets_in
-from eke.config.compose.suggest import completed, likeliest
-from eke.config.compose.user_config_dir import (
+from eke.common.paths import conf_folder
+from eke.config.compose.arguments import (
     check_folder,
     check_options,
     explain_file,
     explain_untyped,
+    secrets_in,
 )
-from eke.config.compose.values import PLACEHOLDERS, admits, is_interpolation
+from eke.config.compose.catalogue import (
+    PLACEHOLDERS,
+    Catalogue,
+    Field,
+    admits,
+    as_typed,
+    class_fields,
+    first_line,
+    is_interpolation,
+    make_catalogue,
+    multirun,
+    shown,
+)
+from eke.config.compose.compose_cache import (
+    PRESETS,
+    NotSet,
+    Tree,
+    Trees,
+    hydra_state,
+    make_trees,
+    set_by_preset,
+)
+from eke.config.compose.hydra_settings import explain_in_files, is_launching
+from eke.config.compose.overrides import find_problems, mend, parse
+from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
 
@@ -364,3 +387,154 @@ def _deeper(
     except ConfigError as error:
         return error.problems
     return []
+
+
+Progress = Callable[[int, int], None]
+"""Told how many are done, and of how many."""
+
+
+class Many:
+    """Composes cells; what they share is read and composed once.
+
+    Args:
+        config_dir: a folder with the user's own options, beside eke's.
+
+    Raises:
+        ConfigError: there is something wrong with that folder.
+    """
+
+    def __init__(self, config_dir: Path | None) -> None:
+        self._config_dir = config_dir.resolve() if config_dir else None
+        self.catalogue = open_catalogue(self._config_dir)
+        self.trees = Trees(self.catalogue, self._config_dir)
+        self._explained: dict[tuple[str, str], list[Problem]] = {}
+
+    def compose(
+        self, cells: Sequence[tuple[str, ...]], progress: Progress | None = None
+    ) -> list[Composed]:
+        """Every cell, in order. Their overrides are right in themselves.
+
+        Raises:
+            ConfigError: what is wrong with any of them; what several have in common, once.
+        """
+        done: list[Composed] = []
+        found: Counter[Problem] = Counter()
+        with hydra_state():
+            for number, composed in enumerate(self._each(cells, found), start=1):
+                done += [composed] if composed else []
+                if progress:
+                    progress(number, len(cells))
+        if found:
+            raise ConfigError(counted(found, len(cells)))
+        return done
+
+    def tree(self, overrides: Sequence[str]) -> Tree:
+        """One tree, not typed: what it lacks may come from elsewhere.
+
+        Raises:
+            ConfigError: it cannot be composed.
+        """
+        try:
+            with hydra_state():
+                return self.trees.tree(overrides)
+        except Exception:
+            compose(overrides, self._config_dir, in_sweep=True)  # says what is wrong
+            raise
+
+    def _each(
+        self, cells: Sequence[tuple[str, ...]], found: Counter[Problem]
+    ) -> Iterator[Composed | None]:
+        for cell in cells:
+            try:
+                yield self._one(cell)
+            except ConfigError as error:
+                found.update(error.problems)
+                yield None
+
+    def _one(self, cell: tuple[str, ...]) -> Composed:
+        texts = [text for text in dict.fromkeys(cell) if not is_launching(text)]
+        try:
+            return typed_tree(self.trees.tree(texts), texts, cell, self.catalogue)
+        except NotSet as error:
+            raise ConfigError(self._explain(error, texts)) from error
+        except ConfigError:
+            raise
+        except Exception:  # Hydra's or OmegaConf's: composed as a whole, it is explained
+            return compose(cell, self._config_dir, in_sweep=True)
+
+    def _explain(self, error: NotSet, texts: list[str]) -> list[Problem]:
+        """Why values cannot be set; the same value with the same option is explained once."""
+        problems = []
+        for text in error.texts:
+            section = text.lstrip("+").partition(".")[0]
+            key = (text, error.choices.get(section, ""))
+            if key not in self._explained:
+                self._explained[key] = self._explain_one(text, texts)
+            problems += self._explained[key]
+        return problems
+
+    def _explain_one(self, text: str, texts: list[str]) -> list[Problem]:
+        options = [t for t in texts if self.trees.chooses(t)]
+        try:
+            compose([*options, text], self._config_dir, in_sweep=True)
+        except ConfigError as error:
+            return error.problems
+        key, _, value = text.partition("=")
+        return [Problem(key, value, "cannot be set together with the other overrides")]
+
+
+def counted(found: Counter[Problem], total: int) -> list[Problem]:
+    """Each problem once, with the number of cells that have it, if others have not."""
+    return [
+        p if number >= total else Problem(p.path, p.value, _in_cells(p, number, total), p.fix)
+        for p, number in found.items()
+    ]
+
+
+def _in_cells(problem: Problem, number: int, total: int) -> str:
+    return f"{problem.why} (in {number} of {total} cells)"
+
+
+def claims(composed: Composed) -> frozenset[str]:
+    """Groups and key paths that were typed, or that the experiment sets: `precision`, `seed`.
+
+    A named sweep stands before the recipe (docs/design/composing.md): its fixed settings are no
+    claims, its rows are, since each cell has them as if they were typed.
+    """
+    typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
+    catalogue = make_catalogue(composed.config_dir)
+    experiment = composed.choices.get("experiment", "none")
+    return frozenset(typed | set(set_by_preset("experiment", experiment, catalogue)))
+
+
+def is_set(composed: Composed, key: str) -> bool:
+    """Whether a key has a value of the user's: typed, of an experiment, a sweep or an own option.
+
+    Args:
+        composed: what was asked for.
+        key: `group.key`.
+    """
+    catalogue = make_catalogue(composed.config_dir)
+    group, option = key.partition(".")[0], composed.choices.get(key.partition(".")[0], "")
+    presets = {
+        path
+        for preset in ("sweep", "recipe")
+        for path in set_by_preset(preset, composed.choices.get(preset, "none"), catalogue)
+    }
+    file = catalogue.options.get(group, {}).get(option)
+    own = file is not None and not file.is_relative_to(conf_folder())
+    return own or key in presets | claims(composed)
+
+
+def compose_with(composed: Composed, choices: Sequence[str]) -> Composed:
+    """The same command without its recipe's fixed part, and with what the recipe chose instead.
+
+    Args:
+        composed: what was asked for.
+        choices: overrides for groups and keys that nobody claims.
+
+    Raises:
+        ConfigError: they cannot be composed together.
+    """
+    typed = [text for text in composed.overrides if not text.startswith("recipe=")]
+    return compose([*typed, "recipe=none", *choices], composed.config_dir, in_sweep=True)

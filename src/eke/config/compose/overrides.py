@@ -13,14 +13,32 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
 from eke.common.errors import Problem
-from eke.common.units import format_value
-from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue
-from eke.config.compose.formatting import as_typed, closest, multirun, quoted, shown, swept
-from eke.config.compose.hydra_settings import check_setting, is_hydras
-from eke.config.compose.lists import sweep_values
-from eke.config.compose.paths_and_names import is_checkpoint, of_elsewhere, same_numbers
-from eke.config.compose.suggest import completed, nearest_key, nothing_near, number_key, text_key
-from eke.config.compose.values import admits, default_text, is_interpolation, probably_meant
+from eke.common.text import format_value
+from eke.config.compose.catalogue import (
+    FIXED_FIELDS,
+    Catalogue,
+    admits,
+    as_typed,
+    closest,
+    default_text,
+    is_interpolation,
+    multirun,
+    probably_meant,
+    quoted,
+    shown,
+    swept,
+)
+from eke.config.compose.hydra_settings import check_setting, is_hydras, sweep_values
+from eke.config.compose.suggest import (
+    completed,
+    is_checkpoint,
+    nearest_key,
+    nothing_near,
+    number_key,
+    of_elsewhere,
+    same_numbers,
+    text_key,
+)
 from eke.config.foreign_names import Retired, find_retired
 
 # A sweep over more values than this is checked at its first ones only.

@@ -1,7 +1,5 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
-from eke.config.schema.attention import AUTO_ATTENTION, Attention, Backend
-from eke.config.schema.compile import Compile, CompileMode
 from eke.config.schema.config import SCHEMA_VERSION, VARIANTS, Config, register, resolve_attention
 from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,
@@ -9,6 +7,7 @@ from eke.config.schema.data import (
     MAX_STEPS,
     Batch,
     Data,
+    DataLoader,
     Files,
     Hub,
     Lengths,
@@ -24,46 +23,75 @@ from eke.config.schema.data import (
     Text,
     Train,
 )
-from eke.config.schema.dataloader import DataLoader
-from eke.config.schema.distributed import FSDP, Distributed, Exchange, PeerToPeer
-from eke.config.schema.engine import Engine, Trainer
-from eke.config.schema.kernels import Kernels
-from eke.config.schema.limits import Limit
-from eke.config.schema.memory import Checkpointing, Memory
+from eke.config.schema.fields import Limit, Switch
 from eke.config.schema.model import (
+    AUTO_ATTENTION,
+    Attention,
+    Backend,
     BertModel,
+    Compile,
+    CompileMode,
     GPT2Model,
+    Kernels,
     LlamaModel,
     MixtralModel,
     Model,
     PretrainedModel,
     T5Model,
 )
-from eke.config.schema.offload import NvmeOffload, Offload, WeightsPlace
-from eke.config.schema.optimizer import (
+from eke.config.schema.resources import (
+    FSDP,
+    Distributed,
+    Engine,
+    Exchange,
+    GpuRequest,
+    Hardware,
+    Launcher,
+    Paths,
+    PeerToPeer,
+    Resources,
+    Slurm,
+    Sweep,
+    Tracker,
+    TrackerMode,
+    Trainer,
+)
+from eke.config.schema.techniques import (
     SGD,
     Adafactor,
     AdamW,
     AdamW8bit,
     AdamWTorchAO4bit,
     AdamWTorchAO8bit,
+    Adapters,
     AdjustLR,
     Apollo,
+    Checkpointing,
+    Compute,
+    DecayingSchedule,
+    Evaluation,
+    Float8,
+    FourBits,
     GaLore,
     Lion,
     Lion8bit,
+    Lora,
+    Memory,
     Muon,
+    NvmeOffload,
+    Offload,
     Optimizer,
+    Peft,
+    Precision,
+    QLora,
     ScaleType,
+    Schedule,
     ScheduleFree,
+    TrainedBias,
+    Weights,
+    WeightsPlace,
+    WSDSchedule,
 )
-from eke.config.schema.peft import Adapters, FourBits, Lora, Peft, QLora, TrainedBias
-from eke.config.schema.precision import Compute, Evaluation, Float8, Precision, Weights
-from eke.config.schema.resources import GpuRequest, Resources, Slurm
-from eke.config.schema.schedule import DecayingSchedule, Schedule, WSDSchedule
-from eke.config.schema.services import Hardware, Launcher, Paths, Tracker, TrackerMode
-from eke.config.schema.sweep import Sweep
-from eke.config.schema.switch import Switch
 
 __all__ = [
     "AUTO_ATTENTION",

@@ -5,22 +5,31 @@ from dataclasses import dataclass, field, replace
 from eke.common.masking import is_secret
 from eke.config.schema import data as work
 from eke.config.schema import model as models
-from eke.config.schema import services as surroundings
-from eke.config.schema.attention import AUTO_ATTENTION, Attention
-from eke.config.schema.compile import Compile
-from eke.config.schema.dataloader import DataLoader
-from eke.config.schema.distributed import DISTRIBUTEDS, Distributed
-from eke.config.schema.engine import Engine, Trainer
-from eke.config.schema.kernels import Kernels
-from eke.config.schema.limits import at_least, between
-from eke.config.schema.memory import Memory
-from eke.config.schema.offload import OFFLOADS, Offload
-from eke.config.schema.optimizer import OPTIMIZERS, Optimizer
-from eke.config.schema.peft import PEFTS, Peft
-from eke.config.schema.precision import Precision
-from eke.config.schema.resources import Resources, Slurm
-from eke.config.schema.schedule import SCHEDULES, Schedule
-from eke.config.schema.sweep import Sweep
+from eke.config.schema import resources as surroundings
+from eke.config.schema.data import DataLoader
+from eke.config.schema.fields import at_least, between
+from eke.config.schema.model import AUTO_ATTENTION, Attention, Compile, Kernels
+from eke.config.schema.resources import (
+    DISTRIBUTEDS,
+    Distributed,
+    Engine,
+    Resources,
+    Slurm,
+    Sweep,
+    Trainer,
+)
+from eke.config.schema.techniques import (
+    OFFLOADS,
+    OPTIMIZERS,
+    PEFTS,
+    SCHEDULES,
+    Memory,
+    Offload,
+    Optimizer,
+    Peft,
+    Precision,
+    Schedule,
+)
 
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""

@@ -1,9 +1,12 @@
-"""Schemas of what is trained: task, data, batch, length of training."""
+"""Schemas of what is trained: task, data, batch, length of training.
+
+Schema of how batches reach the device.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eke.config.schema.limits import above, at_least, between
+from eke.config.schema.fields import Switch, above, at_least, between
 
 MAX_STEPS = 10**9
 """Optimizer steps of a run: at 1 ms each, more than eleven days."""
@@ -254,3 +257,19 @@ class Train:
     at closely (kernels in the first step, memory in the second) is looked at here."""
     stop_on_nonfinite: bool = True
     """End the run as diverged when a logged loss, or the last evaluation's, is not finite."""
+
+
+@dataclass
+class DataLoader:
+    """How batches reach the device."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+    workers: int = field(default=0, metadata=between(0, 256))
+    """Loader processes; 0 collates in the training process."""
+    pin_memory: Switch = Switch.auto
+    """Page-locked host memory; auto turns it on for CUDA."""
+    prefetch: int | None = field(default=None, metadata=at_least(1))
+    """Batches each loader process prepares ahead; null is PyTorch's 2."""
+    persistent: bool = False
+    """Keep evaluation's loader processes between evaluations (training's live all the run)."""

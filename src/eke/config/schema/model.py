@@ -1,8 +1,16 @@
-"""Schemas of the models: one per family, sizes under transformers' names."""
+"""Schemas of the models: one per family, sizes under transformers' names.
+
+Schema of attention.
+
+Schema of fused kernels that replace parts of a model.
+
+Schema of torch.compile.
+"""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
-from eke.config.schema.limits import at_least, below, between
+from eke.config.schema.fields import at_least, below, between
 
 MISSING = "???"
 """What OmegaConf takes for a value that must be given: its own `MISSING`, without its import."""
@@ -153,3 +161,72 @@ class PretrainedModel(Model):
     """Filled in for a mixture of experts."""
     num_experts_per_tok: int = field(default=0, metadata=at_least(0))
     """Filled in for a mixture of experts."""
+
+
+class Backend(Enum):
+    """Kernel of PyTorch's scaled dot-product attention."""
+
+    auto = "auto"
+    flash = "flash"
+    mem_efficient = "mem_efficient"
+    cudnn = "cudnn"
+    math = "math"
+
+
+AUTO_ATTENTION = "auto"
+"""Option that stands for sdpa, or eager where the model's class has no other."""
+
+
+@dataclass
+class Attention:
+    """Attention implementation."""
+
+    option: str = "sdpa"
+    """The option chosen; set by the option's file."""
+    backend: Backend = Backend.auto
+    """The one kernel sdpa may use (mem_efficient is xFormers'); auto leaves it to PyTorch."""
+
+
+@dataclass
+class Kernels:
+    """Fused kernels in place of a model's own operations."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+    fused_linear_cross_entropy: bool = False
+    """Projects onto the vocabulary and takes the loss piece by piece: never all logits at once."""
+    sparse_prediction: bool = False
+    """Leaves positions without a label, which add nothing to the loss, out of the projection."""
+
+
+class CompileMode(Enum):
+    """What inductor takes its time for."""
+
+    default = "default"
+    reduce_overhead = "reduce_overhead"
+    max_autotune = "max_autotune"
+    max_autotune_no_cudagraphs = "max_autotune_no_cudagraphs"
+
+
+GRAPH_MODES = (CompileMode.reduce_overhead, CompileMode.max_autotune)
+"""Modes that replay CUDA graphs on a GPU."""
+
+
+@dataclass
+class Compile:
+    """torch.compile."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+    mode: CompileMode = CompileMode.default
+    """Of inductor: reduce_overhead replays CUDA graphs; max_autotune does, too, and times several
+    kernels for each matrix multiplication."""
+    regional: bool = False
+    """Compile one Transformer layer, for all layers alike, instead of the whole model: a fraction
+    of the compile time, and nothing is fused across layers."""
+
+    @property
+    def replays_graphs(self) -> bool:
+        """Whether CUDA graphs are replayed on a GPU."""
+        by_mode = self.option == "inductor" and self.mode in GRAPH_MODES
+        return self.option == "cudagraphs" or by_mode

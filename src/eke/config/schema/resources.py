@@ -1,9 +1,19 @@
-"""Schemas of a batch system: what a run asks it for, and how it is spoken to."""
+"""Schemas of a batch system: what a run asks it for, and how it is spoken to.
+
+Schema of several processes that train one model.
+
+Schemas of what surrounds a run and is no part of its identity.
+
+Schema of a sweep: which runs `-m` makes. It is part of none of them.
+
+Schemas of the training loop.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from eke.config.schema.limits import at_least, between
+from eke.config.schema.fields import at_least, between
 
 
 @dataclass
@@ -72,3 +82,154 @@ class Slurm:
     """Times a run may be put back into the queue without a step more than before."""
     poll_s: float = field(default=10.0, metadata=between(0.1, 3600))
     """Seconds between two questions to the scheduler."""
+
+
+class PeerToPeer(Enum):
+    """How data travels between the GPUs of one machine."""
+
+    auto = "auto"
+    off = "off"
+
+
+class Exchange(Enum):
+    """Which micro-batches of an optimizer step end with an exchange of gradients."""
+
+    last = "last"
+    every = "every"
+
+
+@dataclass
+class Distributed:
+    """How many processes train one model, and how they share it."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+    num_processes: int = field(default=1, metadata=at_least(1))
+    """Processes, one per device: the only place that says how many GPUs a run takes (dp: devices
+    of one process)."""
+    num_nodes: int = field(default=1, metadata=at_least(1))
+    """Machines that share the processes evenly, each with its own devices."""
+    timeout_s: float = field(default=1800.0, metadata=between(1, 86400))
+    """Seconds after which a process that waits for another one gives the run up."""
+    p2p: PeerToPeer = PeerToPeer.auto
+    """off sends what GPUs exchange through host memory, as if no NVLink were there; for NCCL."""
+    deepspeed_config: str | None = None
+    """A ds_config.json of one's own for zero1, zero2 and zero3: its keys are added to eke's."""
+
+
+@dataclass
+class FSDP(Distributed):
+    """Weights, gradients and optimizer state shared out between the processes."""
+
+    reshard_after_forward: bool = True
+    """Gather each layer's weights once more in the backward pass; false keeps them in between."""
+    exchange: Exchange = Exchange.last
+    """last adds a step's gradients up whole in each process; every keeps only each one's share."""
+
+
+DISTRIBUTEDS: dict[str, type] = {"copies": Distributed, "fsdp": FSDP}
+"""Schema name -> class."""
+
+
+class TrackerMode(Enum):
+    """Whether the tracker talks to a server."""
+
+    offline = "offline"
+    online = "online"
+
+
+@dataclass
+class Tracker:
+    """Where results are mirrored; metrics.jsonl and record.json are written in any case."""
+
+    option: str = "wandb"
+    """The option chosen; set by the option's file."""
+    mode: TrackerMode = TrackerMode.offline
+    """offline makes no connection at all. W&B only."""
+    project: str = "eke"
+    """Project the runs are filed under; MLflow's experiment."""
+    entity: str | None = None
+    """Team or user at W&B; null is the account's default."""
+    group: str | None = None
+    """Groups the runs of a sweep; null is the sweep's id, if there is one."""
+    uri: str | None = None
+    """MLflow's tracking URI: a server, or `sqlite:////path`; null is a file in the run folder."""
+
+
+@dataclass
+class Hardware:
+    """The machine a run is planned for."""
+
+    option: str = "auto"
+    """auto looks at this machine; a device name plans for that device."""
+    network_gbit_per_s: float | None = field(default=None, metadata=between(0.1, 100_000))
+    """Between machines, all adapters of one machine together; null is what machines with this
+    device usually have. For forecasts of time."""
+
+
+@dataclass
+class Paths:
+    """Folders."""
+
+    runs: str = "runs"
+    """Every run gets a folder in here, named by its identity."""
+
+
+@dataclass
+class Launcher:
+    """How the runs of a sweep (-m) are started."""
+
+    cpu_slots: int = field(default=1, metadata=between(1, 1024))
+    """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
+    runs_per_device: int = field(default=1, metadata=between(1, 64))
+    """Runs that share a GPU. More than one claim no speed."""
+    fork_server: bool = False
+    """Fork the runs of a sweep on this machine from a process that has everything imported: a short
+    run starts in a fraction of a second. Runs that need a process of their own get one."""
+    detach: bool = False
+    """Leave once the runs are submitted; eke status says how far they are. SLURM only."""
+
+
+class Seeds(Enum):
+    """Whether the repeats of a configuration share their seed."""
+
+    same = "same"
+    per_repeat = "per_repeat"
+
+
+@dataclass
+class Sweep:
+    """Which runs `-m` makes: rows x zip x product, less what is excluded, in rounds of repeats."""
+
+    product: dict[str, Any] = field(default_factory=dict)
+    """Key -> its values, as a list or as typed behind -m; every combination is a run."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """Name -> the overrides of that row, a mapping; the name is shown with the run."""
+    zip: dict[str, Any] = field(default_factory=dict)
+    """Key -> its values, advanced together: all lists are of one length."""
+    exclude: list[str] = field(default_factory=list)
+    """Expressions such as `precision=fp16 and model=tiny_t5`; a run that one is true of is left
+    out."""
+    repeats: int = field(default=1, metadata=at_least(1))
+    """Runs of each configuration, one of every configuration per round: repeat=0, 1, ..."""
+    seeds: Seeds = Seeds.same
+    """`per_repeat`: repeat=0, 1, ... have seed=0, 1, ..., so that three repeats resolve differences
+    of the loss; `same`: the repeats of a configuration are one training, timed again."""
+    strict: bool = False
+    """Start nothing when a rule refuses any of the runs."""
+
+
+@dataclass
+class Engine:
+    """Which training loop runs the plan."""
+
+    option: str = "loop"
+    """The option chosen; set by the option's file."""
+
+
+@dataclass
+class Trainer:
+    """What only Hugging Face Trainer has; read with engine=trainer."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of TrainingArguments, each typed as `trainer.extra.ARGUMENT=VALUE`."""

@@ -1,24 +1,98 @@
-"""What a sweep varies: typed behind -m, and said by the file of `sweep=NAME`."""
+"""What a sweep varies: typed behind -m, and said by the file of `sweep=NAME`.
 
+Values out of a file, or out of a list typed by hand, as texts that Hydra understands.
+
+From the command line of `-m` to composed cells.
+"""
+
+import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_number
-from eke.config.compose.batch_compose import Many
-from eke.config.compose.catalogue import Catalogue
-from eke.config.compose.formatting import as_typed, shown
-from eke.config.compose.hydra_settings import is_hydras
-from eke.config.compose.lists import sweep_parts, sweep_values
+from eke.common.text import format_number
+from eke.config.compose.catalogue import Catalogue, as_typed, quoted, shown
+from eke.config.compose.composer import (
+    Composed,
+    Many,
+    Progress,
+    contradictions,
+    counted,
+    problems_of,
+)
+from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
 from eke.config.compose.overrides import find_problems, parse
 from eke.config.schema import Sweep
-from eke.config.schema.sweep import Seeds
-from eke.config.sweep.text import split_list, sweep_text, value_text
+from eke.config.schema.resources import Seeds
+from eke.config.sweep.exclusion import KEY, Clause, read_clauses
+
+
+def value_text(value: Any) -> str:
+    """One value as it is typed behind `key=`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{','.join(value_text(item) for item in value)}]"
+    if isinstance(value, dict):
+        items = (f"{key}:{value_text(item)}" for key, item in value.items())
+        return f"{{{','.join(items)}}}"
+    if not isinstance(value, str):
+        return str(value)
+    return value if _is_plain(value) else quoted(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Hydra reads the bare text as this very text."""
+    try:
+        return bool(parse(f"key={text}").value() == text)
+    except Exception:  # of several kinds: Hydra's own, ANTLR's
+        return False
+
+
+def sweep_text(key: str, values: Any) -> str:
+    """`key=a,b` from a list of values, or from a text as it is typed behind -m."""
+    if not isinstance(values, list):
+        return f"{key}={values if isinstance(values, str) else value_text(values)}"
+    return f"{key}={','.join(value_text(value) for value in values)}"
+
+
+def split_list(raw: str) -> str:
+    """`[a=b and c=d, e in (f, g)]` with each item in quotes, as Hydra's grammar wants it.
+
+    Without brackets it is one item.
+    """
+    text = raw.strip()
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    items, depth, quote, item = [], 0, "", ""
+    for letter in inside:
+        if letter == "," and not depth and not quote:
+            items.append(item)
+            item = ""
+            continue
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += (letter == "(") - (letter == ")") if not quote else 0
+        item += letter
+    items = [_unquoted(each.strip()) for each in [*items, item]]
+    return f"[{','.join(quoted(each) for each in items if each)}]"
+
+
+def _unquoted(text: str) -> str:
+    whole = len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]
+    return text[1:-1] if whole and text[0] not in text[1:-1] else text
+
 
 MAX_CELLS = 100_000
 """More is a mistake in a range: at 10 ms a cell, planning them takes a quarter of an hour."""
@@ -233,3 +307,153 @@ def _refuse_twice(definition: Definition, typed: set[str]) -> None:
             ]
     if problems:
         raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """One run of a sweep."""
+
+    composed: Composed
+    row: str = ""
+    """Name of its row; empty where there are none."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """As typed, `sweep.*` left out."""
+        return self.composed.overrides
+
+    @property
+    def name(self) -> str:
+        """The row and the overrides that are not the row's own name."""
+        text = " ".join(self.overrides)
+        return f"{self.row}: {text}" if self.row else text
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """What a clause of `sweep.exclude` left out."""
+
+    clause: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A sweep: its cells in the order they are to run, and what was said about it."""
+
+    cells: tuple[SweepCell, ...]
+    excluded: tuple[Excluded, ...] = ()
+    strict: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def expand(
+    overrides: Sequence[str], config_dir: Path | None = None, progress: Progress | None = None
+) -> Expanded:
+    """The cells of a sweep, each composed once.
+
+    Rounds go outermost, then rows, then zip, then the product in the order typed, the last key
+    fastest. Every other round is the other way round: on a machine that slows down steadily, what
+    always comes later would look slower (tests/unit/results/report/test_power.py simulates it).
+    Cells that are equal stay: whether two runs are the same, their identity says.
+
+    Args:
+        overrides: as typed behind -m.
+        config_dir: a folder with the user's own options, beside eke's.
+        progress: told after each cell that is composed.
+
+    Raises:
+        ConfigError: everything that is wrong with any cell; what several have in common, once.
+    """
+    many = Many(config_dir)
+    definition = read_definition([t for t in overrides if not is_launching(t)], many)
+    settings = definition.settings
+    clauses, problems = read_clauses(settings.exclude, many.catalogue, list(definition.rows))
+    if problems:
+        raise ConfigError(problems)
+    points = _points(definition)
+    texts = [point.overrides for point in points]
+    _check_texts(texts, many)
+    composed = many.compose(texts, progress)
+    cells = [SweepCell(c, p.row) for c, p in zip(composed, points, strict=True)]
+    kept, excluded = _exclude(cells, clauses)
+    warnings = tuple(f"{KEY}: {e.clause} excludes nothing" for e in excluded if not e.count)
+    return Expanded(tuple(kept), excluded, settings.strict, warnings)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A cell before it is composed."""
+
+    overrides: tuple[str, ...]
+    row: str
+
+
+def _points(definition: Definition) -> list[_Point]:
+    """Every cell, in order.
+
+    Raises:
+        ConfigError: there are none, or more than anybody can mean.
+    """
+    rows = list(definition.rows.items()) or [("", ())]
+    steps = definition.steps or ((),)
+    repeats = definition.settings.repeats
+    number = math.prod(map(len, definition.axes)) * len(rows) * len(steps) * repeats
+    if number > MAX_CELLS:
+        longest = max(definition.axes, key=len, default=("sweep.repeats",))
+        key = longest[0].partition("=")[0]
+        why = f"the sweep has {number} cells; {MAX_CELLS} are the most that are planned"
+        raise ConfigError(Problem(key, f"{len(longest)} values", why))
+    if not number:
+        raise ConfigError("the sweep has no cells: a range of its keys is empty")
+    product = list(itertools.product(*definition.axes))
+    cells = [
+        ((*fixed, *row, *step), name) for name, row in rows for step in steps for fixed in product
+    ]
+    return [
+        _Point((*texts, *definition.repeat(k)), name)
+        for k in range(repeats)
+        for texts, name in (reversed(cells) if k % 2 else cells)
+    ]
+
+
+def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
+    """What is wrong with single overrides, each told once whatever the number of its cells.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    uses = Counter(text for cell in cells for text in set(cell))
+    found: Counter[Problem] = Counter()
+    for text, number in uses.items():
+        if not is_launching(text):
+            for problem in problems_of(text, many.catalogue, in_sweep=True):
+                found[problem] += number
+    for cell in cells if not found else []:
+        found.update(contradictions(cell))
+    if found:
+        raise ConfigError(counted(found, len(cells)))
+
+
+def _exclude(
+    cells: Sequence[SweepCell], clauses: Sequence[Clause]
+) -> tuple[list[SweepCell], tuple[Excluded, ...]]:
+    """The cells that stay, and how many each clause takes; the first that is true takes one.
+
+    Raises:
+        ConfigError: none stays.
+    """
+    counts = dict.fromkeys((clause.text for clause in clauses), 0)
+    kept = []
+    for cell in cells:
+        taken = next((c for c in clauses if c.excludes(cell.composed, cell.row)), None)
+        if taken is None:
+            kept.append(cell)
+        else:
+            counts[taken.text] += 1
+    if not kept:
+        why = (
+            f"all {len(cells)} cells are excluded" if len(cells) > 1 else "it excludes the one cell"
+        )
+        raise ConfigError(Problem(KEY, " ".join(counts), why))
+    return kept, tuple(Excluded(text, number) for text, number in counts.items())

@@ -2,9 +2,14 @@
 
 Bytes reach Python one to one (latin-1), so that a line that is no UTF-8 is one bad row with its
 number, and not the end of the file.
+
+From a row's named values to the texts and the label a sample is made of, or why not.
+
+Rows of parquet files and of the hub's data sets.
 """
 
 import csv
+import difflib
 import glob
 import gzip
 import io
@@ -12,11 +17,242 @@ import json
 import lzma
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Problem
-from eke.data.preparation.columns import BadRowError, Columns
+from eke.common.text import closest
+from eke.data.sources import HubSource, Request, other_format
+
+MAX_NAMES = 10_000
+"""More different text labels than this are no classes."""
+
+PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
+ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
+"""Usual names of columns with what is read, and with what is predicted."""
+
+
+class BadRowError(Exception):
+    """A row that cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What is used of one row."""
+
+    texts: tuple[str, ...]
+    """One text, or prompt and response."""
+    label: int = 0
+    """Class, or the number of a text label in order of appearance."""
+
+
+@dataclass
+class Columns:
+    """The columns a request reads, and the labels seen so far."""
+
+    request: Request
+    kind: str = ""
+    """number or name, decided by the first row that has a label."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Text labels by number, in order of appearance."""
+    largest: int = 0
+    """Largest label that was too large."""
+    too_large: int = 0
+    """Rows with such a label."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """Columns of the rows, as far as they were looked at."""
+    found: set[str] = field(default_factory=set)
+    """Wanted columns that some row had."""
+    first_table: str = ""
+    """The first file whose head has all wanted columns."""
+
+    @property
+    def wanted(self) -> list[tuple[str, str]]:
+        """Key path and column, texts first."""
+        request = self.request
+        pairs = [("text", request.text), ("prompt", request.prompt),
+                 ("response", request.response), ("label", request.label)]  # fmt: skip
+        return [(f"data.{key}", column) for key, column in pairs if column is not None]
+
+    def take(self, row: Mapping[str, Any]) -> Fields:
+        """The texts and the label of a row.
+
+        Raises:
+            BadRowError: a column is missing, empty of a value, or of the wrong type.
+        """
+        if len(self.found) < len(self.wanted):
+            self.seen.update(str(name) for name in row)
+            self.found.update(column for _, column in self.wanted if column in row)
+        texts = [self._text(row, c) for key, c in self.wanted if key != "data.label"]
+        label = 0
+        if self.request.label is not None:
+            label = self._label(_value(row, self.request.label))
+        return Fields(tuple(texts), label)
+
+    def _text(self, row: Mapping[str, Any], column: str) -> str:
+        value = _value(row, column)
+        if not isinstance(value, str):
+            raise BadRowError(f"{column} is {_kind(value)}, not text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRowError(f"{column} is not UTF-8 (character {error.start + 1})") from error
+        return value
+
+    def _label(self, value: Any) -> int:
+        column = self.request.label
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, str) and self.request.option == "csv" and self.kind != "name":
+            digits = value.strip()
+            value = int(digits) if digits.removeprefix("-").isdecimal() else value
+        if not isinstance(value, int | str) or value == "":
+            raise BadRowError(f"{column} is {_kind(value)}, neither a whole number nor a text")
+        kind = "name" if isinstance(value, str) else "number"
+        self.kind = self.kind or kind
+        if kind != self.kind:
+            raise BadRowError(
+                f"{column} is {_shown(value)}, where rows before it had a {self.kind}"
+            )
+        return self._name(value) if isinstance(value, str) else self._number(int(value))
+
+    def _number(self, value: int) -> int:
+        if not 0 <= value < self.request.num_labels:
+            self.largest = max(self.largest, value)
+            self.too_large += value > 0
+            raise BadRowError(
+                f"{self.request.label} is {value}, outside 0 to {self.request.num_labels - 1}"
+            )
+        return value
+
+    def _name(self, value: str) -> int:
+        if len(self.names) >= MAX_NAMES and value not in self.names:
+            why = f"has more than {MAX_NAMES} different texts: these are no classes"
+            raise ConfigError(
+                Problem("data.label", str(self.request.label), why, "data.label=COLUMN")
+            )
+        return self.names.setdefault(value, len(self.names))
+
+    def require(self) -> None:
+        """All wanted columns exist in some row so far.
+
+        Raises:
+            ConfigError: some do not, each with the column that was probably meant.
+        """
+        missing = [(key, column) for key, column in self.wanted if column not in self.found]
+        if missing:
+            raise ConfigError(
+                [self._absent(key, column, list(self.seen)) for key, column in missing]
+            )
+
+    def require_in(self, names: list[str], file: str = "") -> None:
+        """All wanted columns exist in a table.
+
+        Args:
+            names: the table's columns.
+            file: where it lies; empty for the hub's.
+
+        Raises:
+            ConfigError: some do not, each with the column that was probably meant; or they are in
+                the files before this one.
+        """
+        missing = [(key, column) for key, column in self.wanted if column not in names]
+        if not missing:
+            self.first_table = self.first_table or file
+        elif self.first_table:
+            raise ConfigError(self._unlike_the_first(file, missing[0][1], names))
+        else:
+            raise ConfigError([self._absent(key, column, names) for key, column in missing])
+
+    def _unlike_the_first(self, file: str, column: str, names: list[str]) -> Problem:
+        is_evaluation = any(file == path for _, path in self.request.evaluation)
+        key = "data.eval_path" if is_evaluation else "data.path"
+        why = (
+            f"{self.first_table} has a column {_shown(column)}, and this file has none; it has: "
+            f"{_listed(names)}"
+        )
+        fix = "data.eval_path=FILE" if is_evaluation else _override("data.path", self.first_table)
+        return Problem(key, file, why, fix)
+
+    def _absent(self, key: str, column: str, there: list[str]) -> Problem:
+        pair = self._pair(there) if key == "data.text" else ()
+        used = {c for _, c in self.wanted}
+        free = [name for name in there if name not in used]
+        only = free if len(free) == 1 else []
+        near = closest(column, free)
+        close = [near] if near else only
+        why = f"there is no such column; there are: {_listed(there)}"
+        fix = _override(key, close[0]) if close else f"{key}=COLUMN"
+        if pair:
+            fix = " ".join(map(_override, ("data.prompt", "data.response"), pair))
+        return Problem(key, column, why, fix)
+
+    def _pair(self, there: list[str]) -> tuple[str, ...]:
+        """The columns of a prompt and its answer, by the names that such columns have."""
+        known = {name.lower(): name for name in there}
+        pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
+        return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
+
+    def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
+        """Text labels by class, and the class of each number in order of appearance.
+
+        Where the checkpoint's head knows all of them, or transformers' own `LABEL_0` and the like
+        are they, they have these numbers; else those of their sorted order.
+
+        Raises:
+            ConfigError: there are more of them than classes.
+        """
+        plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
+        choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
+        names = next(names for names in choices if set(self.names) <= set(names))
+        if len(names) > self.request.num_labels:
+            listed = ", ".join(_shown(name) for name in names[:10])
+            why = f"column {self.request.label} has {len(names)} different labels: {listed}"
+            fix = f"task.num_labels={len(names)}"
+            raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
+        known = [(number, name) for number, name in enumerate(names) if name in self.names]
+        return names, {self.names[name]: number for number, name in known}
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        raise BadRowError(f"there is no {column}")
+    return row[column]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {str(value)[:20]}"
+    return "empty" if value == "" else type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 30 else text[:27] + "..."
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(_shown, names[:10])) or "none"
+
+
+def _override(key: str, value: str) -> str:
+    """As it has to be typed, whatever the value holds."""
+    from eke.config.compose.catalogue import as_typed
+    from eke.config.sweep.definition import value_text  # Hydra, for a mistake alone
+
+    return as_typed(f"{key}={value_text(value)}")
+
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -207,3 +443,131 @@ def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> No
     turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
     made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
     raise ConfigError(Problem("data.path", file, why, f"data.path=NEW_FILE   (made by: {made})"))
+
+
+def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
+    """Each row of a parquet file, with the columns that are read.
+
+    Raises:
+        ConfigError: it is no parquet file, or a wanted column is not there.
+    """
+    import pyarrow.parquet
+
+    try:
+        found = pyarrow.parquet.read_metadata(file)
+        names = list(found.schema.to_arrow_schema().names)
+    except Exception as error:  # Arrow's own tree of errors
+        why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
+        fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
+        raise ConfigError(Problem("data.path", file, why, fix)) from error
+    columns.require_in(names, file)
+    if not found.num_rows:
+        return  # the library stumbles over it
+    wanted = [column for _, column in columns.wanted]
+    try:
+        rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))
+    except Exception as error:  # datasets' and Arrow's
+        raise unreadable(file, error) from error
+    number = 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # a page that does not decompress
+            raise unreadable(file, error) from error
+        number += 1
+        yield f"{name} row {number}", row
+
+
+def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
+    """Each row of one split.
+
+    Raises:
+        ConfigError: the data set, its configuration, its split or a column is not there.
+    """
+    split = source.eval_split if evaluation else source.split
+    assert split is not None
+    rows = iter(_load(source, split, "data.eval_split" if evaluation else "data.split", columns))
+    number = 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # the connection, or a damaged file
+            raise _unavailable(source, error) from error
+        number += 1
+        yield f"{split} row {number}", row
+
+
+def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
+    loaded = _loaded(source)
+    if split not in loaded:
+        there = [str(name) for name in loaded]
+        close = difflib.get_close_matches(split, there, 1) or there
+        why = f"there is no such split; there are: {', '.join(there)}"
+        raise ConfigError(Problem(key, split, why, f"{key}={close[0]}"))
+    chosen = loaded[split]
+    if chosen.column_names is not None:
+        columns.require_in(list(chosen.column_names))
+        chosen = chosen.select_columns(list(dict.fromkeys(c for _, c in columns.wanted)))
+    return chosen
+
+
+def _loaded(source: HubSource) -> Any:
+    """All splits, from the hub or its cache."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    options = {"name": source.config_name, "streaming": source.streaming}
+    try:
+        return datasets.load_dataset(source.name, revision=source.revision, **options)
+    except Exception as error:  # huggingface_hub's, the connection's, datasets'
+        folder = _cached_copy(source)
+        if folder is None:
+            raise _unavailable(source, error) from error
+    try:
+        return datasets.load_dataset(folder, **options)
+    except Exception as error:  # a copy without the files of a split
+        raise _unavailable(source, error) from error
+
+
+def _cached_copy(source: HubSource) -> str | None:
+    """Where `hf download` has put a copy; without a connection the library itself does not look."""
+    from huggingface_hub import snapshot_download
+
+    if Path(source.name).is_dir():
+        return None
+    try:
+        return str(
+            snapshot_download(
+                source.name, repo_type="dataset", revision=source.revision, local_files_only=True
+            )
+        )
+    except Exception:  # not cached, or not a name at all
+        return None
+
+
+def _unavailable(source: HubSource, error: Exception) -> ConfigError:
+    """What the datasets library raised, in eke's words."""
+    text = str(error).strip() or repr(error)
+    line = text.splitlines()[0][:200]
+    if "onfig name is missing" in text or "BuilderConfig" in text:
+        names = text.partition("[")[2].partition("]")[0].replace("'", "").split(", ")
+        what = "there are" if source.config_name else "one must be chosen"
+        why = f"{what}: {', '.join(names)[:200]}"
+        value = source.config_name or "null"
+        return ConfigError(Problem("data.config_name", value, why, f"data.config_name={names[0]}"))
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
+                "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
+        why = (
+            f"is neither in the cache of this machine nor to be had from the hub ({line}); fetch "
+            f"it where there is a connection: hf download --repo-type dataset {source.name}"
+        )
+        fix = "data=jsonl data.path=FILE   (or the folder it was fetched into: data.name=FOLDER)"
+        return ConfigError(Problem("data.name", source.name, why, fix))
+    why = f"the datasets library cannot load it: {line}"
+    return ConfigError(Problem("data.name", source.name, why, "data=jsonl data.path=FILE"))

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from eke.data.preparation.documents import fill_documents
-from eke.data.preparation.rows import RowStore
+from eke.data.preparation.rows import RowStore, fill_documents
 from eke.data.preparation.tokenizers import load_tokenizer
 from eke.data.preparation.writer import Writer, locked, temporary
 from eke.data.sources import Request, read_manifest, store_folder

@@ -1,20 +1,335 @@
-"""Rows into a store: tokenized, cut, counted, split into training and evaluation."""
+"""Rows into a store: tokenized, cut, counted, split into training and evaluation.
 
-from collections.abc import Iterator
+Documents into a store: one stream of tokens per class and split.
+
+The texts of rows as sequences of tokens, cut to the length that a run has.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_number
-from eke.data.preparation.columns import BadRowError, Columns, Fields
-from eke.data.preparation.lines import Row, csv_rows, jsonl_rows
-from eke.data.preparation.sequences import Sequences
-from eke.data.preparation.splits import Splits, parts_of
-from eke.data.preparation.tables import hub_rows, parquet_rows
-from eke.data.preparation.tokenizers import Ends, Tokenizer, ends_of, is_doubled
-from eke.data.preparation.writer import Writer
-from eke.data.sources import HubSource, Request, first_fit, other_format
+from eke.common.text import format_number
+from eke.data.preparation.lines import (
+    BadRowError,
+    Columns,
+    Fields,
+    Row,
+    csv_rows,
+    hub_rows,
+    jsonl_rows,
+    parquet_rows,
+)
+from eke.data.preparation.tokenizers import (
+    MARGIN_TOKENS,
+    Encoded,
+    Ends,
+    Tokenizer,
+    ends_of,
+    is_doubled,
+    part_of,
+)
+from eke.data.preparation.writer import Splits, Writer, parts_of
+from eke.data.sources import HubSource, Request, Stream, first_fit, other_format
+
+CHUNK_BYTES = 1 << 20
+"""Read and tokenized at a time, up to the next end of a line."""
+
+OVERLAPS = (1 << 12, 1 << 17)
+"""Characters of the chunk before that are tokenized again; the second where the first have no place
+at which both agree."""
+
+RUN = 8
+"""So many tokens on both sides of a place are the same there."""
+
+REPLACEMENT = "\ufffd"
+"""What Unicode puts in place of bytes that are no UTF-8."""
+
+
+def fill_documents(request: Request, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
+    """Tokenize every document; returns what the manifest says beside the arrays.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    vocabulary = tokenizer.vocabulary
+    # Other tasks put every window into a frame of its own.
+    is_causal = request.task == "causal_lm"
+    beginning = vocabulary.frame.prefix if is_causal else ()
+    end = () if vocabulary.eos is None or not is_causal else (vocabulary.eos,)
+    streams, replaced = [], 0
+    ends: Ends = ((), ())
+    writer.append("tokens", [])
+
+    def texts(piece: tuple[str, int, int, str, bool]) -> Iterator[str]:
+        nonlocal replaced
+        for text, wrong in _texts(*piece[:3]):
+            replaced += wrong
+            yield text
+
+    for evaluation in (False, True):
+        for number, label in enumerate(request.labels):
+            start = writer.counts["tokens"]
+            for piece in request.pieces:
+                if piece[3] == label and piece[4] is evaluation:
+                    first = writer.counts["tokens"]
+                    writer.append("tokens", list(beginning))
+                    for ids in encode_stream(tokenizer, texts(piece)):
+                        writer.append("tokens", ids)
+                    writer.append("tokens", list(end))
+                    if not any(ends):
+                        ends = ends_of(tokenizer, writer.read("tokens")[first:])
+            size = writer.counts["tokens"] - start
+            streams.append(Stream(evaluation, number, start, size))
+    writer.note(repr(streams))
+    return {
+        "num_rows": len(request.pieces),
+        "num_replaced": replaced,
+        "streams": tuple(streams),
+        "first_row": ends,
+    }
+
+
+def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.ndarray]:
+    """Ids of a text that comes in chunks: those of the whole, in the memory of two chunks.
+
+    Each chunk is tokenized behind the end of the one before, and the two are joined where they
+    agree. Tokenizers that do not know where tokens end get the whole text at once.
+    """
+    text = "" if tokenizer.knows_ends else "".join(chunks)
+    pending = tokenizer.encode([text])[0]
+    for chunk in chunks:
+        for overlap in OVERLAPS:
+            kept = text[-overlap:]
+            found = tokenizer.encode([kept + chunk])[0]
+            place = _agreement(pending, found, len(text) - len(kept), len(kept))
+            if place is not None:
+                break
+        else:  # no token of a hundred thousand characters ends where it should
+            place, kept, found = (len(pending.ids), 0), "", tokenizer.encode([chunk])[0]
+        yield pending.ids[: place[0]]
+        assert found.ends is not None, "this tokenizer knows them"
+        pending, text = Encoded(found.ids[place[1] :], found.ends[place[1] :]), kept + chunk
+    yield pending.ids
+
+
+def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
+    """Tokens of each that lie before a place from which on both are the same.
+
+    Args:
+        before: ends in characters, of a text whose last `size` characters `after` begins with.
+        after: of these and of what follows.
+        shift: where `after` begins in the text of `before`.
+        size: characters that both have.
+    """
+    assert before.ends is not None
+    assert after.ends is not None
+    ends = before.ends - shift
+    common, mine, others = np.intersect1d(ends, after.ends, return_indices=True)
+    for number in np.argsort(abs(common - size // 2)):
+        if not 0 < common[number] < size:
+            continue
+        i, j = int(mine[number]), int(others[number])
+        here, there = slice(i - RUN, i + RUN), slice(j - RUN, j + RUN)
+        if min(i, j) < RUN or i + RUN > len(ends):
+            continue
+        same_ids = np.array_equal(before.ids[here], after.ids[there])
+        if same_ids and np.array_equal(ends[here], after.ends[there]):
+            return i, j
+    return None
+
+
+def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
+    """A document in chunks of whole lines, and how many characters had to be replaced.
+
+    A piece of a file may begin and end inside a character: that one belongs to the piece before.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            left = size
+            first = True
+            while left > 0:
+                chunk = file.read(min(CHUNK_BYTES, left))
+                if not chunk:
+                    return
+                left -= len(chunk)
+                line = file.readline(min(left, CHUNK_BYTES)) if left > 0 else b""
+                left -= len(line)
+                # Nor may a chunk end inside a character.
+                tail = _continuation(file)
+                left -= len(tail)
+                data = chunk + line + tail
+                if first and start > 0:
+                    data = data.lstrip(_CONTINUATION) if data[:1] in _SINGLES else data
+                first = False
+                text = data.decode(errors="replace")
+                before = data.count(REPLACEMENT.encode())
+                yield text, text.count(REPLACEMENT) - before
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        fix = "data.path=FILE_OR_FOLDER"
+        raise ConfigError(Problem("data.path", path, why, fix)) from error
+
+
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Second and later bytes of a character in UTF-8."""
+
+_SINGLES = {bytes([value]) for value in _CONTINUATION}
+
+
+def _continuation(file: Any) -> bytes:
+    """The rest of a character that was cut, at most three bytes."""
+    found = b""
+    while len(found) < 3:
+        byte = file.read(1)
+        if byte not in _SINGLES:
+            file.seek(-len(byte), 1)
+            break
+        found += byte
+    return found
+
+
+Sequence = tuple[np.ndarray, int]
+"""Tokens, and how many of them are not learnt: a prompt's, or a source's before its target."""
+
+
+@dataclass
+class Sequences:
+    """Makes sequences of rows, and counts what did not fit."""
+
+    request: Request
+    tokenizer: Tokenizer
+    num_truncated: int = 0
+    """Rows of which something was cut off."""
+    num_other_prompts: int = 0
+    """Rows that do not begin with the tokens of their prompt alone."""
+
+    def of(self, batch: list[Fields]) -> list[Sequence | None]:
+        """The sequence of each row; None where nothing is left of one that could be learnt."""
+        if self.request.task != "causal_lm":
+            return self._framed(batch)
+        if self.request.response is None:
+            return self._texts([row.texts[0] for row in batch])
+        return self._answers(batch)
+
+    def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
+        """As the tokenizer itself writes texts; of seq2seq, a target behind its source."""
+        request, rows = self.request, self.tokenizer.rows
+        made = [rows([row.texts[0] for row in batch], request.seq_len)]
+        if request.response is not None:
+            made.append(rows([row.texts[1] for row in batch], request.target_len, target=True))
+        found: list[Sequence | None] = []
+        for parts in zip(*made, strict=True):
+            useful = all(part.is_useful for part in parts)
+            self.num_truncated += useful and any(part.is_cut for part in parts)
+            tokens = np.concatenate([part.ids for part in parts])
+            found.append((tokens, len(parts[0].ids) if len(parts) > 1 else 0) if useful else None)
+        return found
+
+    def _texts(self, texts: list[str]) -> list[Sequence | None]:
+        """Each behind what the tokenizer puts in front of a text; a whole one ends in EOS."""
+        limit = self.request.seq_len
+        found: list[Sequence | None] = []
+        for text, encoded in zip(texts, self._beginnings_of(texts, limit), strict=True):
+            tokens = self._ended(self._begun(encoded.ids), text)
+            useful = len(encoded.ids) > 0
+            self.num_truncated += useful and len(tokens) > limit
+            tokens = tokens[:limit]
+            # One token predicts nothing.
+            found.append((tokens, 0) if useful and len(tokens) > 1 else None)
+        return found
+
+    def _beginnings_of(self, texts: list[str], limit: int) -> list[Encoded]:
+        """Tokens of texts, or of as much of each as fills a row."""
+        encode = self.tokenizer.encode
+        parts = [part_of(text, limit) for text in texts]
+        found = encode(parts)
+        for number, text in enumerate(texts):
+            while _too_short(text, parts[number], len(found[number].ids), limit):
+                parts[number] = part_of(text, len(parts[number]))
+                found[number] = encode([parts[number]])[0]
+        return found
+
+    def _begun(self, ids: np.ndarray) -> np.ndarray:
+        """Behind the tokenizer's beginning, which a rendered row has already."""
+        beginning = self.tokenizer.beginning
+        has_it = np.array_equal(ids[: len(beginning)], beginning)
+        return ids if has_it else np.concatenate([beginning, ids])
+
+    def _ended(self, tokens: np.ndarray, text: str) -> np.ndarray:
+        """With an end of text, which a rendered row may have already."""
+        vocabulary = self.tokenizer.vocabulary
+        end = self.tokenizer.eos_text
+        if vocabulary.eos is None or (end and text.rstrip().endswith(end)):
+            return tokens
+        return np.append(tokens, vocabulary.eos)
+
+    def _separator(self, prompt: str, response: str) -> str:
+        """Nothing where white space or a special token stands at the border already."""
+        if self.request.separator is not None:
+            return self.request.separator
+        special = self.tokenizer.special_texts
+        rendered = prompt.startswith(special) or prompt.rstrip().endswith(special)
+        spaced = not prompt or prompt[-1].isspace() or response[:1].isspace()
+        return "" if rendered or spaced else "\n"
+
+    def _answers(self, batch: list[Fields]) -> list[Sequence | None]:
+        """Each prompt and its response as one text, of which the response's tokens are learnt.
+
+        A token that ends behind the border belongs to the response. Where both are too long
+        together, each may keep half: a prompt loses its beginning, a response its end and its EOS.
+        """
+        pairs = [(p + self._separator(p, r), r) for p, r in (row.texts for row in batch)]
+        limit, encode = self.request.seq_len, self.tokenizer.encode
+        parts = [(part_of(p, limit, True), part_of(r, limit)) for p, r in pairs]
+        joined, alone = encode([p + r for p, r in parts]), encode([p for p, _ in parts])
+        found: list[Sequence | None] = []
+        for pair, (prompt, response), both, first in zip(pairs, parts, joined, alone, strict=True):
+            cut = _border(both, first, len(prompt))
+            while _too_short(pair[0], prompt, cut, limit) or _too_short(
+                pair[1], response, len(both.ids) - cut, limit
+            ):
+                prompt = part_of(pair[0], len(prompt), True)
+                response = part_of(pair[1], len(response))
+                both, first = encode([prompt + response, prompt])
+                cut = _border(both, first, len(prompt))
+            asked, answer = both.ids[:cut], both.ids[cut:]
+            if len(prompt) == len(pair[0]):
+                self.num_other_prompts += not np.array_equal(both.ids[: len(first.ids)], first.ids)
+                asked = self._begun(asked)[len(self.tokenizer.beginning) :]
+            found.append(self._cut(asked, answer, self._ended(answer, pair[1])))
+        return found
+
+    def _cut(self, asked: np.ndarray, answer: np.ndarray, ended: np.ndarray) -> Sequence | None:
+        beginning = self.tokenizer.beginning
+        room = self.request.seq_len - len(beginning)
+        kept = ended[: max(room - len(asked), (room + 1) // 2)]
+        start = np.concatenate([beginning, asked[max(0, len(asked) + len(kept) - room) :]])
+        tokens = np.concatenate([start, kept])
+        if not len(answer) or len(tokens) < 2:
+            return None
+        self.num_truncated += len(tokens) < len(beginning) + len(asked) + len(ended)
+        return tokens, len(start)
+
+
+def _too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
+    """More of a text is needed to know the tokens that a row keeps of it."""
+    return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
+
+
+def _border(both: Encoded, first: Encoded, place: int) -> int:
+    """Number of the first token that ends behind a place of the text."""
+    if both.ends is not None:
+        behind = both.ends > place
+        return int(behind.argmax()) if behind.any() else len(both.ids)
+    size = min(len(both.ids), len(first.ids))
+    differs = both.ids[:size] != first.ids[:size]
+    return int(differs.argmax()) if differs.any() else size
+
 
 BATCH_ROWS = 1000
 """Rows tokenized at a time: the tokenizer's threads share them."""

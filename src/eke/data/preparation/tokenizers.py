@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.tokens import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
+from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, Request, Vocabulary
 
 CHARACTERS_PER_TOKEN = 16

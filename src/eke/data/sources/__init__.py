@@ -1,10 +1,24 @@
 """Where samples come from, without torch: text sources, files of rows, prepared tokens, lengths."""
 
-from eke.data.sources.cache import cache_folder, files_digest, stamp
-from eke.data.sources.files import find_files, other_format
-from eke.data.sources.lengths import mix_seed, synthetic_length, synthetic_lengths
-from eke.data.sources.memoize import looking_once
-from eke.data.sources.packing import Packs, first_fit
+from eke.data.sources.cache import cache_folder, files_digest, looking_once, stamp
+from eke.data.sources.files import (
+    EVAL_FRAC,
+    SKIPPED_FOLDERS,
+    Corpus,
+    Piece,
+    count_windows,
+    find_files,
+    fingerprint,
+    largest_labels,
+    longest_window,
+    open_corpus,
+    other_format,
+    read_piece,
+    standard_library,
+    text_files,
+    window_length,
+)
+from eke.data.sources.packing import Packs, first_fit, mix_seed, synthetic_length, synthetic_lengths
 from eke.data.sources.prepare_client import open_store
 from eke.data.sources.request import (
     HubSource,
@@ -22,21 +36,6 @@ from eke.data.sources.store import (
     store_folder,
     token_dtype,
     write_manifest,
-)
-from eke.data.sources.text import (
-    EVAL_FRAC,
-    SKIPPED_FOLDERS,
-    Corpus,
-    Piece,
-    count_windows,
-    fingerprint,
-    largest_labels,
-    longest_window,
-    open_corpus,
-    read_piece,
-    standard_library,
-    text_files,
-    window_length,
 )
 from eke.data.sources.vocabulary import AUTO, BYTE_TOKENS, BYTES, Frame, Vocabulary, tokenizer_of
 

@@ -1,14 +1,26 @@
-"""Local files of rows: which ones `data.path` means."""
+"""Local files of rows: which ones `data.path` means.
+
+Plain-text sources: which files, which part is for evaluation, how many samples, and their hash.
+
+Only names and sizes are looked at here (and content once, for the hash), so that the plan knows
+the number of samples without torch; `eke.training.batches.dataset` reads the text.
+"""
 
 import glob
+import hashlib
 import os
-from collections.abc import Iterable
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from eke.common.did_you_mean import closest_path
 from eke.common.errors import ConfigError, Problem
 from eke.common.paths import user_path
-from eke.config.schema import ENDINGS
+from eke.common.text import closest_path
+from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
+from eke.data.sources.cache import digest_once, once, stamp
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
@@ -125,3 +137,228 @@ def _check(file: Path, key: str) -> None:
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(Problem(key, str(file), why, fix)) from error
+
+
+EVAL_FRAC = 0.1
+"""Share of the standard library's files that is kept for evaluation."""
+
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+"""Not the standard library's own source, or its tests (a third of its bytes, much of it data)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of one file."""
+
+    path: Path
+    start: int
+    size: int
+    """Bytes."""
+    label: str = ""
+    """Class of the text: the standard-library package it belongs to."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text source, split once and for all."""
+
+    train: tuple[Piece, ...]
+    evaluation: tuple[Piece, ...]
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """Both parts."""
+        return self.train + self.evaluation
+
+    def restricted_to(self, labels: Iterable[str]) -> "Corpus":
+        """The same split, with the pieces of some classes only."""
+        keep = set(labels)
+        return Corpus(
+            tuple(piece for piece in self.train if piece.label in keep),
+            tuple(piece for piece in self.evaluation if piece.label in keep),
+        )
+
+
+def open_corpus(config: Config) -> Corpus | None:
+    """The text behind `config.data`; None when the data is not text.
+
+    Raises:
+        ConfigError: there is no text at `data.path`, or it has fewer folders than the task classes.
+    """
+    if isinstance(config.data, PythonSource):
+        corpus = standard_library()
+    elif isinstance(config.data, Text):
+        path = user_path(config.data.path)
+        corpus = text_files(path, config.data.pattern, config.data.eval_frac)
+    else:
+        return None
+    if isinstance(config.task, SequenceClassification):
+        return _classes(corpus, config.data, config.task.num_labels)
+    return corpus
+
+
+def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
+    labels = largest_labels(corpus, num_labels)
+    if len(labels) < num_labels:
+        why = (
+            f"the classes of a text are its folders, and the number of them with files for both "
+            f"training and evaluation is {len(labels)}"
+        )
+        fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
+        fix = _more_classes(corpus, data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
+        raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
+    return corpus.restricted_to(labels)
+
+
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> str:
+    """The override that gives as many of the classes asked for as there are; empty: none does."""
+    if not isinstance(data, Text):
+        return ""
+    wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
+    fewer = f"task.num_labels={wanted} " if wanted < num_labels else ""
+    for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
+        files = text_files(user_path(data.path), data.pattern, share)
+        if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
+            return f"{fewer}data.eval_frac={share:g}" if share != data.eval_frac else fewer.strip()
+    return ""
+
+
+@cache
+def standard_library() -> Corpus:
+    """Python's own source, as installed; files are split by a hash of their name.
+
+    Looked at once: two thousand files, which do not change while Python runs.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return _split(root, paths, EVAL_FRAC)
+
+
+@once
+def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
+    """One file, whose end is kept for evaluation, or a folder, of which some files are.
+
+    Raises:
+        ConfigError: nothing is there, or it is empty.
+    """
+    if path.is_file() and (rows := other_format("text", [path.name])):
+        why = "has rows, and data=text trains on the file as it is, marks and names of columns, too"
+        why += f"; if that is meant: data.path={path.parent} data.pattern='{path.name}'"
+        raise ConfigError(Problem("data.path", str(path), why, rows))
+    paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
+    paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
+    if not paths:
+        why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
+        raise ConfigError(Problem("data.path", str(path), why, "data.path=FILE_OR_FOLDER"))
+    if len(paths) > 1:
+        return _split(path, paths, eval_frac)
+    size = paths[0].stat().st_size
+    cut = size - max(1, round(size * eval_frac))
+    return Corpus((Piece(paths[0], 0, cut),), (Piece(paths[0], cut, size - cut),))
+
+
+def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
+    """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
+    names = {path: path.relative_to(root).as_posix() for path in paths}
+    ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
+    num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
+    kept = set(ranked[:num_kept])
+
+    def pieces(chosen: bool) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(path, 0, path.stat().st_size, _label(names[path]))
+            for path in paths
+            if (path in kept) is chosen and path.stat().st_size > 0
+        )
+
+    return Corpus(pieces(False), pieces(True))
+
+
+def _label(name: str) -> str:
+    """Top-level package of a file; single modules have none. Other bytes by their number."""
+    top = name.split("/", 1)[0] if "/" in name else ""
+    return os.fsencode(top).decode(errors="backslashreplace")
+
+
+def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
+    """The classes with the most training bytes that also occur in evaluation, largest first."""
+    seen = {piece.label for piece in corpus.evaluation if piece.label}
+    sizes: Counter[str] = Counter()
+    for piece in corpus.train:
+        if piece.label in seen:
+            sizes[piece.label] += piece.size
+    return [label for label, _ in sizes.most_common(num_labels)]
+
+
+def window_length(config: Config) -> int:
+    """Tokens of text one sample takes: the source, and in seq2seq the target that follows it."""
+    if isinstance(config.task, Seq2SeqLM):
+        return config.data.seq_len + (config.task.target_len or config.data.seq_len)
+    return config.data.seq_len
+
+
+def count_windows(pieces: Iterable[Piece], length: int) -> int:
+    """Samples of `length` tokens: each class packed on its own, a separator after each piece."""
+    return sum(count // length for count in _tokens(pieces).values())
+
+
+def longest_window(pieces: Iterable[Piece]) -> int:
+    """Tokens of the longest sample that `count_windows` would count once."""
+    return max(_tokens(pieces).values(), default=0)
+
+
+def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
+    """Of each class: bytes, and a separator after each piece."""
+    tokens: Counter[str] = Counter()
+    for piece in pieces:
+        tokens[piece.label] += piece.size + 1
+    return tokens
+
+
+@once
+def fingerprint(corpus: Corpus) -> str:
+    """16 hex digits of the SHA-256 over names, bounds and contents.
+
+    Cached by path, size and times of change, since hashing the standard library takes about a
+    second; a cache that cannot be written is done without.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    pieces = corpus.pieces()
+    listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+    return digest_once(listing, 16, lambda: _content_hash(pieces))
+
+
+def _content_hash(pieces: Iterable[Piece]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        name = f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0"
+        digest.update(os.fsencode(name))
+        try:
+            for block in _blocks(piece):
+                digest.update(block)
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+            fix = "data.path=FILE_OR_FOLDER"
+            raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
+    return digest.hexdigest()
+
+
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """The bytes of a piece, a mebibyte at a time."""
+    left = piece.size
+    with open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        while left and (block := file.read(min(left, 1 << 20))):
+            left -= len(block)
+            yield block
+
+
+def read_piece(piece: Piece) -> bytes:
+    """The bytes of a piece."""
+    with open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        return file.read(piece.size)

@@ -10,7 +10,7 @@ import threading
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.process_env import child_environment, module_command
-from eke.common.stdout import speak
+from eke.common.streams import speak
 from eke.data.sources.request import Request
 from eke.data.sources.store import Store, read_manifest, store_folder
 

@@ -21,8 +21,7 @@ from eke.config.schema import (
     Text,
 )
 from eke.data.sources.cache import files_digest
-from eke.data.sources.files import find_files
-from eke.data.sources.text import Piece, fingerprint, largest_labels, open_corpus
+from eke.data.sources.files import Piece, find_files, fingerprint, largest_labels, open_corpus
 from eke.data.sources.vocabulary import BYTES, tokenizer_of
 
 STORE_VERSION = 2

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from eke.common.tokens import BOS, BYTE_VOCABULARY, EOS, MASK, NUM_SPECIAL_TOKENS, PAD
+from eke.common.text import BOS, BYTE_VOCABULARY, EOS, MASK, NUM_SPECIAL_TOKENS, PAD
 from eke.config.schema import Data
 
 BYTES = "bytes"

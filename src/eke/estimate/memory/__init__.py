@@ -6,23 +6,29 @@ from eke.estimate.memory.auto_batch import (
     Probe,
     Search,
     Trial,
+    note_choice,
     reserve_of,
     room_for_a_batch,
 )
-from eke.estimate.memory.batch_cache import note_choice
-from eke.estimate.memory.best_forecast import (
-    is_open,
-    known_forecast,
-    traced_forecast,
-    traced_forecasts,
+from eke.estimate.memory.calibration import note_pair
+from eke.estimate.memory.components import (
+    PHASES,
+    Calibrated,
+    Forecast,
+    Method,
+    Range,
+    Traced,
+    Verdict,
 )
-from eke.estimate.memory.compare import compare_devices, largest_batch, render_devices
-from eke.estimate.memory.memory_history import note_pair
-from eke.estimate.memory.predict import (
+from eke.estimate.memory.predict_memory import (
     forecast,
     highest_phase,
+    is_open,
+    known_forecast,
     least_bytes,
     least_host_bytes,
+    traced_forecast,
+    traced_forecasts,
     verdict,
 )
 from eke.estimate.memory.refuse_oom import (
@@ -32,18 +38,22 @@ from eke.estimate.memory.refuse_oom import (
     refuse_what_ran_out,
     what_makes_room,
 )
-from eke.estimate.memory.serialize import (
+from eke.estimate.memory.render_memory import (
     advice_for,
     as_json,
     as_record,
     as_text,
+    compare_devices,
+    forecast_line,
+    largest_batch,
     note_forecast,
     note_measured_batch,
     predicted,
+    render_advice,
+    render_devices,
+    render_forecast,
 )
-from eke.estimate.memory.show import forecast_line, render_advice, render_forecast
 from eke.estimate.memory.trace_client import stop_tracing
-from eke.estimate.memory.values import PHASES, Calibrated, Forecast, Method, Range, Traced, Verdict
 
 __all__ = [
     "DOES_NOT_FIT",

@@ -2,18 +2,102 @@
 
 A micro-batch is taken only where even the high end of its forecast has room, or where it was seen
 to run. Memory grows with the micro-batch, so halving the list of those that are possible is enough.
+
+What batch=auto has learnt and decided, on disk: probes, and what runs were started with.
+
+A choice is kept so that the same command stays the same run: formulas, traces and probes may each
+come to another one.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 
-from eke.common.units import GIB
-from eke.estimate.memory import batch_cache as seen
-from eke.estimate.memory.best_forecast import known_forecast, traced_forecast
-from eke.estimate.memory.predict import PYTHON_BYTES, room
-from eke.estimate.memory.values import Forecast
+import cattrs
+
+from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.text import GIB
+from eke.config.schema.codec import make_converter
+from eke.data.sources import cache_folder
+from eke.estimate.memory import trace_client
+from eke.estimate.memory.components import Forecast
+from eke.estimate.memory.predict_memory import PYTHON_BYTES, known_forecast, room, traced_forecast
 from eke.plan.planner import Plan
+
+FORMAT = 1
+"""Raise it when what is kept changes its meaning."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Micro-batches of one configuration on one device."""
+
+    fits: int = 0
+    """The largest that a probe ran with; 0 where none did."""
+    fails: int | None = None
+    """The smallest that a probe ran out of memory with."""
+    chosen: dict[str, int] = field(default_factory=dict)
+    """Samples per optimizer step -> the micro-batch that runs were started with."""
+
+
+def key_of(plan: Plan, capacity: int) -> str:
+    """32 hex digits: the same for plans that differ in nothing but how their steps are cut.
+
+    Args:
+        plan: with any micro-batch.
+        capacity: bytes that the run can have.
+    """
+    batch, asked = plan.batch, plan.config.batch.eval_per_device
+    content = trace_client.what_counts(plan) | {
+        "seen": FORMAT,
+        "batch": [batch.world_size, batch.devices, asked],
+        "capacity": capacity,
+        "machine": plan.machine,
+    }
+    return trace_client.digest_of(content)
+
+
+def find(key: str) -> Seen:
+    """What is kept under a key; nothing where that cannot be read."""
+    try:
+        return make_converter().structure(read_json(_path(key)), Seen)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, cattrs.BaseValidationError):
+        return Seen()
+
+
+def note_probe(key: str, size: int, fits: bool) -> Seen:
+    """Keep how a probe ended; what contradicts it is older, and forgotten."""
+    seen = find(key)
+    if fits:
+        fails = seen.fails if seen.fails is None or seen.fails > size else None
+        return _keep(key, replace(seen, fits=max(seen.fits, size), fails=fails))
+    fails = min(size, seen.fails or size)
+    return _keep(key, replace(seen, fits=seen.fits if seen.fits < size else 0, fails=fails))
+
+
+def note_choice(key: str, target: int, size: int) -> None:
+    """Keep what a run is started with."""
+    seen = find(key)
+    if seen.chosen.get(str(target)) != size:
+        _keep(key, replace(seen, chosen={**seen.chosen, str(target): size}))
+
+
+def _keep(key: str, seen: Seen) -> Seen:
+    """What cannot be written is found again another time."""
+    path = _path(key)
+    try:
+        own_folder(path.parent)
+        write_atomic(path, json.dumps(make_converter().unstructure(seen)))
+    except OSError:
+        pass
+    return seen
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "batches" / f"{key}.json"
+
 
 HOST_BYTES = GIB // 2
 """Of a CPU's memory, for each process, what a micro-batch leaves free beside Python: others go on
@@ -84,20 +168,20 @@ class Search:
     others hold of a CPU's memory; a probe is worth as much as there was when it was made."""
     key: str = field(init=False)
     """Of what is kept of choices."""
-    known: seen.Seen = field(init=False)
+    known: Seen = field(init=False)
     """What probes have shown."""
     _probes: str = field(init=False)
     """What they are kept by."""
     _found: dict[tuple[int, bool], Forecast] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.key = seen.key_of(self.plans[0], self.whole or self.capacity)
-        self._probes = seen.key_of(self.plans[0], self.capacity)
-        self.known = seen.find(self._probes)
+        self.key = key_of(self.plans[0], self.whole or self.capacity)
+        self._probes = key_of(self.plans[0], self.capacity)
+        self.known = find(self._probes)
 
     def run(self) -> Chosen:
         """The largest that fits; the smallest where none is known to."""
-        before = seen.find(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
+        before = find(self.key).chosen.get(str(self.plans[0].batch.samples_per_step))
         for number, plan in enumerate(self.plans):
             if plan.batch.per_device == before and not self._failed(number):
                 return self._chosen(number, "as before")
@@ -149,7 +233,7 @@ class Search:
             if trial is Trial.unknown:
                 break
             size = self.plans[middle].batch.per_device
-            self.known = seen.note_probe(self._probes, size, trial is Trial.fits)
+            self.known = note_probe(self._probes, size, trial is Trial.fits)
             best, top = (middle, top) if trial is Trial.fits else (best, middle - 1)
         return best
 

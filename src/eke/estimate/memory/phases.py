@@ -3,15 +3,25 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from eke.common.units import MIB
-from eke.estimate.memory import zero
-from eke.estimate.memory.activations import Activations, activations
-from eke.estimate.memory.ranges import NOTHING, exact, spread, total
-from eke.estimate.memory.shape import Shape, shape_of, trains_adapters
-from eke.estimate.memory.sharing import held_at, layer_numbers
-from eke.estimate.memory.temporaries import optimizer_temporaries, singular_vectors
-from eke.estimate.memory.values import Range
-from eke.models.families import is_classification
+from eke.common.text import MIB
+from eke.estimate.memory import sharding
+from eke.estimate.memory.activations import (
+    Activations,
+    activations,
+    optimizer_temporaries,
+    singular_vectors,
+)
+from eke.estimate.memory.components import (
+    NOTHING,
+    Range,
+    Shape,
+    exact,
+    shape_of,
+    spread,
+    total,
+    trains_adapters,
+)
+from eke.estimate.memory.sharding import held_at, layer_numbers
 from eke.models.sizes import (
     FLOAT32_BYTES,
     STAGE,
@@ -20,6 +30,7 @@ from eke.models.sizes import (
     training_structure,
     weight_bytes,
 )
+from eke.models.sizes.families import is_classification
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -135,7 +146,7 @@ class _Moments:
             half = {name: _halved(parts[name]) for name in ("activations", "autocast")}
             found.append(Moment("backward", parts | self.held("middle", whole) | half, "middle"))
         new = self.held("evaluation", NOTHING)
-        more = zero.regather_bytes(self.plan, self.parts)
+        more = sharding.regather_bytes(self.plan, self.parts)
         new["buffers"] = total((new["buffers"], spread(0, more, more)))
         return [*found, Moment("optimizer", new, "regather")]
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_bytes
+from eke.common.text import format_bytes
 from eke.estimate.memory.advice import Advice, Judge, first_advice
-from eke.estimate.memory.predict import room
-from eke.estimate.memory.serialize import as_text
-from eke.estimate.memory.values import Forecast, Method, Verdict
+from eke.estimate.memory.components import Forecast, Method, Verdict
+from eke.estimate.memory.predict_memory import room
+from eke.estimate.memory.render_memory import as_text
 from eke.plan.planner import Plan
 
 DOES_NOT_FIT = "does_not_fit"

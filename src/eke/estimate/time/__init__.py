@@ -1,10 +1,15 @@
 """How long? What a step does, what its device can do, and the time that takes; no torch."""
 
-from eke.estimate.time.compile import compile_seconds
-from eke.estimate.time.estimate import forecast_time
-from eke.estimate.time.serialize import as_json, note_predictions
-from eke.estimate.time.show import TITLE, render_time, speed_cell, sum_line, time_line
-from eke.estimate.time.slowdown import num_runs, slowdown
+from eke.estimate.time.slowdown import as_json, note_predictions, num_runs, slowdown
+from eke.estimate.time.slowdowns import compile_seconds
+from eke.estimate.time.step_time import (
+    TITLE,
+    forecast_time,
+    render_time,
+    speed_cell,
+    sum_line,
+    time_line,
+)
 from eke.estimate.time.time_history import note_pace
 from eke.estimate.time.values import PARTS, PaceCalibration, Span, StepTime, Unknown
 

@@ -3,16 +3,222 @@
 Exchanged bytes are those of ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7):
 of n processes each sends (n - 1) / n of what is gathered or reduced and scattered, and twice that
 where all have the sum in the end.
+
+Matrix multiplications of one micro-batch: what is computed, in which format, and their operands.
+
+A weight of n numbers and T tokens cost 2 n T FLOPs forward, as many for its input's gradient and
+for its own (arXiv:2204.02311, appendix B); a frozen weight has none of the last. Unlike
+`eke.models.sizes.parameters`, which counts what mathematics needs, here is what is executed: a model's
+own attention computes the masked half, too, a fused kernel computes the scores once more backward
+(five products in place of four: arXiv:2205.14135, section 3.2), and checkpointing the forward pass.
+
+The optimizer's step: bytes it moves, kernels it launches, products it computes.
+
+What each implementation does to a number and to a tensor was counted as the passes were
+(benchmarks/update_work.py); the few that no trace shows are named here with what is
+assumed of them.
 """
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
 
 from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
 from eke.estimate.memory.activations import activations
-from eke.estimate.memory.shape import Shape
-from eke.estimate.time.products import Contents
-from eke.models.sizes import FLOAT32_BYTES, STAGE, training_structure
+from eke.estimate.memory.components import Shape
+from eke.estimate.time.values import Span, exactly
+from eke.models.sizes import (
+    FLOAT32_BYTES,
+    STAGE,
+    Attention,
+    Role,
+    Structure,
+    Tokens,
+    Weight,
+    algorithm,
+    describe,
+    training_structure,
+)
 from eke.plan.planner import Plan
+
+FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
+"""Attention's backward FLOPs over its forward ones."""
+
+SCORE_READS = (2, 4)
+"""Times that plain attention's products read or write all scores, forward and backward."""
+
+OPERAND_READS = (4, 8)
+"""Tensors as large as the queries that fused attention reads or writes, forward and backward:
+queries, keys, values, results; then these, their gradients and the results' (arXiv:2307.08691)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that are multiplied with the same tokens."""
+
+    tokens: Tokens
+    head: bool
+    """Of the projection onto the vocabulary or the classes."""
+    numbers: float
+    """That a token passes through."""
+    trained: float
+    stored: float
+    """With the experts a token does not pass through."""
+    widths: float
+    """Sum of inputs and outputs."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a model is made of, summed up."""
+
+    groups: tuple[Group, ...]
+    attention: tuple[Attention, ...]
+    numbers: float
+    """All."""
+    trained: float
+    trained_tensors: int
+    matrices: tuple[tuple[int, int, int], ...]
+    """Trained hidden matrices: rows, columns, how many of that shape."""
+    four_bits: float
+    adapted: int
+    """Linear layers with an adapter."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """FLOPs of one kind and pass, and bytes of their operands."""
+
+    kind: str
+    """`linear`, `head` or `attention`."""
+    flops: float
+    moved: float
+    fused: bool = False
+    """One kernel for all of attention."""
+
+
+def contents_of(plan: Plan) -> Contents:
+    """Of the model as it is trained; kept for plans that differ in other groups."""
+    config = plan.config
+    model = (config.model, config.task, config.peft, config.kernels.sparse_prediction)
+    key = repr((*model, config.precision.weights, config.data.seq_len))
+    found = _KEPT.get(key)
+    if found is None:
+        while len(_KEPT) >= MOST_KEPT:
+            _KEPT.pop(next(iter(_KEPT)))
+        found = _KEPT[key] = _summed_up(training_structure(config))
+    return found
+
+
+MOST_KEPT = 64
+"""Models that are remembered: a sweep has few, and asks for each of them a thousand times."""
+
+_KEPT: dict[str, Contents] = {}
+
+
+def _summed_up(found: Structure) -> Contents:
+    weights = found.weights
+    kinds = dict.fromkeys((w.tokens, _is_head(w)) for w in weights if w.tokens is not Tokens.none)
+    groups = []
+    for tokens, head in kinds:
+        mine = [w for w in weights if w.tokens is tokens and _is_head(w) == head]
+        groups.append(
+            Group(
+                tokens=tokens,
+                head=head,
+                numbers=float(sum(w.num_active for w in mine)),
+                trained=float(sum(w.num_active for w in mine if w.trained)),
+                stored=float(sum(prod(w.shape) for w in mine)),
+                widths=float(sum(sum(w.shape[-2:]) * _passes(w) for w in mine)),
+            )
+        )
+    trained = [w for w in weights if w.trained]
+    return Contents(
+        groups=tuple(groups),
+        attention=found.attention,
+        numbers=float(sum(prod(w.shape) for w in weights)),
+        trained=float(sum(prod(w.shape) for w in trained)),
+        trained_tensors=len(trained),
+        matrices=_matrices(trained),
+        four_bits=float(sum(prod(w.shape) for w in weights if w.four_bits)),
+        adapted=sum(w.is_adapter for w in weights) // 2,
+    )
+
+
+def _is_head(weight: Weight) -> bool:
+    return weight.place is not Role.hidden and len(weight.shape) == 2
+
+
+def _passes(weight: Weight) -> float:
+    """How many of a stack of experts a token passes through."""
+    return float(weight.active[0]) if len(weight.shape) > 2 else 1.0
+
+
+def _matrices(trained: Iterable[Weight]) -> tuple[tuple[int, int, int], ...]:
+    counts: dict[tuple[int, int], int] = {}
+    for weight in trained:
+        if weight.role is Role.hidden and len(weight.shape) == 2:
+            rows, columns = sorted(weight.shape)
+            counts[rows, columns] = counts.get((rows, columns), 0) + 1
+    return tuple((rows, columns, count) for (rows, columns), count in counts.items())
+
+
+def products(
+    contents: Contents, shape: Shape, fused: bool, backward: bool, grouped: bool = False
+) -> list[Product]:
+    """Matrix multiplications of one micro-batch's forward or backward pass.
+
+    Args:
+        contents: of the model.
+        shape: of the forward pass, with rows as long as they are.
+        fused: attention is one kernel.
+        backward: of the backward pass.
+        grouped: leave the head out: of a recomputation.
+    """
+    found = []
+    for group in contents.groups:
+        if grouped and group.head:
+            continue
+        tokens = _count(shape, group.tokens)
+        each = 2 * group.numbers * tokens
+        operands = (group.widths * tokens + group.stored) * shape.compute
+        if backward:
+            share = group.trained / group.numbers if group.numbers else 0.0
+            each, operands = each * (1 + share), operands * (1 + share)
+        found.append(Product("head" if group.head else "linear", each, operands))
+    found += [_attention(one, shape, fused, backward) for one in contents.attention]
+    return found
+
+
+def _attention(one: Attention, shape: Shape, fused: bool, backward: bool) -> Product:
+    queries, keys = _count(shape, one.queries), _count(shape, one.keys)
+    length = shape.source if one.keys is Tokens.source else shape.target
+    scores = float(queries * length)
+    flops = 4.0 * one.num_layers * one.width * scores
+    vectors = (queries + keys) / 2 * one.width * one.num_layers * shape.compute
+    if fused:
+        flops *= (0.5 if one.causal else 1.0) * (FUSED_BACKWARD if backward else 1.0)
+        return Product("attention", flops, vectors * OPERAND_READS[backward], fused=True)
+    flops *= PLAIN_BACKWARD if backward else 1.0
+    matrices = scores * shape.heads * one.num_layers * shape.compute
+    moved = matrices * SCORE_READS[backward] + vectors * OPERAND_READS[backward]
+    return Product("attention", flops, moved)
+
+
+def _count(shape: Shape, tokens: Tokens) -> float:
+    """Vectors of one micro-batch."""
+    if tokens is Tokens.predicted:
+        return shape.predicted * shape.rows * shape.target
+    if tokens is Tokens.sample:
+        return shape.rows
+    if tokens is Tokens.none:
+        return 0
+    return shape.rows * (shape.source if tokens is Tokens.source else shape.target)
+
 
 STATE_READS = 2 * 12
 """Bytes per number that an update from a disk reads and writes: float32 weight and two moments."""
@@ -120,3 +326,86 @@ def weights_back(option: str, weights: float, gradients: float) -> float:
 def goes_through_host(plan: Plan) -> bool:
     """Whether GPUs exchange through host memory though they have links of their own."""
     return plan.config.distributed.p2p is PeerToPeer.off
+
+
+COUNTED = Path(__file__).parent / "counted_updates.json"
+
+HOST_LOOPS = {"deepspeed_cpu": "adamw_fused"}
+"""Implementations of AdamW that no trace shows, and what stands in for them."""
+
+ADDS = 12
+"""Bytes per number of a gradient that is added to another: two reads and a write of float32."""
+
+
+@cache
+def counted_updates() -> Mapping[str, Any]:
+    """What was counted."""
+    content: dict[str, Any] = json.loads(COUNTED.read_text())
+    return content
+
+
+@dataclass(frozen=True)
+class Updates:
+    """One optimizer step of one process on its device."""
+
+    moved: Span
+    """Bytes."""
+    launches: float
+    flops: float = 0.0
+    """Of matrix multiplications, in the narrower format that the optimizer has for them."""
+    notes: tuple[str, ...] = ()
+
+
+def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
+    """What an optimizer step does on the device, clipping and adding up gradients included.
+
+    Args:
+        plan: of the run.
+        contents: of the model.
+        numbers: trained ones that this process updates on its device; 0 where the host does it.
+    """
+    entry, notes = _entry(plan)
+    config, tensors = plan.config, contents.trained_tensors
+    shared = numbers < contents.trained
+    if shared and config.distributed.option in STAGE:
+        tensors = min(tensors, 4)  # flat pieces, one a parameter group
+    moved, launches = entry["bytes"] * numbers, 0.0
+    if numbers:
+        each = entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])
+        launches = entry["launches"] + each * tensors
+    clip = counted_updates()["clip"]
+    if config.train.max_grad_norm is not None and numbers:
+        moved += clip["bytes"] * numbers
+        launches += clip["launches"] + clip["each"] * tensors
+    again = plan.batch.accumulation - 1
+    moved += again * ADDS * contents.trained
+    launches += again * contents.trained_tensors
+    if plan.compute.loss_scaling:
+        moved += 8 * numbers  # the scaler reads and writes each gradient once
+        launches += 4
+    return Updates(exactly(moved), launches, _flops(plan, contents), notes)
+
+
+def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What was counted of the optimizer."""
+    option, table = plan.config.optimizer.option, counted_updates()
+    known = describe(plan.config.optimizer)
+    stands_in = known.counted_as
+    if known.implementation:
+        loop = plan.compute.optimizer_implementation or "foreach"
+        option, stands_in = f"adamw_{loop}", HOST_LOOPS.get(loop, "")
+    note = f"{option}: counted as {stands_in}, which moves about as much" if stands_in else ""
+    option = stands_in or option
+    narrow = "narrow" if plan.compute.weights != "float32" and not plan.compute.master else "wide"
+    found = table.get(f"{option}/{narrow}") or table.get(f"{option}/wide")
+    if found is None:
+        return table["adamw_fused/wide"], (f"{option}: counted as torch's fused AdamW",)
+    return found, ((note,) if note else ())
+
+
+def _flops(plan: Plan, contents: Contents) -> float:
+    """Matrix multiplications inside an update."""
+    count = algorithm(plan.config.optimizer).count_flops
+    if count is None:
+        return 0.0
+    return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)

@@ -1,18 +1,185 @@
-"""What one optimizer step of a plan has to do on one device, before any device is looked at."""
+"""What one optimizer step of a plan has to do on one device, before any device is looked at.
 
+Numbers in the tensors of one micro-batch: what counted bytes are bytes per.
+
+Forward and backward passes beside their matrix multiplications: bytes moved, and launches.
+
+What each family's layers do was counted operator by operator on tensors without data, as a GPU
+would run them (benchmarks/step_work.py writes counted.json, and tests/unit/estimate/time counts
+again): no number in that file is fitted to a time.
+"""
+
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
-from eke.estimate.memory.shape import Shape, trains_adapters
-from eke.estimate.time.fwd_bwd_cost import Pass, passes
-from eke.estimate.time.lengths import mean_shape
-from eke.estimate.time.optimizer_cost import Updates, updates
-from eke.estimate.time.products import Contents, Product, contents_of, products
-from eke.estimate.time.techniques import Effect, effect_of, notes_of
-from eke.estimate.time.transfers import Moves, moves, updated_here
+from eke.estimate.memory.components import Shape, trains_adapters
+from eke.estimate.time.slowdowns import Effect, effect_of, mean_shape, notes_of
+from eke.estimate.time.transfers import (
+    Contents,
+    Moves,
+    Product,
+    Updates,
+    contents_of,
+    moves,
+    products,
+    updated_here,
+    updates,
+)
 from eke.estimate.time.values import NOTHING, Span, exactly
+from eke.models.sizes.families import is_classification
 from eke.plan.planner import Plan
+
+Units = dict[str, float]
+"""Kind of tensor -> numbers in it."""
+
+
+def stacks_of(shape: Shape) -> dict[str, int]:
+    """Stack -> its layers."""
+    if shape.family == "t5":
+        return {"encoder": shape.layers, "decoder": shape.decoder_layers}
+    return {"layer": shape.layers}
+
+
+def layer_weights(shape: Shape, stack: str) -> float:
+    """Numbers in the matrices of one layer; of experts all."""
+    hidden, inner = shape.hidden, shape.inner
+    attention = 2.0 * hidden * (shape.queries + shape.keys)
+    if stack == "decoder":
+        attention *= 2
+    plain = shape.family in ("bert", "gpt2") or (shape.family == "t5" and not shape.gated)
+    feed_forward = (2 if plain else 3) * hidden * inner
+    if shape.experts:
+        return attention + shape.experts * (feed_forward + hidden)
+    return float(attention + feed_forward)
+
+
+def layer_units(shape: Shape, stack: str) -> Units:
+    """Numbers of one layer's tensors.
+
+    Args:
+        shape: of the forward pass.
+        stack: `layer`; of T5 `encoder` or `decoder`.
+    """
+    length = shape.target if stack == "decoder" else shape.source
+    tokens = shape.rows * length
+    found: dict[str, float] = {
+        "stream": tokens * shape.hidden,
+        "inner": tokens * shape.inner,
+        "heads": tokens * shape.heads,
+        "scores": tokens * shape.heads * length,
+        "masks": tokens * length,
+        "weights": layer_weights(shape, stack),
+    }
+    if shape.family not in ("bert", "gpt2"):  # whose heads are as wide together as the stream
+        found["queries"] = tokens * shape.queries
+    if shape.family not in ("bert", "gpt2", "t5"):  # whose keys are as wide as queries
+        found["keys"] = tokens * shape.keys
+    if stack == "decoder":
+        found["read"] = shape.rows * shape.source * shape.hidden
+        found["crossed"] = shape.rows * shape.source * shape.queries
+        found["crossings"] = tokens * shape.heads * shape.source
+    if shape.experts:
+        found["inner"] = tokens * shape.chosen * shape.inner
+        found["routed"] = tokens * shape.chosen * shape.hidden
+    return found
+
+
+def outer_units(shape: Shape, classifies: bool) -> Units:
+    """Numbers of what is around the layers: embedding, last norm, head and loss.
+
+    Args:
+        shape: of the forward pass.
+        classifies: one label a sample, and no logits over the vocabulary.
+    """
+    tokens = shape.rows * shape.target
+    found: dict[str, float] = {
+        "stream": tokens * shape.hidden,
+        "masks": tokens * shape.target,
+        "table": shape.vocabulary * shape.hidden,
+        "widths": shape.hidden * shape.hidden,
+    }
+    if not classifies:
+        found["logits"] = shape.predicted * tokens * shape.vocabulary
+    if shape.family == "t5":
+        found["read"] = shape.rows * shape.source * shape.hidden
+        found["biases"] = shape.heads * (shape.target**2 + shape.source**2)
+    return found
+
+
+COUNTED = Path(__file__).parent / "counted.json"
+
+ALIKE = {"qwen2": "llama", "other": "llama"}
+"""Families that were not counted, and whose layers stand in for theirs."""
+
+FIRST_TASK = {"bert": "masked_lm", "t5": "seq2seq_lm"}
+"""Family -> the task it was counted with beside classification; causal_lm for any other."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch's forward or backward pass."""
+
+    moved: float
+    """Bytes read and written by what is no matrix multiplication."""
+    launches: float
+    """Kernels, matrix multiplications included."""
+
+
+@cache
+def counted() -> Mapping[str, Any]:
+    """What was counted."""
+    content: dict[str, Any] = json.loads(COUNTED.read_text())
+    return content
+
+
+def passes(plan: Plan, shape: Shape) -> tuple[Pass, Pass, Pass]:
+    """Forward, backward, and the layers' forward alone, which checkpointing repeats.
+
+    Args:
+        plan: of the run.
+        shape: of one micro-batch, with rows as long as they are.
+    """
+    layers, outer = _entries(plan, shape)
+    classifies = is_classification(plan.config)
+    around = outer_units(shape, classifies)
+    found = []
+    for phase in ("forward", "backward"):
+        moved, launches = 0.0, 0.0
+        for stack, count in stacks_of(shape).items():
+            entry = layers[stack][phase]
+            moved += count * _bytes(entry, layer_units(shape, stack))
+            launches += count * entry["launches"]
+        entry = outer[phase]
+        whole = Pass(moved + _bytes(entry, around), launches + entry["launches"])
+        found += [Pass(moved, launches), whole]
+    return found[1], found[3], found[0]
+
+
+def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
+    return max(0.0, sum(entry.get(name, 0.0) * number for name, number in units.items()))
+
+
+def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What was counted of the layers, and of what is around them."""
+    family = ALIKE.get(shape.family, shape.family)
+    table = counted()[family]
+    width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
+    kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
+    dropped = "dropped" if shape.dropout else "whole"
+    layers = table.get(f"{width}/{kernel}/{dropped}") or table[f"{width}/{kernel}/whole"]
+    task = (
+        "sequence_classification"
+        if is_classification(plan.config)
+        else FIRST_TASK.get(family, "causal_lm")
+    )
+    outer = table[f"{width}/fused/whole"]
+    return layers, outer.get(task) or next(v for k, v in outer.items() if k not in stacks_of(shape))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """A pool of devices on this machine, and the runs of a sweep on it; torch is never imported."""
 
 from eke.launch.local.devices import Devices, find_devices
-from eke.launch.local.dispatch import Pool
-from eke.launch.local.probe import probe_in_pool
-from eke.launch.local.start import forking, start_run
+from eke.launch.local.dispatch import Pool, forking, probe_in_pool, start_run
 
 __all__ = ["Devices", "Pool", "find_devices", "forking", "probe_in_pool", "start_run"]

@@ -1,11 +1,140 @@
-"""Handing devices to runs: whole sets at once, and one by one to the run that waits for many."""
+"""Handing devices to runs: whole sets at once, and one by one to the run that waits for many.
 
+Which run a pool starts next: in order, small ones into gaps, large ones never forgotten.
+
+Leases of devices: two sweeps on one machine never get the same one.
+
+A lease is a lock (flock) on a file that everybody on the machine knows by the device's name. The
+kernel frees it when its last holder is gone: the pool, and the worker it was handed to. Neither a
+killed pool nor a killed worker leaves a device taken; a worker that outlives its pool keeps it.
+
+Whether a run has room beside what is held of its device's memory when it is to start.
+
+A sweep is planned for devices that nobody else uses, since the turn of most runs comes later. Right
+before a run starts it is asked what others have left: the kernel may end what takes more.
+"""
+
+import contextlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from eke.hardware import DeviceSlot, cpu_slots, gpu_slots, processes_on
-from eke.launch.local.leases import holder_of, try_lease
+from eke.common.errors import ConfigError, EkeError
+from eke.common.files import hold_folder, open_shared_lock, read_text, try_lock
+from eke.common.text import format_bytes
+from eke.estimate.memory import (
+    cannot_fit,
+    known_forecast,
+    least_bytes,
+    least_host_bytes,
+    refuse_what_cannot_fit,
+)
+from eke.estimate.time import slowdown
+from eke.hardware import DeviceSlot, cpu_slots, free_bytes, gpu_slots, processes_on, resident_bytes
+from eke.launch.processes.sweep import Job
+from eke.plan.planner import Plan
+
+MAX_OVERTAKEN = 8
+"""Runs that may be started before one that waits for more devices than are free; then what gets
+free is kept for it. A number of runs and not a time: runs of a sweep last about equally long."""
+
+Take = Callable[[Job, bool], bool]
+"""Start a job if its devices can be had, and say so; the flag says to keep what is free until there
+are enough."""
+
+
+def start_what_fits(due: Iterable[Job], take: Take) -> list[Job]:
+    """Start every job that can be started, in order; returns them.
+
+    Args:
+        due: jobs that could be started, the first of the sweep first.
+        take: starts a job.
+    """
+    started: list[Job] = []
+    passed_over: list[Job] = []
+    too_many: dict[str, int] = {}
+    for job in due:
+        # What one job could not get, no later one gets that wants as much.
+        fits = job.num_devices < too_many.get(job.kind, job.num_devices + 1)
+        if not fits or not take(job, starves(job)):
+            passed_over.append(job)
+            wanted = 0 if starves(job) else job.num_devices
+            too_many[job.kind] = min(wanted, too_many.get(job.kind, wanted))
+            continue
+        started.append(job)
+        for other in passed_over:
+            other.overtaken += other.kind == job.kind
+    return started
+
+
+def starves(job: Job) -> bool:
+    """Whether enough others have been started before it."""
+    return job.overtaken >= MAX_OVERTAKEN
+
+
+LEASES = "EKE_LEASES"
+"""Environment variable with another folder for the locks: pools that use different ones do not see
+each other."""
+
+ELSEWHERE = f"export {LEASES}=FOLDER names another one"
+"""What helps where the folder is of no use."""
+
+ALL_USERS = Path("/tmp/eke-leases")
+"""Where they are else. Not in `TMPDIR`, which may be each user's, shell's or job's own."""
+
+SHARED_FOLDER = 0o1777
+"""Everybody may make files, nobody may delete another's: as /tmp itself."""
+
+
+def lease_folder() -> Path:
+    """Where this machine's locks are; made if need be, for all its users."""
+    folder = Path(os.environ.get(LEASES) or ALL_USERS)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        with hold_folder(folder, own=True) as made:
+            os.fchmod(made, SHARED_FOLDER)
+    return folder
+
+
+def try_lease(name: str) -> int | None:
+    """Take a lock by its name.
+
+    Returns:
+        Its file descriptor, held until it is closed; None when somebody else holds it.
+
+    Raises:
+        EkeError: the folder cannot be written, or its file system has no locks.
+    """
+    try:
+        descriptor = open_shared_lock(lease_folder() / f"{name}.lock")
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror or error}"
+        raise EkeError(f"no device can be leased: {why}; {ELSEWHERE}") from error
+    try:
+        is_ours = try_lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        why = f"its file system has no locks ({error.strerror})"
+        raise EkeError(f"{lease_folder()}: {why}; {ELSEWHERE}") from error
+    if not is_ours:
+        os.close(descriptor)
+        return None
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def holder_of(name: str) -> str:
+    """Who took a lock last, in words; only for people to read."""
+    with contextlib.suppress(OSError):
+        if said := re.match(r"process \d+", read_text(lease_folder() / f"{name}.lock", 80)):
+            return said[0]
+    return "another process"
+
 
 GATHERING = "gathering"
 """Name of the lock of the one pool on a machine that may hold devices it does not use yet. Two that
@@ -175,3 +304,66 @@ def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices
     if kind == "cuda":
         return Devices(gpu_slots(runs_per_device), shared=runs_per_device > 1)
     return Devices(cpu_slots(num_cpu_slots), shared=num_cpu_slots > 1)
+
+
+@dataclass
+class Room:
+    """What is left of each device for one run; asked anew each time it could be started."""
+
+    plan: Plan
+    running: Sequence[Job]
+    """Runs of the same sweep."""
+    free: Callable[[DeviceSlot], int | None] = free_bytes
+    resident: Callable[[int], int] = resident_bytes
+    by_others: dict[str, Plan] = field(default_factory=dict)
+    """Device that has no room even though no run of this sweep uses it -> the plan for what is left
+    there."""
+
+    def lacks(self, slot: DeviceSlot) -> str:
+        """Why there is no room on a slot's device; empty where there is, or nobody can tell."""
+        left = self.left(slot)
+        if left is None:
+            return ""
+        plan = replace(self.plan, device=replace(self.plan.device, available_bytes=left))
+        found = known_forecast(plan)
+        if not cannot_fit(plan, found):
+            return ""
+        if not self._beside(slot):
+            self.by_others[slot.device] = plan
+        needed = format_bytes(least_bytes(plan, found))
+        return f"{format_bytes(left)} of memory free now, at least {needed} needed"
+
+    def problem(self, num_spare: int) -> ConfigError | None:
+        """What is told of a run that does not fit beside what others hold of too many devices.
+
+        Args:
+            num_spare: devices that it could do without.
+        """
+        if len(self.by_others) <= num_spare:
+            return None
+        plan = next(iter(self.by_others.values()))
+        try:
+            refuse_what_cannot_fit(plan, known_forecast(plan), slowdown)
+        except ConfigError as error:
+            return error
+        return None
+
+    def left(self, slot: DeviceSlot) -> int | None:
+        """Bytes for this run: less what others hold, and what runs beside it hold or need yet."""
+        whole, free = self.plan.device.memory_bytes, self.free(slot)
+        if whole is None or free is None:
+            return None
+        beside = [self._held_and_needed(slot, job) for job in self._beside(slot)]
+        others = max(0, whole - free - sum(held for held, _ in beside))
+        return max(0, whole - others - sum(max(each) for each in beside))
+
+    def _beside(self, slot: DeviceSlot) -> list[Job]:
+        return [job for job in self.running if job.grant is not None and job.grant.uses(slot)]
+
+    def _held_and_needed(self, slot: DeviceSlot, job: Job) -> tuple[int, int]:
+        """Bytes of a run that is running, which may not have come to its first step."""
+        found = known_forecast(job.plan)
+        if slot.is_gpu:  # a container does not know the driver's process ids
+            needed = least_bytes(job.plan, found)
+            return needed, needed
+        return self.resident(job.pid), least_host_bytes(job.plan, found)

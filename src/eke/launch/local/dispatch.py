@@ -1,23 +1,92 @@
 """The loop of a pool: start what fits, see what ended, until every run of a sweep is done.
 
 One process watches over all workers; torch is never imported here.
+
+Starting one run of a pool on the devices it was granted.
+
+Trying a run of a sweep out, on devices that nobody else has.
 """
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.launch.local.devices import Devices, Grant
-from eke.launch.local.memory_check import Room
-from eke.launch.local.order import start_what_fits
-from eke.launch.local.start import start_run
+from eke.common.paths import SHARED_DEVICE
+from eke.launch.local.devices import Devices, Grant, Room, start_what_fits
+from eke.launch.processes.fork_server import ForkServer, modules_of
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.sweep_job import Job, RunningHere
+from eke.launch.processes.running_run import LiveRun, Probed, probe
+from eke.launch.processes.sweep import Job, RunningHere
 from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import forward_signals
+from eke.launch.processes.worker_process import forward_signals, spawn
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
+
+
+def start_run(plan: Plan, place: Place, grant: Grant, server: ForkServer | None = None) -> LiveRun:
+    """Start a run on its devices.
+
+    Args:
+        plan: what is to be done.
+        place: where.
+        grant: its devices.
+        server: forks its process, if it can.
+
+    Raises:
+        BusyError: somebody works on this run.
+        RunError: the folder cannot be written.
+    """
+    environment = grant.environment(plan.batch.world_size)
+    if grant.shared:
+        environment[SHARED_DEVICE] = "1"
+    start = partial(server.start, plan) if server else spawn
+    size = plan.batch.world_size
+    with held_to(grant.cores()):
+        return LiveRun(plan, place, size, environment, grant.descriptors, start=start)
+
+
+@contextmanager
+def forking(
+    plans: Sequence[Plan], devices: Mapping[str, Devices], log: Path, say: Callable[[str], object]
+) -> Iterator[ForkServer]:
+    """A server that forks the runs of a sweep, ended with it; it starts with the first run.
+
+    Args:
+        plans: of the runs.
+        devices: that they will have.
+        log: where the server prints.
+        say: tells the user what concerns all runs.
+    """
+    # On a CPU that several runs share, each is told how many threads it may have.
+    common = [taken.threads() for kind, taken in devices.items() if kind == "cpu"]
+    server = ForkServer(log, modules_of(plans), say, *common)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def held_to(cores: set[int]) -> Iterator[None]:
+    """Have processes that are started in here use these cores only; all of them if there is none.
+
+    The kernel hands a thread's cores on to what it starts, so no code runs between fork and exec.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
 
 POLL_S = 0.02
 """Between two looks at the workers: what a run that has ended may wait for the next one."""
@@ -164,3 +233,27 @@ class Pool:
             job.grant = None
             grant.release()
         self.books.left(job)
+
+
+def probe_in_pool(plan: Plan, devices: Devices) -> Probed:
+    """Run the trial of a plan as its run would be started, if its devices are free now.
+
+    Args:
+        plan: of the run, with the micro-batch in question.
+        devices: of the sweep.
+
+    Raises:
+        KeyboardInterrupt: a signal asked to stop; no process is left.
+        RunError: the folder for temporary files cannot be written.
+    """
+    grant = devices.take(plan.batch.world_size * plan.batch.devices)
+    if grant is None:
+        return Probed(None, devices.why or "there are too few devices")
+
+    def start(trial: Plan, place: Place) -> LiveRun:
+        return start_run(trial, place, grant)
+
+    try:
+        return probe(plan, start)
+    finally:
+        grant.release()

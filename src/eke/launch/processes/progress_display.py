@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eke.common.paths import RunPaths
-from eke.common.stdout import speak
-from eke.common.streams import printable, unfiltered
-from eke.common.units import format_number, format_seconds
+from eke.common.streams import printable, speak, unfiltered
+from eke.common.text import format_number, format_seconds
 from eke.launch.processes.follow import Tail, newest_step
 from eke.launch.processes.run_dir import untracked
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome, metrics
 
 REFRESH_S = 0.5

@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from eke.common.errors import BusyError, ConfigError, EkeError, Problem
-from eke.common.files import Refused, open_file, own_folder, read_text
-from eke.common.locks import is_locked, try_lock
+from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
 from eke.common.paths import RunPaths
 from eke.plan.identity import changed_fingerprint
 from eke.plan.planner import Plan

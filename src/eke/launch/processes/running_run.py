@@ -1,20 +1,164 @@
-"""A run on this machine while it runs: from its plan to its record, whoever waits for it."""
+"""A run on this machine while it runs: from its plan to its record, whoever waits for it.
 
+How a run ended, once its process is gone: the written outcome, or why there is none.
+
+Trying a micro-batch out: two steps of the longest samples, in processes that end with them.
+"""
+
+import dataclasses
 import errno
+import re
+import signal
 import sys
-from collections.abc import Container, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-from eke.common.errors import RunError
-from eke.common.files import write_atomic
+from eke.common.errors import ChangedError, RunError
+from eke.common.files import last_bytes, write_atomic
 from eke.common.paths import RunPaths, user_path
-from eke.launch.processes.collect_outcome import settle
+from eke.config.schema import Adapters, Batch, Config, Tracker
+from eke.estimate.time import note_predictions
+from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.worker_process import Spot, StartProcess, Worker, spawn
-from eke.plan.planner import Plan, plan_to_plain, remove_swap, swap_folder, write_plan
-from eke.plan.record import Record, read_attempts
+from eke.launch.processes.worker_process import Spot, StartProcess, Worker, forward_signals, spawn
+from eke.plan.planner import (
+    Plan,
+    check_software,
+    outline_record,
+    plan_to_plain,
+    remove_swap,
+    replan,
+    swap_folder,
+    write_plan,
+)
+from eke.plan.record import (
+    Failure,
+    Outcome,
+    Record,
+    metrics,
+    read_attempts,
+    read_dead_rank,
+    read_rank_failures,
+    read_record,
+    write_record,
+)
+
+LOG_LIMIT = 1 << 20
+"""Bytes of train.log among which they are."""
+
+LOG_LINES = 40
+"""Lines of train.log that go into the record of a run that died without a word: a traceback through
+Accelerate and torch has thirty."""
+
+
+IMPATIENCE = "killed by a second signal before it had saved"
+"""Why a run is cancelled that was asked to stop, and then not waited for."""
+
+
+def settle(
+    paths: RunPaths, plan: Plan, exit_code: int, attempts_before: int, given_up: bool = False
+) -> Record:
+    """The record of the attempt that just ended; written here when the worker could not.
+
+    No exit code overrides a written outcome.
+
+    Args:
+        paths: the run folder.
+        plan: what was to be done.
+        exit_code: subprocess's: negative for a signal.
+        attempts_before: attempts on disk before this one.
+        given_up: it was asked to stop, and killed because somebody would not wait.
+    """
+    attempts = read_attempts(paths)
+    attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
+    record = read_record(paths)
+    if record is not None and record.attempt == attempt:
+        return name_the_culprit(paths, plan, record)
+    rows, _ = metrics.read_rows(paths.metrics)
+    tail = log_tail(paths)
+    alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
+    outcome, failure = end_of_ranks(paths, attempt) or alone
+    begun = attempts[attempt:]
+    if given_up:
+        outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
+    elif not begun and exit_code > 0:
+        try:  # it may not even have been imported, to say so itself
+            check_software(plan)
+        except ChangedError as error:
+            outcome, failure = Outcome.refused, Failure("worker", str(error), tail)
+    record = outline_record(plan, rows, attempt, outcome, failure)
+    record.machine = machine_of(begun, plan)
+    record.environment = environment()
+    note_predictions(record, plan, not given_up and was_killed(paths, attempt, exit_code))
+    write_record(paths, record)
+    return record
+
+
+def machine_of(attempts: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, str]:
+    """The fingerprint that the worker of the newest attempt took; the plan's where it took none."""
+    return dict((attempts[-1].get("machine") if attempts else None) or plan.machine)
+
+
+def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
+    """Whether a process was ended as the kernel ends one when memory has run out."""
+    dead = read_dead_rank(paths, attempt)
+    return -signal.SIGKILL in (exit_code, dead.exit_code if dead else 0)
+
+
+def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
+    """Replace "another process is gone" by what that process, or whoever saw it end, says."""
+    if record.failure is None or not record.failure.lost_contact:
+        return record
+    dead = read_dead_rank(paths, record.attempt)
+    found = end_of_ranks(paths, record.attempt)
+    if found and (dead is None or dead.rank != 0):
+        outcome, record.failure = found
+        record.outcome, record.exit_code = outcome.name, outcome.exit_code
+        note_predictions(record, plan, was_killed(paths, record.attempt))
+        write_record(paths, record)
+    return record
+
+
+def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
+    """How the first of several processes ended; None when nobody knows."""
+    for told in read_rank_failures(paths, attempt):
+        message = f"process {told.rank} of this run: {told.failure.message}"
+        return Outcome[told.outcome], dataclasses.replace(told.failure, message=message)
+    dead = read_dead_rank(paths, attempt)
+    if dead is None:
+        return None
+    message = f"process {dead.rank} of this run: {describe_exit(dead.exit_code)}"
+    return Outcome.crashed, Failure("worker", message, log_tail(paths))
+
+
+def describe_exit(code: int, tail: str = "") -> str:
+    """What an exit without a record means, with the exception that ended it, if the log has one."""
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL: by hand, or by the kernel because the machine ran out of memory"
+    if code == -signal.SIGXFSZ:
+        return "killed by SIGXFSZ: a file grew larger than `ulimit -f` allows"
+    if code < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"killed by {names.get(-code, f'signal {-code}')}"  # real-time signals have no name
+    raised = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exception): ", line)]
+    told = f" ({raised[-1]})" if raised else ""
+    return f"the worker ended with exit code {code} and left no record{told}"
+
+
+def log_tail(paths: RunPaths) -> str:
+    """The last lines of the worker's log."""
+    try:
+        lines = last_bytes(paths.log, LOG_LIMIT).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LOG_LINES:])
 
 
 def place_of(plan: Plan, old: Container[str] | None = None) -> Place:
@@ -119,3 +263,124 @@ def _unwritable(place: Place, error: OSError) -> RunError:
         why = error.strerror or error
         return RunError(f"{sys.executable}, which runs eke, cannot be executed any more: {why}")
     return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")
+
+
+LIMIT_S = 900.0
+"""For one probe, after which it is ended: compiling takes the longest, minutes for large models."""
+
+POLL_S = 0.05
+"""Between two looks at the processes."""
+
+STEPS = 2
+"""The optimizer's states are made in the first step, and lie beside activations in the second."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """How a probe ended."""
+
+    fits: bool | None
+    """None where it ended for another reason than memory."""
+    reason: str = ""
+    """Why it did not fit, or what else went wrong, in one line."""
+
+
+Start = Callable[[Plan, Place], LiveRun]
+
+
+def start_here(plan: Plan, place: Place) -> LiveRun:
+    """Start the processes of a plan on whatever devices they see."""
+    return LiveRun(plan, place, plan.batch.world_size)
+
+
+def probe(plan: Plan, start: Start = start_here) -> Probed:
+    """Run the trial of a plan on this machine, with all its processes, and clean up behind it.
+
+    Args:
+        plan: of the run, with the micro-batch in question.
+        start: starts its processes.
+
+    Raises:
+        KeyboardInterrupt: a signal asked to stop; no process is left.
+        RunError: the folder for temporary files cannot be written.
+    """
+    running: list[LiveRun] = []
+
+    def kill(_: int = 0) -> None:
+        for live in running:
+            live.kill()
+
+    with (
+        tempfile.TemporaryDirectory(prefix="eke-probe-", ignore_cleanup_errors=True) as folder,
+        forward_signals(kill, kill, "stopping the probe") as heard,
+    ):
+        paths = RunPaths(Path(folder) / "run")
+        live = start(trial_of(plan), Place(paths, None, ""))
+        running.append(live)
+        deadline = time.monotonic() + LIMIT_S
+        while not (live.is_over() or heard or time.monotonic() > deadline):
+            time.sleep(POLL_S)
+        too_long = not live.is_over() and not heard
+        record = live.finish()
+        found = _judged(record, paths, live.worker.process.wait())
+    if heard:
+        raise KeyboardInterrupt
+    return Probed(None, f"it took longer than {LIMIT_S:.0f} s") if too_long else found
+
+
+def trial_of(plan: Plan) -> Plan:
+    """The plan of the trial: nothing is saved, sent or read.
+
+    Of several accumulated micro-batches two are enough: the gradients of the first are there when
+    the second is computed.
+    """
+    config = plan.config
+    batch = Batch(
+        per_device=plan.batch.per_device,
+        accumulation=min(plan.batch.accumulation, 2),
+        eval_per_device=plan.batch.eval_per_device,
+    )
+    train = dataclasses.replace(
+        config.train,
+        eval_every=None,
+        checkpoint_every=None,
+        save_final=False,
+        stop_on_nonfinite=False,
+    )
+    cut = replan(plan, _unsaved(dataclasses.replace(config, batch=batch, train=train)))
+    shape = cut.batch
+    evaluated = shape.eval_per_device * shape.world_size * shape.devices
+    steps = dataclasses.replace(
+        plan.steps,
+        total=STEPS,
+        per_epoch=STEPS,
+        warmup=0,
+        num_train_samples=STEPS * shape.samples_per_step,
+        num_eval_samples=min(evaluated, plan.steps.num_eval_samples),
+    )
+    return dataclasses.replace(cut, steps=steps, probe=True)
+
+
+def _unsaved(config: Config) -> Config:
+    """Without a tracker, and without a merged model at the end."""
+    peft = config.peft
+    if isinstance(peft, Adapters):
+        peft = dataclasses.replace(peft, save_merged=False)
+    return dataclasses.replace(config, peft=peft, tracker=Tracker(option="none"))
+
+
+def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
+    """What the record of a trial says of memory.
+
+    A process that SIGKILL ended ran out of it, too: nobody else knows of these processes, and the
+    kernel ends them first when the machine's memory is short.
+    """
+    reason, phase = record.outcome, ""
+    if record.failure:
+        reason, phase = record.failure.message, f" in {record.failure.phase}"
+    if record.outcome == Outcome.ok.name:
+        return Probed(True)
+    if record.outcome == Outcome.oom.name:
+        return Probed(False, f"out of memory{phase}")
+    killed = was_killed(paths, record.attempt, exit_code)
+    return Probed(False if killed else None, reason)

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import last_bytes, read_json, read_text
-from eke.common.locks import is_locked
+from eke.common.files import is_locked, last_bytes, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
-from eke.launch.processes.follow import newest_step
-from eke.launch.processes.sweep_watchers import watchers_in, watchers_of
+from eke.launch.processes.follow import newest_step, watchers_in, watchers_of
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.scheduler import Element
-from eke.launch.slurm.states import Phase, phase_of
+from eke.launch.slurm.scheduler import Element, Phase, phase_of
 from eke.launch.slurm.submission import newest_of
 from eke.plan.record import (
     RECORD_LIMIT,

@@ -1,20 +1,138 @@
-"""The books of a sweep: what has become of each run, for whoever shows it or writes it down."""
+"""The books of a sweep: what has become of each run, for whoever shows it or writes it down.
 
+Which runs can only need more memory than one that ran out of it.
+
+An order that holds whatever the model, as a forecast's does not: the same run with a
+larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
+16-bit weights needs no less. Anything else that differs (another optimizer, another attention
+kernel) leaves two runs without an order; so does autocast, which adds 16-bit copies of the weights.
+
+`rerun=true` of a sweep is met once, however often the sweep is interrupted and typed again.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.units import format_number
-from eke.launch.processes.oom_skip import needs_at_least
+from eke.common.files import open_file, own_folder, read_json, write_json
+from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.text import format_number
+from eke.config.schema import Checkpointing, Config
 from eke.launch.processes.progress_display import Board
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import place_of
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import CHANGED, Job
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record
+
+GROWING = (
+    "batch.per_device",
+    "data.seq_len",
+    "model.num_hidden_layers",
+    "model.vocab_size",
+)
+"""Keys with which memory can only grow."""
+
+FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps", "train.epochs")
+"""Keys that make no difference to memory."""
+
+
+def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
+    """Jobs in an order in which one that runs out of memory leaves out as many as it can.
+
+    Those of the first round that may run out of it go by what they are expected to need, in the
+    places that they had; all others stay where they are.
+
+    Args:
+        jobs: of a sweep, as they were typed.
+        risk: bytes that a plan is expected to need, if it may run out of memory; else None.
+    """
+    found: dict[int, int] = {}
+    first = min((job.plan.config.repeat for job in jobs), default=0)
+    for place, job in enumerate(jobs):
+        if job.plan.config.repeat == first and (size := risk(job.plan)) is not None:
+            found[place] = size
+    ordered = list(jobs)
+    for place, taken in zip(found, sorted(found, key=lambda place: found[place]), strict=True):
+        ordered[place] = jobs[taken]
+    return ordered
+
+
+def needs_at_least(plan: Plan, failed: Plan) -> str:
+    """Why a plan needs no less memory than one that ran out of it; empty where that is unknown."""
+    if plan.device != failed.device or plan.batch.world_size != failed.batch.world_size:
+        return ""
+    if plan.batch.accumulation == 1 < failed.batch.accumulation:
+        return ""  # gradients were there while the second micro-batch went through the model
+    widened = _is_wider(plan, failed)
+    here, there = _flat(plan), _flat(failed)
+    differing = [key for key in {*here, *there} if here.get(key) != there.get(key)]
+    more = []
+    for key in sorted(differing):
+        if key in FREE or (widened and key.startswith("precision.")):
+            continue
+        if not _grows(key, there.get(key), here.get(key)):
+            return ""
+        more.append(f"{key}={here[key]} needs no less than {there[key]}")
+    more += [f"float32 needs no less than {failed.compute.weights}"] if widened else []
+    return "; ".join(more) or "this run differs in nothing that changes memory"
+
+
+def _grows(key: str, failed: Any, here: Any) -> bool:
+    if key in GROWING:
+        return isinstance(here, int) and isinstance(failed, int) and here > failed
+    if key == "memory.checkpointing":
+        return bool(here is Checkpointing.off and failed is Checkpointing.full)
+    return False
+
+
+def _is_wider(plan: Plan, failed: Plan) -> bool:
+    """Whether all that is 16 bits wide in the run that failed is 32 bits wide in the other."""
+    narrow, wide = failed.compute, plan.compute
+    return (
+        narrow.weights != "float32"
+        and not narrow.master
+        and narrow.float8 == wide.float8 == "off"
+        and wide.weights == "float32"
+        and wide.autocast is None
+    )
+
+
+def _flat(plan: Plan) -> dict[str, Any]:
+    """Key path -> value, as resolved, without what surrounds the run."""
+    pairs = [pair for pair in _walk(plan.config) if not pair[0].startswith(_AROUND)]
+    found = {key: value for key, value in pairs if not key.endswith(".option")}
+    found["batch.per_device"] = plan.batch.per_device
+    for resolved in ("batch.accumulation", "batch.target", "batch.eval_per_device"):
+        found.pop(resolved, None)  # looked at above
+    found["model"] = type(plan.config.model).__name__
+    return found
+
+
+_AROUND = (
+    "tracker.", "paths.", "hardware.", "rerun", "plan_only", "ignore_forecast", "launcher.",
+    "train.log_every",
+)  # fmt: skip
+"""Starts of keys of what surrounds a run."""
+
+
+def _walk(node: Config | Any, path: str = "") -> list[tuple[str, Any]]:
+    if not dataclasses.is_dataclass(node):
+        return [(path, node)]
+    pairs = []
+    for field in dataclasses.fields(node):
+        below = f"{path}.{field.name}" if path else field.name
+        pairs += _walk(getattr(node, field.name), below)
+    return pairs
 
 
 class Ledger(Protocol):
@@ -127,3 +245,88 @@ def done_again(places: Sequence[Place]) -> list[str]:
         "eke report has both"
         for what, count in reasons.items()
     ]
+
+
+class Rerun:
+    """One demand to run a sweep again; those who type it before it is met work on the same one.
+
+    Its file holds, of each run, the folders that were finished before. It is met once all others
+    have a final record; should one of these be set aside, it is not.
+    """
+
+    def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
+        self.paths, self.jobs = paths, [job for job in jobs if job.plan.config.rerun]
+        self.goes_on = False
+        """Whether it was begun by an earlier command."""
+        self._state: dict[str, Any] = {}
+        if not self.jobs:
+            return
+        with self._held():
+            runs = paths.folder.parent
+            known = self._read()
+            met = known.get("met")
+            if known and (met is None or not all(_is_final(runs / name) for name in met)):
+                self._state, self.goes_on = {**known, "met": None}, True
+            else:
+                self._state = {"begun": uuid.uuid4().hex, "old": {}, "met": None}
+            old = self._state["old"]
+            for plan in (job.plan for job in self.jobs):
+                names = old.get(plan.run_id, _folders(plan))
+                old[plan.run_id] = [name for name in names if _is_final(runs / name)]
+            self._write()
+
+    @property
+    def old(self) -> set[str]:
+        """Names of folders whose final records do not meet it."""
+        return {name for names in self._state.get("old", {}).values() for name in names}
+
+    def end(self) -> None:
+        """Note that it is met, if it is: the same command begins another one."""
+        ends = [job.outcome for job in self.jobs if job.rule != CHANGED]
+        never = (Outcome.skipped, Outcome.refused)
+        if not ends or len(ends) < len(self.jobs):
+            return
+        if not all(outcome and (outcome.is_final or outcome in never) for outcome in ends):
+            return
+        with self._held():
+            if self._read().get("begun") == self._state["begun"]:
+                done = [job for job in self.jobs if job.outcome and job.outcome.is_final]
+                self._state["met"] = [Path(job.folder).name for job in done]
+                self._write()
+
+    def _read(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            return dict(read_json(self.paths.rerun))
+        return {}
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: it holds for this command alone
+            write_json(self.paths.rerun, self._state)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nobody else reads or writes the file in here, where there are locks."""
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):
+                own_folder(self.paths.folder)
+                lock = self.paths.rerun.with_suffix(".lock")
+                descriptor = open_file(lock, os.O_RDWR | os.O_CREAT)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+
+def _folders(plan: Plan) -> Iterator[str]:
+    """Names of a run's folders that are there."""
+    runs, name, number = user_path(plan.config.paths.runs), plan.run_id, 1
+    while (runs / name).exists():
+        yield name
+        number += 1
+        name = f"{plan.run_id}-{number}"
+
+
+def _is_final(folder: Path) -> bool:
+    try:
+        return Outcome[read_json(RunPaths(folder).record)["outcome"]].is_final
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
 from eke.common.process_env import child_environment, module_command
-from eke.common.stdout import speak
+from eke.common.streams import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system

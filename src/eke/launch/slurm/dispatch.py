@@ -1,6 +1,8 @@
 """The runs of a sweep in a cluster: submitted at most once, followed without being needed.
 
 Whoever typed the sweep may leave at any time: jobs need nobody, and the same command finds them.
+
+What a sweep would ask a cluster for, and the very text that sbatch would get.
 """
 
 import sys
@@ -11,19 +13,25 @@ from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
-from eke.common.units import format_number
+from eke.common.text import format_number
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.request import Request
 from eke.launch.slurm.run import ClusterRun, stamp_of
-from eke.launch.slurm.scheduler import Element, SubmissionRefused
-from eke.launch.slurm.states import HELD, Phase, phase_of
-from eke.launch.slurm.submission import jobs_of, read_ticket
+from eke.launch.slurm.scheduler import HELD, Element, Phase, SubmissionRefused, phase_of
+from eke.launch.slurm.submission import (
+    Request,
+    jobs_of,
+    new_submission,
+    read_ticket,
+    script_text,
+    submission_file,
+)
 from eke.launch.slurm.submit import (
     PATIENCE_S,
     arrays,
+    describe_request,
     freeze,
     settle_intents,
     submit_array,
@@ -321,3 +329,24 @@ def say(text: str) -> None:
     """A line for the user."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
+    """Every array with its batch script, and what all of them may take at most.
+
+    Raises:
+        ConfigError: a run asks for what sbatch would not read.
+    """
+    parts, hours = [], 0.0
+    found = arrays(jobs, scheduler.max_array_size())
+    for request, group in found:
+        profile = group[0].plan.config.slurm
+        intent = new_submission(sweep, [], profile.max_restarts)
+        path = submission_file(paths.slurm, intent).absolute()
+        text = script_text(request, profile, intent.name, path, len(group))
+        parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
+        if objection := scheduler.objection_to(text):
+            parts += [f"whether this array would be taken now: {objection}\n"]
+        hours += request.gpu_hours * len(group)
+    jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
+    return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])

@@ -1,23 +1,170 @@
-"""The ledger of a submission: written before sbatch is called, completed when it has answered.
+"""What runs ask SLURM for; runs that ask for the same go into one array.
+
+The ledger of a submission: written before sbatch is called, completed when it has answered.
 
 A kill between the two leaves an intent, which each of its runs names: whoever comes next, of this
 sweep or another, asks SLURM for a job of that name before submitting any of them again. Nothing
 here is pickled; a job's input is a path.
+
+The batch script of an array: submitit writes what SLURM is asked for, eke what runs.
 """
 
 import contextlib
+import re
 import secrets
+import shlex
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import EkeError
+from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.files import read_json, write_json
-from eke.common.paths import RunPaths
-from eke.launch.processes.sweep_job import are_in_vain
-from eke.plan.record import RECORD_LIMIT
+from eke.common.paths import RunPaths, source_folder, user_path
+from eke.common.process_env import SAFE_PATH
+from eke.config.schema import Config, GpuRequest, Slurm
+from eke.launch.processes.nodes import ALONE_S
+from eke.launch.processes.sweep import are_in_vain
+from eke.plan.planner import Plan
+from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
+_MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*")
+"""Long names of sbatch's options."""
+
+_OWN = {
+    **{name: "resources.time" for name in ("time", "time-min")},
+    **{name: f"resources.{name}" for name in ("partition", "account", "qos", "constraint")},
+    "mem": "resources.memory",
+    "cpus-per-task": "resources.cpus",
+    **{name: "resources.gpus" for name in ("gpus", "gpus-per-node", "gres")},
+    "signal": "slurm.grace_s",
+    **{name: "distributed.num_processes" for name in ("ntasks", "ntasks-per-node")},
+    "nodes": "distributed.num_nodes",
+    **{name: "" for name in ("array", "error", "job-name", "no-requeue", "open-mode", "output")},
+    **{name: "" for name in ("parsable", "requeue", "test-only", "wait", "wrap")},
+}
+"""Options of sbatch that eke sets, and the key that changes them; empty where none does. Of an
+option that is there twice, SLURM takes either: the ledger would say what is not so."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job of an array, as SLURM is to see it."""
+
+    minutes: int
+    """Time limit."""
+    gpus: int
+    """On each node."""
+    cpus: int
+    """On each node."""
+    nodes: int = 1
+    memory: str = ""
+    """Of each node, in sbatch's form; empty for the cluster's default, as are the others."""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+
+    @property
+    def gpu_hours(self) -> float:
+        """At most, for one run."""
+        return self.nodes * self.gpus * self.minutes / 60
+
+
+def make_request(plan: Plan) -> Request:
+    """What this run asks for.
+
+    Raises:
+        ConfigError: a value that sbatch would not read.
+    """
+    config, processes = plan.config, plan.processes_per_node * plan.batch.devices
+    wanted, profile = config.resources, config.slurm
+    problems = _problems(config)
+    if problems:
+        raise ConfigError(problems)
+    each = wanted.gpus if wanted.gpus is not None else int(plan.device.kind == "cuda")
+    return Request(
+        minutes=read_minutes(wanted.time) or 0,
+        gpus=each * processes,
+        cpus=wanted.cpus * processes,
+        nodes=config.distributed.num_nodes,
+        memory=wanted.memory or "",
+        partition=wanted.partition or profile.partition or "",
+        account=wanted.account or profile.account or "",
+        qos=wanted.qos or profile.qos or "",
+        constraint=wanted.constraint or profile.constraint or "",
+    )
+
+
+def read_minutes(text: str) -> int | None:
+    """A time limit in whole minutes, rounded up; None if sbatch would not read it.
+
+    sbatch knows `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
+    `days-hours:minutes` and `days-hours:minutes:seconds` (its manual, --time).
+    """
+    found = _TIME.fullmatch(text.strip())
+    if not found:
+        return None
+    parts = [int(part) for part in found["clock"].split(":")]
+    if found["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        hours += 24 * int(found["days"])
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return (hours * 3600 + minutes * 60 + seconds + 59) // 60 or None
+
+
+def _problems(config: Config) -> list[Problem]:
+    wanted, found = config.resources, []
+    minutes = read_minutes(wanted.time)
+    if minutes is None:
+        why = "is no time limit of sbatch's: minutes, H:MM:SS or D-HH:MM:SS"
+        found.append(Problem("resources.time", wanted.time, why, "resources.time=2:00:00"))
+    elif minutes * 60 <= config.slurm.grace_s:
+        why = f"leaves no time before the last {config.slurm.grace_s} s, in which a run saves"
+        fix = f"resources.time={config.slurm.grace_s // 60 + 5}"
+        found.append(Problem("resources.time", wanted.time, why, fix))
+    if wanted.memory and not _MEMORY.fullmatch(wanted.memory):
+        why = "is no amount of memory: a number and K, M, G or T"
+        found.append(Problem("resources.memory", wanted.memory, why, "resources.memory=64G"))
+    found += [
+        Problem(path, repr(text), "goes into a line of the batch script and must be one line")
+        for path, text in _lines_of(config.slurm, config)
+        if re.search(r"[\x00-\x08\x0a-\x1f]", text)
+    ]
+    return found + _wrong_options(config.slurm)
+
+
+def _wrong_options(profile: Slurm) -> list[Problem]:
+    found = []
+    for name in profile.options:
+        if not _OPTION.fullmatch(name):
+            why = "is no long name of an option of sbatch: letters, digits and dashes"
+            found.append(Problem("slurm.options", repr(name), why))
+        elif name in _OWN:
+            why = "is set by eke" + (f", from {_OWN[name]}" if _OWN[name] else " itself")
+            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, _OWN[name]))
+    return found
+
+
+def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
+    """What ends up behind `#SBATCH` or in a command, by key path."""
+    names = ("partition", "account", "qos", "constraint")
+    texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in names]
+    texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*names, "gpu_type", "python")]
+    texts += [("slurm.command_prefix", profile.command_prefix)]
+    texts += [("slurm.srun", text) for text in profile.srun]
+    texts += [("slurm.setup", text) for text in profile.setup]
+    texts += [("paths.runs", str(user_path(config.paths.runs).absolute()))]
+    return texts + [("slurm.options", f"{k}={v}") for k, v in profile.options.items()]
+
 
 SUBMISSION_VERSION = 1
 
@@ -52,7 +199,7 @@ class Ticket:
     stalled: int = 0
     """Restarts since a step was made that had not been made before."""
     worths: list[Sequence[float]] = field(default_factory=list)
-    """Of its attempts that were interrupted: see `eke.launch.processes.sweep_job.worth_of`."""
+    """Of its attempts that were interrupted: see `eke.launch.processes.sweep.worth_of`."""
 
     def spent(self, max_restarts: int) -> str:
         """Why it is not put back into the queue once more; empty where it is."""
@@ -215,3 +362,108 @@ def jobs_of(runs: Iterable[RunPaths]) -> list[str]:
 def job_of(paths: RunPaths) -> str:
     """SLURM's name of one run's newest job."""
     return jobs_of([paths])[0]
+
+
+REQUEUE_CODE = 99
+"""What the watcher of a run exits with to have its job put back into the queue."""
+
+STRAGGLERS_S = int(ALONE_S) + 300
+"""How long the tasks of a step may go on once one has ended. They end within seconds of each other,
+and within ALONE_S where the first one is lost; one that dies before it can be heard of (its node
+has no such Python, say) would have the others hold their nodes for `distributed.timeout_s`."""
+
+_AFTER = f"""\
+code=$?
+job="${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+if [ "$code" -eq {REQUEUE_CODE} ]; then
+  code={EXIT_RESUMABLE}
+  # A job that somebody cancels, or that SLURM itself puts back, is no longer running by now.
+  if scontrol show job -o "$job" | grep -Eq 'JobState=(RUNNING|SIGNALING)'; then
+    scontrol requeue "$job" && sleep 60
+  fi
+fi
+exit "$code\""""
+
+
+def script_text(
+    request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
+) -> str:
+    """The text that sbatch gets.
+
+    Args:
+        request: what each run asks for.
+        profile: how this cluster is spoken to.
+        name: of the job, unlike any other.
+        submission: the file that says which element is which run.
+        num_runs: elements of the array.
+    """
+    from submitit.slurm import slurm
+
+    text: str = slurm._make_sbatch_string(  # submitit's own executors write theirs with it
+        command=watcher_command(profile, submission),
+        folder=submission.parent,
+        map_count=num_runs,
+        **sbatch_parameters(request, profile, name, submission.parent),
+    )
+    return text
+
+
+def watcher_command(profile: Slurm, submission: Path) -> str:
+    """What srun starts, as a shell reads it."""
+    python = profile.python or shlex.quote(sys.executable)
+    words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
+    return f"{profile.command_prefix} {words}".strip()
+
+
+def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path) -> dict[str, Any]:
+    """Arguments of submitit's for what a run asks for; what is empty is left to the cluster."""
+    # SLURM replaces %a and the like wherever they are in a path; two are one.
+    log = str(job_log(Path(str(folder).replace("%", "%%")), "%A_%a"))
+    chosen: dict[str, Any] = {
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "mem": request.memory,
+    }
+    options = {name: value if value else True for name, value in profile.options.items()}
+    gpus = f"{profile.gpu_type}:{request.gpus}" if profile.gpu_type else request.gpus
+    if request.gpus:
+        is_gres = profile.gpu_request is GpuRequest.gres
+        chosen |= {"gres": f"gpu:{gpus}"} if is_gres else {"gpus_per_node": gpus}
+    stragglers = [f"--wait={STRAGGLERS_S}"] if request.nodes > 1 else []
+    return {
+        "job_name": name,
+        "time": request.minutes,
+        "nodes": request.nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": request.cpus,
+        "signal_delay_s": profile.grace_s,
+        "array_parallelism": profile.max_parallel,
+        "stderr_to_stdout": True,
+        "setup": _setup(profile),
+        "teardown": [_AFTER],
+        # Into the script's own log, whatever name submitit has for it.
+        "srun_args": [
+            *("--output", log, "--open-mode=append", "--export=ALL"),
+            *(*stragglers, *profile.srun),
+        ],
+        # submitit would name a wckey of its own, which a cluster that checks them refuses.
+        "wckey": None,
+        "additional_parameters": {"requeue": True, "output": log, **options},
+        **{key: value for key, value in chosen.items() if value},
+    }
+
+
+def _setup(profile: Slurm) -> list[str]:
+    source = shlex.quote(source_folder())
+    return [
+        # scancel reaches this shell, too: it has to stay until the run has saved.
+        "trap : TERM",
+        *profile.setup,
+        # Whatever the lines above have switched on: what comes after srun has to run.
+        "set +eu +o pipefail",
+        f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        # A step has all of a job's cores only if it is told so (SLURM 22.05 and later).
+        'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+    ]

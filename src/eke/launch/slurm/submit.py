@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.files import own_folder, write_atomic, write_json
-from eke.common.locks import open_shared_lock, try_lock
+from eke.common.files import open_shared_lock, own_folder, try_lock, write_atomic, write_json
 from eke.common.paths import RunPaths
-from eke.common.units import format_number
+from eke.common.text import format_number
 from eke.config.schema import Slurm
 from eke.launch.processes.run_dir import claim, without_locks
 from eke.launch.processes.running_run import write_down
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.request import Request, make_request
-from eke.launch.slurm.script import script_text
-from eke.launch.slurm.software import note_software
+from eke.launch.slurm.run import note_software
 from eke.launch.slurm.submission import (
+    Request,
     Submission,
+    make_request,
     name_in_runs,
     new_submission,
     newest_of,
     put_back,
     read_submissions,
+    script_text,
     submission_file,
     with_job,
     write_submission,

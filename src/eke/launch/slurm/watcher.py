@@ -14,20 +14,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from eke.common.cluster_task import Task, this_task
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths
+from eke.common.process_env import Task, this_task
 from eke.common.streams import open_streams
-from eke.common.units import format_number
+from eke.common.text import format_number
 from eke.hardware import choose, machine_fingerprint, option_of
-from eke.launch.nodes import Head, follow, start_run
-from eke.launch.processes.collect_outcome import describe_exit
+from eke.launch.processes.nodes import Head, follow, start_run
 from eke.launch.processes.run_dir import Place, claim
-from eke.launch.processes.sweep_job import worth_of
+from eke.launch.processes.running_run import describe_exit
+from eke.launch.processes.sweep import worth_of
+from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
-from eke.launch.slurm.script import REQUEUE_CODE
-from eke.launch.slurm.software import note_software
 from eke.launch.slurm.submission import (
+    REQUEUE_CODE,
     Submission,
     Ticket,
     read_submission,

@@ -1,9 +1,13 @@
 """What a checkpoint is, read from its small files; no torch, no transformers, no weights."""
 
-from eke.models.checkpoints.content import content_of
-from eke.models.checkpoints.locate import Located, locate
+from eke.models.checkpoints.agreement import content_of
+from eke.models.checkpoints.locate import (
+    Located,
+    is_of_eke_without_tokenizer,
+    locate,
+    resolve_tokenizer,
+)
 from eke.models.checkpoints.resolve import follow_head, resolve_model
-from eke.models.checkpoints.tokens import is_of_eke_without_tokenizer, resolve_tokenizer
 
 __all__ = [
     "Located",

@@ -2,14 +2,158 @@
 
 Widths and depth are compared here, before anything is queued; every single tensor is compared when
 the model is loaded.
+
+Names and shapes of a checkpoint's tensors, from the headers of its safetensors files.
+
+Format: eight bytes with the header's length, the header as JSON, the numbers.
+Source: https://huggingface.co/docs/safetensors/index#format
+
+What makes a checkpoint the same checkpoint: its content, wherever it lies.
 """
 
+import json
 import re
+import shlex
+import struct
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from eke.data.sources import files_digest
 from eke.models.checkpoints.architecture import Sizes
-from eke.models.checkpoints.problem import refuse
-from eke.models.checkpoints.tensors import Shapes
+from eke.models.checkpoints.locate import CONFIG, KEY, Located, refuse
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+MAX_HEADER_BYTES = 100_000_000
+"""What the safetensors library takes: safetensors/src/tensor.rs, MAX_HEADER_SIZE."""
+
+CHUNK = 1 << 24
+"""Bytes of a tensor that are compared at once."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def weight_files(found: Located) -> list[Path]:
+    """The files with the weights; none where a hub model's are not on this machine yet.
+
+    Raises:
+        ConfigError: a local folder has none, lacks one of several, or has another format's.
+    """
+    folder = found.folder
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _shards(found)
+    if not found.is_local:
+        return []
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+    if pickled:
+        why = f"has its weights in {pickled[0]}, which can run code when it is loaded"
+        raise refuse(found.typed, why, f"convert it once: {_conversion(found)}")
+    raise refuse(found.typed, f"has a config.json, but no {WEIGHTS}")
+
+
+def _conversion(found: Located) -> str:
+    code = (
+        "from transformers import AutoConfig; import transformers as t; "
+        f"f = {str(found.folder)!r}; c = AutoConfig.from_pretrained(f); "
+        "getattr(t, c.architectures[0]).from_pretrained(f).save_pretrained('NEW_FOLDER')"
+    )
+    return f"python -c {shlex.quote(code)}   then {KEY}=NEW_FOLDER"
+
+
+def _shards(found: Located) -> list[Path]:
+    try:
+        index = json.loads((found.folder / INDEX).read_text())
+        names = sorted(set(index["weight_map"].values()))
+        paths = [found.folder / name for name in names]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refuse(found.typed, f"its {INDEX} cannot be read: {error}") from error
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent and not found.is_local:
+        return []  # the rest is downloaded by whoever loads it
+    if absent:
+        why = f"{len(absent)} of its {len(paths)} files of weights are missing: {absent[0]}"
+        raise refuse(found.typed, why)
+    return paths
+
+
+def read_shapes(found: Located) -> Shapes:
+    """Name -> shape of every tensor; empty where the weights are not on this machine yet.
+
+    Raises:
+        ConfigError: a file is missing, cut off or none of safetensors.
+    """
+    shapes: Shapes = {}
+    for path in weight_files(found):
+        header = _header(found, path)
+        try:
+            shapes |= {
+                name: tuple(int(n) for n in tensor["shape"]) for name, tensor in header.items()
+            }
+            end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+        except (TypeError, KeyError, ValueError, IndexError) as error:
+            raise refuse(found.typed, f"the header of its {path.name} is damaged") from error
+        _check_length(found, path, end)
+    return shapes
+
+
+def same_numbers(found: Located, one: str, other: str) -> bool:
+    """Whether two tensors of a checkpoint hold the same bytes."""
+    places = []
+    for path in weight_files(found):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+        header = _header(found, path)
+        places += [(path, 8 + length, header[n]) for n in (one, other) if n in header]
+    (path, start, first), (path_2, start_2, second) = places
+    (low, high), (low_2, high_2) = first["data_offsets"], second["data_offsets"]
+    if (first["dtype"], high - low) != (second["dtype"], high_2 - low_2):
+        return False
+    with open(path, "rb") as file, open(path_2, "rb") as file_2:
+        for at in range(0, high - low, CHUNK):
+            size = min(CHUNK, high - low - at)
+            file.seek(start + low + at)
+            file_2.seek(start_2 + low_2 + at)
+            if file.read(size) != file_2.read(size):
+                return False
+    return True
+
+
+def _header(found: Located, path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError("the header is too long")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return dict(header)
+    except OSError as error:
+        raise refuse(found.typed, f"its {path.name} cannot be read: {error.strerror}") from error
+    except (struct.error, ValueError, AttributeError, TypeError, RecursionError) as error:
+        why = f"its {path.name} is no safetensors file, or cut off ({path.stat().st_size} bytes)"
+        if _first_bytes(path) == b"version":
+            why = f"its {path.name} is a Git LFS pointer, not the weights"
+            raise refuse(found.typed, why, "git lfs pull   (in its folder)") from error
+        raise refuse(found.typed, why) from error
+
+
+def _first_bytes(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(7)
+
+
+def _check_length(found: Located, path: Path, end: int) -> None:
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+    wanted, there = 8 + length + end, path.stat().st_size
+    if wanted != there:
+        why = f"its {path.name} has {there} bytes instead of {wanted}: it was not copied whole"
+        raise refuse(found.typed, why)
+
 
 _LAYER = {
     "llama": r"(?:^|\.)layers\.(\d+)\.",
@@ -89,3 +233,23 @@ def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[st
 
 def _ending(shapes: Shapes, ending: str) -> tuple[int, ...] | None:
     return next((shape for name, shape in shapes.items() if name.endswith(ending)), None)
+
+
+def content_of(found: Located) -> str:
+    """`NAME@COMMIT` of a hub model; of a folder 16 hex digits over config.json and weights.
+
+    Hashing gigabytes takes a while, so it is done once per path, size and times of change; a
+    cache that cannot be written is done without.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    if not found.is_local:
+        return f"{found.typed}@{found.commit}"
+    files = [found.folder / CONFIG, *weight_files(found)]
+    try:
+        return files_digest((path.name, path) for path in files)[:16]
+    except OSError as error:
+        raise refuse(
+            found.typed, f"its {error.filename} cannot be read: {error.strerror}"
+        ) from error

@@ -2,14 +2,21 @@
 
 Architectures whose tensors `eke.models.sizes` knows are read under their own names and defaults; of
 any other one the usual names are looked for, and what is not found stays unknown.
+
+Facts of transformers' model classes, read from their source: an import would import torch.
 """
 
-from collections.abc import Callable, Mapping
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from eke.config.schema.limits import LARGEST
+from eke.config.schema.fields import LARGEST
 from eke.config.schema.model import MAX_LAYERS
-from eke.models.checkpoints.problem import refuse
+from eke.models.checkpoints.locate import refuse
 
 Raw = Mapping[str, Any]
 Sizes = dict[str, Any]
@@ -205,3 +212,152 @@ KNOWN: dict[str, tuple[str, Callable[[Reader], Sizes]]] = {
 }
 """`model_type` -> family of `eke.models.sizes`, and how its config.json is read. Defaults are
 those of the configuration classes of transformers 5 (tested)."""
+
+
+MAPPINGS = {
+    "causal_lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "masked_lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "seq2seq_lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+}
+"""`task.option` -> table of `models/auto/modeling_auto.py`: model type -> class."""
+
+ROOT_CLASS = "PreTrainedModel"
+"""transformers' base of all models; it supports nothing by itself."""
+
+
+@cache
+def models_folder() -> Path | None:
+    """Transformers' folder `models`; None where it is not installed."""
+    spec = find_spec("transformers")
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places)), "models") if places else None
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Raises OSError: there is no such file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _table(path: Path, name: str) -> dict[str, str]:
+    """A literal `NAME = OrderedDict([(key, value), ...])`; of several values the first."""
+    found: dict[str, str] = {}
+    for node in _tree(path).body:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
+            continue
+        for pair in ast.walk(node.value):
+            if isinstance(pair, ast.Tuple) and len(pair.elts) == 2:
+                key, value = pair.elts
+                value = value.elts[0] if isinstance(value, ast.Tuple) else value
+                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                    found.setdefault(str(key.value), str(value.value))
+    return found
+
+
+def source_of(model_type: str) -> Path | None:
+    """The file with the classes of a model type; None where transformers has none of its name."""
+    folder = models_folder()
+    if folder is None:
+        return None
+    try:
+        special = _table(folder / "auto/auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+    except OSError:
+        special = {}
+    module = special.get(model_type, model_type.replace("-", "_"))
+    found = sorted((folder / module).glob("modeling_*.py"))
+    whole = [path for path in found if path.stem == f"modeling_{model_type.replace('-', '_')}"]
+    return next(iter([*whole, *found]), None)
+
+
+def class_attribute(model_type: str, task: str, name: str) -> bool | None:
+    """A flag of the class of a task: `_supports_sdpa`; None where its source does not tell.
+
+    Args:
+        model_type: of config.json.
+        task: option of the group `task`.
+        name: of the attribute.
+    """
+    folder = models_folder()
+    if folder is None:
+        return None
+    try:
+        heads = _table(folder / "auto/modeling_auto.py", MAPPINGS[task])
+        head = heads.get(model_type)
+        # gpt-sw3 and internlm3 have no source: their class is that of GPT-2 and of Llama.
+        kinds = [model_type, *(kind for kind in heads if heads[kind] == head)]
+        source = next(filter(None, map(source_of, kinds)), None)
+        return _attribute(source, head, name) if head and source else None
+    except (OSError, SyntaxError):
+        return None
+
+
+def _attribute(path: Path, class_name: str, name: str) -> bool | None:
+    """A class attribute that is True or False in the source, by the order of its bases."""
+    if class_name == ROOT_CLASS:
+        return False
+    definition = next(
+        (n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == class_name), None
+    )
+    if definition is None:
+        place = next(_imported_from(path, class_name), None)
+        return None if place is None else _attribute(place, class_name, name)
+    for node in definition.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.AnnAssign):
+            target = node.target
+        if isinstance(target, ast.Name) and target.id == name:
+            value = node.value  # type: ignore[attr-defined]  # both kinds of assignment have one
+            return bool(value.value) if isinstance(value, ast.Constant) else None
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+    answers = [answer for base in bases if (answer := _attribute(path, base, name)) is not None]
+    return next(iter(answers), None)
+
+
+def _imported_from(path: Path, class_name: str) -> Iterator[Path]:
+    """Files of transformers' models that a name was imported from."""
+    for node in _tree(path).body:
+        if isinstance(node, ast.ImportFrom) and any(n.name == class_name for n in node.names):
+            parts = (node.module or "").split(".")
+            place = path.parents[node.level - 1].joinpath(*parts).with_suffix(".py")
+            if node.level and place.is_file():
+                yield place
+
+
+_PADDED_TABLE = re.compile(
+    r"position_embeddings = [\w.]+\(\s*config\.max_position_embeddings,[^()]*padding_idx="
+    r"|super\(\)\.__init__\(config\.max_position_embeddings,[^()]*pad_token_id\)"
+)
+_READ_AHEAD = re.compile(r"self\.position_embeddings\.\w+\([^()]*\+ 1\)")
+
+
+def first_position(model_type: str, pad: int) -> int:
+    """Row of the table of positions that a sequence begins with.
+
+    RoBERTa's relatives keep the rows up to the padding token's id for padding, which shows in their
+    table's `padding_idx`; all others begin with the first. A row that ProphetNet's decoder reads
+    ahead of each token's own is one that no sequence can have.
+
+    Args:
+        model_type: of config.json.
+        pad: `pad_token_id` of config.json.
+    """
+    source = source_of(model_type)
+    try:
+        text = source.read_text(encoding="utf-8") if source else ""
+    except OSError:
+        return 0
+    return (pad + 1) * bool(_PADDED_TABLE.search(text)) + bool(_READ_AHEAD.search(text))
+
+
+def supports(raw: Mapping[str, Any], task: str, name: str) -> bool | None:
+    """Whether the class of a config.json has `name`, an attention: of two parts, both."""
+    flag = f"_supports_{name}"
+    found = [class_attribute(str(raw["model_type"]), task, flag)]
+    for part in (raw.get("encoder"), raw.get("decoder")):
+        if isinstance(part, Mapping):
+            kind = str(part.get("model_type"))
+            known = (class_attribute(kind, each, flag) for each in MAPPINGS)
+            found.append(next((answer for answer in known if answer is not None), None))
+    return False if False in found else (None if None in found else True)

@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_value
+from eke.common.text import format_value
 from eke.config.schema import Config, PretrainedModel, Rows, SequenceClassification
-from eke.models.checkpoints.agreement import compare
-from eke.models.checkpoints.architecture import KNOWN, Sizes, read_sizes
-from eke.models.checkpoints.classes import first_position, supports
-from eke.models.checkpoints.content import content_of
-from eke.models.checkpoints.locate import CONFIG, Located, locate
-from eke.models.checkpoints.problem import KEY, refuse
-from eke.models.checkpoints.tensors import Shapes, read_shapes, same_numbers
+from eke.models.checkpoints.agreement import Shapes, compare, content_of, read_shapes, same_numbers
+from eke.models.checkpoints.architecture import KNOWN, Sizes, first_position, read_sizes, supports
+from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""

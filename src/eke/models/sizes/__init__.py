@@ -1,10 +1,7 @@
 """Closed-form sizes of models and their training state; no torch, no transformers."""
 
-from eke.models.families import DECODERS, FAMILIES, VALID_TASKS
-from eke.models.sizes.adapters import KEPT_WHOLE, Targets, choose_targets, is_ia3, linear_layers
-from eke.models.sizes.flops import Flops, SampleMeans, training_flops
-from eke.models.sizes.measure import adapted_layers, model_size, structure, training_structure
-from eke.models.sizes.optimizer_descriptions import (
+from eke.models.sizes.families import DECODERS, FAMILIES, VALID_TASKS
+from eke.models.sizes.optimizers import (
     DESCRIPTIONS,
     FLOAT32_BYTES,
     PAGED_MIN_SIZE,
@@ -15,25 +12,47 @@ from eke.models.sizes.optimizer_descriptions import (
     optimizer_bytes,
     projection_rank,
 )
-from eke.models.sizes.parameters import ModelSize
-from eke.models.sizes.predicted_positions import most_predicted, predicted_frac
-from eke.models.sizes.sample_length import is_ragged
-from eke.models.sizes.sharding import flat_pieces, pieces, shared_state_bytes, state_files
+from eke.models.sizes.parameters import (
+    Flops,
+    ModelSize,
+    SampleMeans,
+    adapted_layers,
+    is_ragged,
+    model_size,
+    most_predicted,
+    predicted_frac,
+    structure,
+    training_flops,
+    training_structure,
+)
 from eke.models.sizes.state import (
     BFLOAT16_BYTES,
-    STAGE,
-    StateBytes,
-    has_master,
-    state_bytes,
-    weight_bytes,
-)
-from eke.models.sizes.structure import Attention, Role, Structure, Tokens, Weight
-from eke.models.sizes.swapping import (
     PIECE_BUFFERS,
+    STAGE,
     WEIGHT_BUFFERS,
+    StateBytes,
     SwapBytes,
+    flat_pieces,
+    has_master,
     is_file,
     largest_part,
+    pieces,
+    shared_state_bytes,
+    state_bytes,
+    state_files,
+    weight_bytes,
+)
+from eke.models.sizes.structure import (
+    KEPT_WHOLE,
+    Attention,
+    Role,
+    Structure,
+    Targets,
+    Tokens,
+    Weight,
+    choose_targets,
+    is_ia3,
+    linear_layers,
 )
 
 __all__ = [

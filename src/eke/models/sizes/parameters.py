@@ -1,6 +1,45 @@
-"""The size of a model: what follows from its configuration without building it."""
+"""The size of a model: what follows from its configuration without building it.
 
-from dataclasses import dataclass
+How many positions of a sample are projected onto the vocabulary.
+
+Model FLOPs of one training step: what the mathematics needs, whatever the implementation does.
+
+6 per matrix-multiplied parameter and token (2 forward, 4 backward) and 12 L S h per token for the
+two products of attention: Chowdhery et al. 2022, arXiv:2204.02311, appendix B. Causal attention
+counts half, because half of the score matrix is masked: Dao 2023, arXiv:2307.08691, section 4.1
+(PaLM counts it in full; implementations that compute the masked half do more work than this).
+Of a mixture of experts only those count that a token passes through.
+A frozen weight needs no gradient of its own, only that of its input: 4 instead of 6 (Hu et al.
+2021, arXiv:2106.09685, section 4.2). Where nothing below a layer is trained not even that is
+needed; it is counted, at most the first layer's attention projections.
+Positions without a label, where the projection onto the vocabulary skips them, are not counted.
+Left out: norms, activations, softmax, dropout, rotary positions, the loss, the optimizer's own
+arithmetic, and recomputation, which is overhead and no model FLOPs.
+
+From a configuration to the size of its model.
+
+How long samples are, as far as the configuration says it.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import cast
+
+from eke.common.errors import ConfigError, Problem
+from eke.config.schema import Adapters, Config, Lengths, MaskedLM, Rows, Seq2SeqLM, Synthetic
+from eke.models.sizes.families import FAMILIES, VALID_TASKS
+from eke.models.sizes.structure import (
+    Attention,
+    Structure,
+    Tokens,
+    Weight,
+    adapt,
+    choose_targets,
+    linear_layers,
+)
 
 
 @dataclass(frozen=True)
@@ -31,3 +70,276 @@ class ModelSize:
         if self.flops_per_sample is None or not self.tokens_per_sample:
             return None
         return self.flops_per_sample / self.tokens_per_sample
+
+
+DEVIATIONS = 3
+"""Standard deviations above the mean that some micro-batch of a run may well have: one in 740."""
+
+
+def predicted_frac(config: Config, length: float | None = None) -> float:
+    """Share of positions, on average; where only data can tell, all of them.
+
+    Args:
+        config: of the run.
+        length: tokens of a row, which has one target at least; None takes `data.seq_len`.
+    """
+    if not config.kernels.sparse_prediction or not isinstance(config.task, MaskedLM):
+        return 1.0
+    share, tokens = config.task.mask_frac, length or config.data.seq_len
+    return share + (1 - share) ** tokens / tokens
+
+
+def most_predicted(config: Config, rows: int, length: int) -> int:
+    """The most of so many rows' tokens that a run is likely to meet: each is chosen by chance."""
+    positions, share = rows * length, predicted_frac(config, length)
+    deviation = math.sqrt(positions * share * (1 - share))
+    return min(positions, math.ceil(positions * share + DEVIATIONS * deviation))
+
+
+def with_sparse_head(config: Config, structure: Structure) -> Structure:
+    """The same tensors, of which the vocabulary's projection may see fewer positions."""
+    if predicted_frac(config) == 1:
+        return structure
+    rows = config.model.vocab_size
+
+    def sparse(weight: Weight) -> Weight:
+        is_projection = weight.tokens is not Tokens.none and weight.shape[0] == rows
+        return replace(weight, tokens=Tokens.predicted) if is_projection else weight
+
+    return replace(structure, weights=tuple(map(sparse, structure.weights)))
+
+
+PER_PARAMETER = 6
+"""Forward multiply and add, and twice that backward: arXiv:2204.02311, appendix B."""
+PER_FROZEN_PARAMETER = 4
+"""Without the gradient of the weight itself."""
+PER_SCORE = 12
+"""Two products of attention, 2 FLOPs each, three times (forward, two gradients): same source."""
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations of one training step, per sample."""
+
+    matmul: float
+    """Of weights with activations."""
+    attention: float
+    """Of queries with keys, and of scores with values."""
+    formula: str
+
+    @property
+    def total(self) -> float:
+        """Both parts."""
+        return self.matmul + self.attention
+
+
+Counts = dict[Tokens | tuple[Tokens, Tokens], float]
+"""Of one sample, the vectors of each kind, and the products of two kinds."""
+
+
+@dataclass(frozen=True)
+class SampleMeans:
+    """Means over the samples of a training: tokens, and products of them that attention needs."""
+
+    source: float
+    target: float
+    """The same as `source` but in seq2seq_lm: T5 gives a classifier's input to its decoder, too."""
+    source_by_source: float
+    target_by_target: float
+    target_by_source: float
+
+
+def full_samples(config: Config) -> SampleMeans:
+    """All samples have `data.seq_len` tokens."""
+    source = target = config.data.seq_len
+    if config.task.option == "seq2seq_lm":
+        target = cast(Seq2SeqLM, config.task).target_len or source
+    return SampleMeans(source, target, source * source, target * target, target * source)
+
+
+def tokens_per_sample(config: Config, means: SampleMeans | None = None) -> Counts:
+    """How many vectors of one sample each kind of weight, or of attention, is multiplied with."""
+    known = means or full_samples(config)
+    return {
+        Tokens.none: 0,
+        Tokens.source: known.source,
+        Tokens.target: known.target,
+        Tokens.predicted: predicted_frac(config, known.target) * known.target,
+        Tokens.sample: 1,
+        (Tokens.source, Tokens.source): known.source_by_source,
+        (Tokens.target, Tokens.target): known.target_by_target,
+        (Tokens.target, Tokens.source): known.target_by_source,
+    }
+
+
+def training_flops(config: Config, structure: Structure, means: SampleMeans | None = None) -> Flops:
+    """Model FLOPs of one forward and backward pass over one sample, the mean of a training's.
+
+    Source: the two papers named at the top of this file.
+
+    Args:
+        config: of the run.
+        structure: of its model.
+        means: of its samples; None where each has `data.seq_len` tokens.
+    """
+    tokens = tokens_per_sample(config, means)
+    matmul = sum(_per_parameter(w) * w.num_active * tokens[w.tokens] for w in structure.weights)
+    attention = sum(attention_flops(a, tokens) for a in structure.attention)
+    return Flops(float(matmul), float(attention), _formula(structure, tokens))
+
+
+def _per_parameter(weight: Weight) -> int:
+    return PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER
+
+
+def attention_flops(attention: Attention, tokens: Counts) -> float:
+    """Training FLOPs per sample of one stack's attention."""
+    scores = tokens[attention.queries, attention.keys] * (0.5 if attention.causal else 1)
+    return PER_SCORE * attention.num_layers * attention.width * scores
+
+
+def _formula(structure: Structure, tokens: Counts) -> str:
+    """The sum in numbers: `6 x 803840 x 256 tokens + 12 x 4 layers x 128 x 256 x 256 / 2`."""
+    units = {
+        Tokens.source: "tokens",
+        Tokens.target: "decoder tokens",
+        Tokens.predicted: "predicted tokens",
+        Tokens.sample: "per sample",
+    }
+    parts = []
+    for kind, unit in units.items():
+        for trained in (True, False):
+            counted = [w for w in structure.weights if (w.trained, w.tokens) == (trained, kind)]
+            if not counted:
+                continue
+            factor = PER_PARAMETER if trained else PER_FROZEN_PARAMETER
+            active = any(w.num_active != prod(w.shape) for w in counted)
+            words = f"{' active' if active else ''}{'' if trained else ' frozen'}"
+            size = sum(w.num_active for w in counted)
+            parts.append(f"{factor} x {size}{words} x {_short(tokens[kind])} {unit}")
+    parts += [
+        f"{PER_SCORE} x {a.num_layers} layers x {a.width} x {_scores(a, tokens)}"
+        f"{' / 2 (causal)' if a.causal else ''}"
+        for a in structure.attention
+    ]
+    return " + ".join(parts)
+
+
+def _scores(attention: Attention, tokens: Counts) -> str:
+    queries, keys = tokens[attention.queries], tokens[attention.keys]
+    found = tokens[attention.queries, attention.keys]
+    if found == queries * keys:
+        return f"{_short(queries)} x {_short(keys)}"
+    return f"{_short(found)} (mean of tokens x tokens)"
+
+
+def _short(mean: float) -> str:
+    """Whole numbers as they are, means to four digits or one decimal."""
+    if mean == int(mean):
+        return str(int(mean))
+    return f"{mean:.4g}" if mean < 1000 else f"{mean:.1f}"
+
+
+MAX_KEPT = 16
+"""Models whose tensors are kept: a sweep, or a search for the fastest run, asks for few models,
+each some thousand times."""
+
+_kept: OrderedDict[str, Structure] = OrderedDict()
+
+
+def _once(content: str, make: Callable[[], Structure]) -> Structure:
+    """What was made of the same content before, or is made now."""
+    found = _kept.pop(content, None) or make()
+    _kept[content] = found  # the newest is the last
+    if len(_kept) > MAX_KEPT:
+        _kept.popitem(last=False)
+    return found
+
+
+def structure(config: Config) -> Structure:
+    """The tensors and the attention of the model with its task head.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    return _once(repr((config.model, config.task)), lambda: _structure(config))
+
+
+def training_structure(config: Config) -> Structure:
+    """The tensors as they are trained: with adapters, frozen and 4-bit weights.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    sparse = config.kernels.sparse_prediction
+    content = repr((config.model, config.task, config.peft, sparse))
+    return _once(content, lambda: with_sparse_head(config, adapt(config, structure(config))))
+
+
+def _structure(config: Config) -> Structure:
+    family, task = config.model.family, config.task.option
+    tasks = VALID_TASKS[family]
+    if task not in tasks:
+        why = f"{family} models have a head for {' and '.join(tasks)} only"
+        raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
+    return FAMILIES[family](config)
+
+
+def _architecture(config: Config) -> str:
+    return getattr(config.model, "model_type", config.model.family)
+
+
+def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
+    """Parameters and training FLOPs, equal to what the real transformers class has.
+
+    Adapters are counted among the trained parameters, and not among the model's.
+
+    Args:
+        config: of the run.
+        means: of its samples; None where each has `data.seq_len` tokens.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    parts = structure(config)
+    trained = adapt(config, parts)
+    multiplied = with_sparse_head(config, trained)
+    known = parts.attention and _is_known(config)
+    flops = training_flops(config, multiplied, means) if known else None
+    samples = means or full_samples(config)
+    tokens = samples.source + (samples.target if config.task.option == "seq2seq_lm" else 0)
+    per_token = (Tokens.source, Tokens.target)
+    return ModelSize(
+        num_parameters=sum(prod(w.shape) for w in parts.weights),
+        num_active_parameters=sum(w.num_active for w in parts.weights),
+        num_trained_parameters=(
+            sum(prod(w.shape) for w in trained.weights if w.trained) if _is_known(config) else None
+        ),
+        num_matmul_parameters=sum(w.num_active for w in parts.weights if w.tokens in per_token),
+        flops_per_sample=flops.total if flops else None,
+        flops_formula=flops.formula if flops else f"unknown for {_architecture(config)}",
+        tokens_per_sample=tokens,
+    )
+
+
+def adapted_layers(config: Config) -> tuple[str, ...]:
+    """Names of the adapted layers, from the Transformer layer on, sorted; none where unknown.
+
+    Raises:
+        ConfigError: if the family has no head for the task.
+    """
+    if not isinstance(config.peft, Adapters):
+        return ()
+    return tuple(sorted(choose_targets(config, linear_layers(structure(config))).modules))
+
+
+def _is_known(config: Config) -> bool:
+    """Whether it is known what is trained: adapters go by the names of layers."""
+    return config.model.family != "other" or not isinstance(config.peft, Adapters)
+
+
+def is_ragged(config: Config) -> bool:
+    """Samples may have different lengths."""
+    if isinstance(config.data, Synthetic):
+        return config.data.lengths is not Lengths.fixed
+    return isinstance(config.data, Rows)

@@ -211,7 +211,7 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
             np.add.reduceat(each[packs.members], packs.offsets[:-1], axis=0)
             for each in (tokens, pairs)
         )
-    if count < len(tokens):  # as eke.training.batches.samples takes them
+    if count < len(tokens):  # as eke.training.batches.sampler takes them
         kept = np.arange(count) * len(tokens) // count
         tokens, pairs = tokens[kept], pairs[kept]
     return tokens, pairs

@@ -1,10 +1,22 @@
-"""The plan: every derived decision of a run with its reason; frozen, printable, for the worker."""
+"""The plan: every derived decision of a run with its reason; frozen, printable, for the worker.
 
+Plans on disk: what the worker reads.
+
+The plan as text: the first screen of a run, and all of `eke plan`.
+"""
+
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from eke.common.paths import program
-from eke.config.schema import Config
+import cattrs
+
+from eke.common.errors import RunError
+from eke.common.files import read_json, write_json
+from eke.common.paths import RunPaths, program
+from eke.common.text import align, format_bytes, format_count, format_flops
+from eke.config.schema import Config, PretrainedModel
+from eke.config.schema.codec import make_converter
 from eke.data.sources import BYTE_TOKENS, Vocabulary
 from eke.hardware import Device
 from eke.models.sizes import ModelSize
@@ -141,3 +153,98 @@ class Plan:
     def processes_per_node(self) -> int:
         """Processes on each machine."""
         return self.batch.world_size // self.config.distributed.num_nodes
+
+
+def plan_to_plain(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON values."""
+    content: dict[str, Any] = make_converter().unstructure(plan)
+    return content
+
+
+def write_plan(paths: RunPaths, plan: Plan) -> None:
+    """Freeze the plan into its run folder."""
+    write_json(paths.plan, plan_to_plain(plan))
+
+
+def read_plan(paths: RunPaths) -> Plan:
+    """The plan of a run folder.
+
+    Raises:
+        RunError: there is none, or it cannot be read.
+    """
+    try:
+        return make_converter().structure(read_json(paths.plan), Plan)
+    except (OSError, ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
+        raise RunError(f"{paths.plan}: not a readable plan ({error})") from error
+
+
+def render_plan(plan: Plan) -> str:
+    """Every decision with its reason, then the size of the job, then warnings."""
+    rows = [(d.key, d.value, d.reason) for d in plan.decisions]
+    rows += _size_rows(plan)
+    chosen = "  ".join(
+        f"{group}={option}"
+        for group, option in sorted(plan.choices.items())
+        if option not in ("none", "loop") and group not in ("hardware", "sweep", "distributed")
+    )
+    options = textwrap.wrap(chosen, 98, initial_indent="  ", subsequent_indent="  ")
+    lines = [f"plan {plan.run_id}", *options, ""]
+    lines += [f"  {line}" for line in align(rows, right=[1])]
+    lines += [f"  warning: {warning}" for warning in plan.warnings]
+    return "\n".join(lines)
+
+
+def _of_device_memory(plan: Plan) -> str:
+    """What else is to be known of it."""
+    if not plan.device.present:
+        return "declared, not present: for planning only"
+    left = plan.device.available_bytes
+    return "" if left is None else f"{format_bytes(left)} of it free now"
+
+
+def _which_model(plan: Plan) -> str:
+    """What was chosen, the checkpoint behind it, and how much of it a token sees."""
+    words = f"model={plan.config.model.option}"
+    if isinstance(plan.config.model, PretrainedModel):
+        words += f" {plan.config.model.name_or_path}"
+    if plan.size.num_active_parameters != plan.size.num_parameters:
+        words += f", {format_count(plan.size.num_active_parameters)} active per token"
+    return words
+
+
+def _trained_row(plan: Plan) -> list[tuple[str, str, str]]:
+    """How many numbers are trained, where that is not all of them."""
+    count, option = plan.size.num_trained_parameters, plan.config.peft.option
+    if option == "none":
+        return []
+    if count is None:
+        return [("trained parameters", "unknown", f"peft={option}; the built model tells")]
+    share = f"{count / plan.size.num_parameters:.2%} as many as the model has, by peft={option}"
+    return [("trained parameters", format_count(count), share)]
+
+
+def _size_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    size, steps = plan.size, plan.steps
+    flops = size.flops_per_sample
+    step = "unknown" if flops is None else format_flops(flops * plan.batch.samples_per_step)
+    memory = plan.device.memory_bytes
+    # The last step of an epoch has what is left of it.
+    epochs, more = divmod(steps.total, steps.per_epoch)
+    left = min(more * plan.batch.samples_per_step, steps.num_train_samples)
+    num_samples = epochs * steps.num_train_samples + left
+    return [
+        ("parameters", format_count(size.num_parameters), _which_model(plan)),
+        *_trained_row(plan),
+        ("model FLOPs per step", step, size.flops_formula),
+        (
+            "samples in all",
+            format_count(num_samples),
+            f"{num_samples / steps.num_train_samples:.2f} epochs of "
+            f"{steps.num_train_samples} samples",
+        ),
+        (
+            "device memory",
+            format_bytes(memory) if memory else "unknown",
+            _of_device_memory(plan),
+        ),
+    ]

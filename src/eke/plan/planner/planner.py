@@ -1,23 +1,39 @@
-"""From a checked configuration to a plan: every derived decision, each with its reason."""
+"""From a checked configuration to a plan: every derived decision, each with its reason.
 
+Whether attention on a GPU shares keys and values among query heads, or has them repeated.
+
+What to do about steps that wait for their data.
+
+The files of a run whose training state lies on a disk: where they are, and their removal.
+
+What of a record follows from the plan: the same whether the worker or its supervisor writes.
+"""
+
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_number
+from eke.common.files import remove_tree
+from eke.common.paths import RunPaths, user_path
+from eke.common.text import format_number
 from eke.config.schema import (
     MAX_STEPS,
     Adapters,
+    Backend,
     Compute,
     Config,
     Evaluation,
+    NvmeOffload,
     PretrainedModel,
     Switch,
     Weights,
 )
 from eke.config.schema.codec import make_converter
-from eke.hardware import Device, machine_fingerprint
+from eke.hardware import Device, machine_fingerprint, usable_cores
 from eke.models.sizes import (
     FLOAT32_BYTES,
     adapted_layers,
@@ -28,15 +44,21 @@ from eke.models.sizes import (
     model_size,
     projection_rank,
 )
-from eke.models.sizes.optimizer_descriptions import AUTO
+from eke.models.sizes.optimizers import AUTO
 from eke.plan.identity import run_id
-from eke.plan.planner.batches import plan_batch, smaller_batch
-from eke.plan.planner.deepspeed import STAGES, Settings, deepspeed_settings
-from eke.plan.planner.ds_config import merge_user_settings, read_user_settings
+from eke.plan.planner.deepspeed_config import (
+    STAGES,
+    Settings,
+    deepspeed_settings,
+    merge_user_settings,
+    read_user_settings,
+)
 from eke.plan.planner.inputs import inputs_of
 from eke.plan.planner.lengths import sample_means
-from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan
-from eke.plan.planner.samples import DataPlan, plan_data
+from eke.plan.planner.plan import BatchPlan, ComputePlan, Decision, Plan, StepPlan, plan_to_plain
+from eke.plan.planner.samples import DataPlan, plan_batch, plan_data, smaller_batch
+from eke.plan.record import Failure, Outcome, Record, metrics
+from eke.plan.record.record import Timing
 
 DEFAULT_STEPS = 300
 """Steps when neither `train.steps` nor `train.epochs` says how long: the default run falls clearly
@@ -355,3 +377,136 @@ def _plan_peft(config: Config, decisions: list[Decision]) -> None:
             reason += "; its experts, one tensor each and no linear layer, stay as they are"
         value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
         decisions.append(Decision("peft.target_modules", f"[{value}]", reason))
+
+
+FLASH_CAPABILITY = (8, 0)
+"""PyTorch's flash kernel and cuDNN's, the two that share them, need Ampere (sdp_utils.cpp)."""
+
+HALF = ("float16", "bfloat16")
+"""Formats that these two take."""
+
+
+def shares_heads(plan: Plan, dtype: str | None = None) -> bool:
+    """Whether a kernel can run that takes fewer key and value heads than query heads.
+
+    Where none can, PyTorch (2.13) falls back to its plain path without a word, whose scores grow
+    with the square of the length: its memory-efficient kernel wants as many heads of each.
+
+    Args:
+        plan: of the run.
+        dtype: torch dtype name that attention computes in; that of the plan's training by default.
+    """
+    attention, device = plan.config.attention, plan.device
+    if device.kind != "cuda" or attention.option != "sdpa":
+        return True
+    if attention.backend is Backend.mem_efficient:
+        return False
+    if attention.backend is not Backend.auto:
+        return True  # the one kernel that may run is another
+    new_enough = (device.capability or FLASH_CAPABILITY) >= FLASH_CAPABILITY
+    return new_enough and (dtype or plan.compute.matmul) in HALF
+
+
+WORTH_SAYING_FRAC = 0.1
+"""Without any waiting a step would then be 1 / (1 - 0.1) = 1.11 times as fast at the most; less
+than that drowns in the spread of step times."""
+
+MIN_STEPS = 10
+"""Steady steps below which a share says nothing: one slow step would make it."""
+
+
+def waiting_hints(plan: Plan, timing: Timing) -> list[str]:
+    """A warning with the override to type, where waiting for data cost a good part of the time."""
+    waited, steps = timing.data_frac, timing.steady_step_s
+    if waited is None or steps is None or steps.n < MIN_STEPS or waited < WORTH_SAYING_FRAC:
+        return []
+    said = f"{waited:.0%} of the time of a step went by waiting for data"
+    workers = plan.config.dataloader.workers
+    cores = usable_cores() // plan.processes_per_node
+    if workers == 0:
+        return [f"{said} (dataloader=workers)"]
+    if 2 * workers <= cores:
+        return [f"{said} (dataloader.workers={2 * workers})"]
+    return [f"{said}; {workers} loader processes are all that {cores} cores can feed"]
+
+
+STATE = "zero_stage_3"
+"""DeepSpeed's folder in the folder it is told."""
+
+
+def swap_folder(plan: Plan, paths: RunPaths) -> Path | None:
+    """Where this run's files are: no other run's, wherever its folder is. None without files."""
+    offload = plan.config.offload
+    if plan.deepspeed is None or not isinstance(offload, NvmeOffload):
+        return None
+    place = hashlib.sha256(str(paths.folder.absolute()).encode()).hexdigest()[:8]
+    return user_path(offload.path).absolute() / f"eke-{paths.folder.name}-{place}"
+
+
+def remove_swap(folder: Path | None, rank: int | None = None) -> None:
+    """Remove one rank's files, or all, and the folder itself once no rank has any."""
+    if folder is None:
+        return
+    for mine in folder.glob(f"{STATE}/*/rank{'*' if rank is None else rank}"):
+        remove_tree(mine)
+    for empty in (*folder.glob(f"{STATE}/*"), folder / STATE, folder):
+        with suppress(OSError):  # another rank's files are there, or it was first
+            empty.rmdir()
+
+
+def swap_files(folder: Path, rank: int) -> dict[str, int]:
+    """Bytes of one rank's files: `optimizer` and `weights`, as the file system has them."""
+    found = {"optimizer": 0, "weights": 0}
+    for file in folder.glob(f"{STATE}/*/rank{rank}/*.swp"):
+        kind = "optimizer" if file.parents[1].name == "optimizer" else "weights"
+        with suppress(OSError):
+            found[kind] += file.stat().st_size
+    return found
+
+
+def outline_record(
+    plan: Plan,
+    rows: Sequence[metrics.Row],
+    attempt: int,
+    outcome: Outcome,
+    failure: Failure | None,
+) -> Record:
+    """A record of the plan and of what metrics.jsonl holds; memory and the like are absent yet."""
+    content = plan_to_plain(plan)
+    config = content.pop("config")
+    steps = metrics.latest(rows, metrics.LOSS)
+    timing = metrics.timing(rows)
+    return Record(
+        run_id=plan.run_id,
+        name=plan.name,
+        outcome=outcome.value,
+        exit_code=outcome.exit_code,
+        attempt=attempt,
+        steps_done=int(steps[-1][metrics.STEP]) if steps else 0,
+        config=config,
+        choices=dict(plan.choices),
+        overrides=list(plan.overrides),
+        plan=content,
+        machine=dict(plan.machine),
+        environment={},
+        command=plan.command,
+        timing=timing,
+        throughput=metrics.throughput(
+            rows,
+            plan.size.flops_per_token,
+            plan.size.flops_formula,
+            plan.batch.world_size * plan.batch.devices,
+            plan.device.peak(_format(plan)),
+        ),
+        loss=metrics.losses(rows),
+        warnings=[*plan.warnings, *waiting_hints(plan, timing)],
+        failure=failure,
+    )
+
+
+def _format(plan: Plan) -> str:
+    """The format whose peak the run is measured against."""
+    if plan.compute.float8 != "off":
+        return "float8"
+    tf32 = plan.compute.tf32 and plan.compute.matmul == "float32"
+    return "tf32" if tf32 else plan.compute.matmul

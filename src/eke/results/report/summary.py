@@ -1,11 +1,26 @@
 """The closing summary of one run: what the guides print, and what it takes to trust it.
 
 A line whose number was not measured is left out.
+
+The end of a sweep as a table: the outcome of every cell.
+
+A line that says how far the planning of a large sweep has come.
 """
 
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
 
-from eke.common.units import format_bytes, format_count, format_flops, format_number, format_seconds
+from eke.common.streams import unfiltered
+from eke.common.text import (
+    align,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_number,
+    format_seconds,
+)
 from eke.plan.record import Outcome, Record, Spread
 
 Line = tuple[str, str, str]
@@ -226,3 +241,139 @@ def _memory_technique_lines(seen: dict[str, Any]) -> list[Line]:
     if moved := seen.get("activation_bytes_offloaded"):
         lines.append(("activations", f"{format_bytes(moved)} offloaded", "in the first two steps"))
     return lines
+
+
+HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what differs")
+
+
+class CellLike(Protocol):
+    """What a cell of a sweep shows."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What sets it apart."""
+        ...
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it did not end well."""
+        ...
+
+
+def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequence[str] = ()) -> str:
+    """One line a cell, then the reason of each that did not end well; absent numbers are blank.
+
+    Args:
+        cells: each with its record, if it has one.
+        names: the name of each cell's row, where the sweep has rows.
+    """
+    labels = label_cells([cell.overrides for cell, _ in cells], names)
+    rows = [_row(cell, record, label) for (cell, record), label in zip(cells, labels, strict=True)]
+    lines = align([HEADER, *rows])
+    for (cell, _), label in zip(cells, labels, strict=True):
+        if cell.reason:
+            lines += ["", f"{cell.outcome}: {label}", f"  {cell.reason}"]
+    return "\n".join(lines)
+
+
+def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:
+    """A short name for each cell: its row, if it has one, and what differs between cells."""
+    labels = [" ".join(label) for label in differing(overrides)]
+    if not any(names):
+        return labels
+    pairs = zip(names, labels, strict=True)
+    return [f"{name}: {label}" if label else name for name, label in pairs]
+
+
+def differing(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Of each cell only what not every cell has; a single cell keeps everything."""
+    if len(overrides) < 2:
+        return list(overrides)
+    shared = set(overrides[0]).intersection(*overrides[1:])
+    return [tuple(o for o in cell if o not in shared) for cell in overrides]
+
+
+def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
+    rate = step = memory = loss = ""
+    if record is not None:
+        # A speed that others on the device took part in is no measurement.
+        alone = not record.shared_device
+        if alone and record.throughput.samples_per_s is not None:
+            rate = f"{record.throughput.samples_per_s:.2f}"
+        if alone and record.timing.steady_step_s:
+            step = format_seconds(record.timing.steady_step_s.median)
+        measured = record.memory.measured
+        if measured and measured.peak_allocated_bytes is not None:
+            memory = format_bytes(measured.peak_allocated_bytes)
+        if record.loss.eval_final is not None:
+            loss = f"{record.loss.eval_final:.4f}"
+    return (cell.outcome or "not run", rate, step, memory, loss, label)
+
+
+QUIET_S = 2.0
+"""Planning that is over sooner needs no line."""
+
+PAUSE_S = {True: 0.2, False: 10.0}
+"""Between two lines: on a terminal they overwrite each other, in a log they add up."""
+
+
+class PlanningLine:
+    """Written to stderr, on a terminal one line that is wiped at the end.
+
+    Args:
+        stream: where to; stderr if None.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = unfiltered(stream or sys.stderr)
+        self._clock = clock
+        self._due = clock() + QUIET_S
+        self._written = ""
+        self._last = ""
+        """What was not shown, since the line before it was shown a moment ago."""
+
+    def composed(self, done: int, total: int) -> None:
+        """So many cells are composed."""
+        self._show(f"composed {done} of {format_number(total, 'cell')}")
+
+    def planned(self, done: int, total: int) -> None:
+        """So many cells are checked and planned."""
+        self._show(f"checked and planned {done} of {format_number(total, 'cell')}")
+
+    def traced(self, done: int, total: int) -> None:
+        """The memory of so many cells is traced, of those that may not fit."""
+        self._show(f"traced the memory of {done} of {format_number(total, 'cell')}")
+
+    def combined(self, done: int, total: int) -> None:
+        """So many sets of techniques are checked."""
+        self._show(f"checked {done} of {total} sets of techniques")
+
+    def close(self) -> None:
+        """The last count where lines add up; on a terminal the line is wiped, if there is one."""
+        if self._last and self._written and not self._stream.isatty():
+            self._stream.write(f"{self._last}\n")
+            self._stream.flush()
+        if self._written and self._stream.isatty():
+            self._stream.write("\r" + " " * len(self._written) + "\r")
+            self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        now = self._clock()
+        self._last = text
+        if now < self._due:
+            return
+        self._last = ""
+        is_terminal = self._stream.isatty()
+        self._due = now + PAUSE_S[is_terminal]
+        padded = text.ljust(len(self._written))
+        self._stream.write(f"\r{padded}" if is_terminal else f"{text}\n")
+        self._stream.flush()
+        self._written = padded

@@ -1,8 +1,7 @@
 """Mirrors of a run outside its folder: a tracker sees every row and can never stop training."""
 
-from eke.results.trackers.describe import summary_values, tracker_id
 from eke.results.trackers.registry import TRACKERS, build_tracker
-from eke.results.trackers.tracker import TrackedRun, Tracker
+from eke.results.trackers.tracker import TrackedRun, Tracker, summary_values, tracker_id
 
 __all__ = [
     "TRACKERS",

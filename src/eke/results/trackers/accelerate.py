@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from eke.common.files import own_folder
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics
-from eke.results.trackers.async_tracker import MirrorError
-from eke.results.trackers.resume_offset import CatchUp
+from eke.results.trackers.async_tracker import CatchUp, MirrorError
 from eke.results.trackers.tracker import Row, TrackedRun, Value
 
 _log = logging.getLogger(__name__)

@@ -2,20 +2,33 @@
 
 Training must not stop, nor wait, because a server hangs or a helper process died: SLURM's SIGTERM
 goes to every process of a job, wandb-core dies of it, and the next `log` raises.
+
+What a later attempt still owes a mirror, and what the mirror has already.
+
+A resumed run repeats the steps since its checkpoint, bit for bit; and rows of the attempt before
+may have been lost on their way. So a mirror is asked how far it came: older rows are sent again,
+repeated ones are left out.
+
+Seconds of training steps up to each row: an axis on which runs can be compared by time.
+
+W&B's own clocks run while a run is uploaded, or while it waits between two attempts.
 """
 
 import logging
+import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from eke.common.masking import mask
-from eke.common.units import format_number
+from eke.common.text import format_number
+from eke.plan.record import metrics
 from eke.results.trackers.tracker import Row
 
 _log = logging.getLogger(__name__)
@@ -218,3 +231,108 @@ def describe(error: BaseException) -> str:
 
 class MirrorError(Exception):
     """A mirror's own finding, worded for the user."""
+
+
+TRAIN, EVAL = "train", "eval"
+
+
+def kind_of(row: Mapping[str, object]) -> str:
+    """Whether a row tells of a training step or of an evaluation: a step can have both."""
+    return EVAL if metrics.EVAL_LOSS in row else TRAIN
+
+
+def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
+    """One row per step and kind, the highest attempt's; by step, training before evaluation."""
+    best: dict[tuple[int, bool], metrics.Row] = {}
+    for row in rows:
+        if not isinstance(row.get(metrics.STEP), int):
+            continue
+        key = (int(row[metrics.STEP]), kind_of(row) == EVAL)
+        if key not in best or row.get(metrics.ATTEMPT, 0) >= best[key].get(metrics.ATTEMPT, 0):
+            best[key] = row
+    return [best[key] for key in sorted(best)]
+
+
+@dataclass
+class CatchUp:
+    """Turns the rows of an attempt into the rows that a mirror lacks."""
+
+    metrics_file: Path
+    attempt: int
+    seen: dict[str, int] = field(default_factory=dict)
+    """Kind of row -> last step that the mirror has of it; absent: none."""
+    _caught_up: bool = False
+
+    def missing(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows to send now: older ones that never arrived, then those of `rows` that are new.
+
+        Raises:
+            OSError: metrics.jsonl cannot be read.
+        """
+        found = [row for row in rows if self._is_new(row)]
+        if rows and not self._caught_up:
+            self._caught_up = True
+            found = [*self._older(int(rows[0][metrics.STEP])), *found]
+        for row in found:
+            self.seen[kind_of(row)] = int(row[metrics.STEP])
+        return found
+
+    def _is_new(self, row: Mapping[str, float | int | str]) -> bool:
+        return int(row[metrics.STEP]) > self.seen.get(kind_of(row), -1)
+
+    def _older(self, first_step: int) -> list[metrics.Row]:
+        """Rows of earlier attempts, before the first step of this one, that the mirror lacks."""
+        if not self.attempt or self.seen.get(TRAIN, -1) >= first_step - 1:
+            return []
+        rows, _ = metrics.read_rows(self.metrics_file)
+        earlier = deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < self.attempt)
+        return [row for row in earlier if row[metrics.STEP] < first_step and self._is_new(row)]
+
+
+TIME = "train/time_s"
+"""Sum of `train/step_time_s` over all steps so far, those of earlier attempts included."""
+
+
+class TrainTime:
+    """Adds the time to the rows of an attempt, in the order in which they come.
+
+    Args:
+        metrics_file: holds the rows of earlier attempts.
+        attempt: number of this one.
+    """
+
+    def __init__(self, metrics_file: Path, attempt: int) -> None:
+        self._metrics_file = metrics_file
+        self._attempt = attempt
+        self._total: float | None = None
+
+    def add(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, those of training steps with their time.
+
+        Raises:
+            OSError: metrics.jsonl cannot be read.
+        """
+        return [self._with_time(row) for row in rows]
+
+    def _with_time(self, row: Row) -> Row:
+        if self._total is None:
+            # An evaluation comes after its step, which an earlier attempt may have done.
+            done = metrics.STEP_TIME not in row
+            self._total = self._before(int(row[metrics.STEP]) + done)
+        if metrics.STEP_TIME not in row:
+            return row  # an evaluation joins the row of its step
+        self._total += _seconds(row)
+        return {**row, TIME: self._total}
+
+    def _before(self, first_step: int) -> float:
+        """Seconds of the steps that earlier attempts did before the first one here."""
+        if not self._attempt:
+            return 0.0
+        rows, _ = metrics.read_rows(self._metrics_file)
+        earlier = deduplicate(row for row in rows if row.get(metrics.ATTEMPT, 0) < self._attempt)
+        return sum(_seconds(row) for row in earlier if int(row[metrics.STEP]) < first_step)
+
+
+def _seconds(row: Mapping[str, object]) -> float:
+    value = row.get(metrics.STEP_TIME)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from eke.common.files import read_json, write_json
 from eke.plan.record import EXIT_OK, EXIT_RESUMABLE, metrics
 from eke.results.trackers.accelerate import flat_config
-from eke.results.trackers.resume_offset import EVAL, TRAIN
+from eke.results.trackers.async_tracker import EVAL, TRAIN
 from eke.results.trackers.tracker import Row, TrackedRun
 
 ENVIRONMENT = {

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.results.trackers.accelerate import flat_config, log_each
-from eke.results.trackers.async_tracker import MirrorError
-from eke.results.trackers.resume_offset import EVAL, TRAIN
+from eke.results.trackers.async_tracker import EVAL, TRAIN, MirrorError
 from eke.results.trackers.tracker import Row, TrackedRun
 
 OUTSIDE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_DATASET_ID")

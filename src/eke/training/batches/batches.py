@@ -1,16 +1,30 @@
-"""From samples to micro-batches: padding, counting, and which samples each optimizer step sees."""
+"""From samples to micro-batches: padding, counting, and which samples each optimizer step sees.
 
+Micro-batches made a few at a time, where the training process makes them itself.
+
+Micro-batches on their way to the device.
+
+Giving the allocator's unused blocks back to the GPU.
+
+The longest samples that a run meets, of one token: for trials of its memory.
+"""
+
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from eke.common.tokens import IGNORED, PAD
+from eke.common.text import IGNORED, PAD
+from eke.config.schema import Config, Packing, Seq2SeqLM
 from eke.data.sources import mix_seed
+from eke.models.sizes import is_ragged, most_predicted
+from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.lengths import GROUPED_STEPS, Micro
-from eke.training.batches.tasks import Key, Sample, lay_end_to_end
+from eke.training.batches.tasks import Key, Sample, is_packed, lay_end_to_end
 
 
 @dataclass(frozen=True)
@@ -225,3 +239,179 @@ class StepSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         for keys in self.order.steps(self.start, self.stop):
             yield from cut_step(keys, self.per_device, self.rank, self.world_size)
+
+
+T = TypeVar("T")
+
+AT_MOST = 8
+"""Items of a burst."""
+LONG_ENOUGH_S = 1e-3
+"""Seconds after which a burst ends: as long as no step's time shows it, and by then all is warm."""
+
+
+def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
+    """The same items, of which several are made before the first is handed on.
+
+    What makes a batch is out of the processor's caches after each step of a model, and making one
+    then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
+    at a time, for four short samples: docs/lab.md, 2026-11-23).
+
+    Args:
+        items: made when they are asked for.
+        clock: seconds that have passed.
+    """
+    while True:
+        made, start = [], clock()
+        for item in items:
+            made.append(item)
+            if len(made) == AT_MOST or clock() - start >= LONG_ENOUGH_S:
+                break
+        if not made:
+            return
+        yield from made
+
+
+class Transfer:
+    """Copies micro-batches to a device; to a GPU in a stream of its own.
+
+    The host is ahead of a GPU. In the stream that computes, a copy would be done after everything
+    that is queued there, and from memory that is not page-locked the host would wait for that. In a
+    stream of its own it is there before its step begins (CUDA C++ Programming Guide, "Overlap of
+    Data Transfer and Kernel Execution").
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch 2.13
+
+    def __call__(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch on the device, for what is queued after this in the current stream."""
+        if self.device.type == "cpu":
+            return batch  # made there
+        if self.stream is None:
+            return batch.to(self.device)
+        with torch.cuda.stream(self.stream):
+            moved = batch.to(self.device)
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_stream(self.stream)
+        for tensor in moved.tensors:
+            # Its memory is the other stream's, which must not use it again before this one has.
+            tensor.record_stream(computing)
+        return moved
+
+
+class CacheRelease:
+    """Empties the caching allocator in every n-th step, between forward and backward pass.
+
+    That is where HF Trainer's `torch_empty_cache_steps` does it, and where it lowers the peak: the
+    forward pass's temporaries are free, and the backward pass asks for blocks of other sizes.
+    """
+
+    def __init__(self, every: int | None, device: torch.device) -> None:
+        self.every = every
+        self.device = device
+        self.calls = 0
+        """Times the allocator was emptied."""
+
+    def after_forward(self, step: int) -> None:
+        """The forward pass of a micro-batch of this step (counted from 0) is over."""
+        if self.every is None or (step + 1) % self.every or self.device.type != "cuda":
+            return  # PyTorch caches no blocks on a CPU: there is nothing to give back
+        torch.cuda.empty_cache()
+        self.calls += 1
+
+
+def build_cache_release(plan: Plan, device: torch.device) -> CacheRelease:
+    """What `memory.empty_cache_every` asks for."""
+    return CacheRelease(plan.config.memory.empty_cache_every, device)
+
+
+@dataclass(frozen=True)
+class LongestSamples:
+    """As many samples as planned, each as long as samples can be, all of one ordinary token."""
+
+    plan: Plan
+    evaluation: bool
+
+    def __len__(self) -> int:
+        steps = self.plan.steps
+        return steps.num_eval_samples if self.evaluation else steps.num_train_samples
+
+    def __getitem__(self, key: Key) -> Sample:
+        """The same sample for every number and epoch."""
+        config, micro = self.plan.config, self._micro
+        length = micro.source
+        if config.data.packing is Packing.padding_free:  # they share its one row
+            return self._sample(-(-length // self._together()), micro.target)
+        if config.data.packing is Packing.on and is_ragged(config):
+            # Two in a row: of one alone, libraries see no need to keep it from others.
+            cut = length // 2
+            return lay_end_to_end([self._sample(n, n) for n in (cut, length - cut)])
+        return self._sample(length, micro.target)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, shape (samples,)."""
+        return np.full(len(self), self._micro.source)
+
+    @property
+    def _micro(self) -> Micro:
+        return evaluated(self.plan) if self.evaluation else drawn(self.plan).longest
+
+    def _sample(self, length: int, of_target: int) -> Sample:
+        task, vocabulary = self.plan.config.task, self.plan.vocabulary
+        ids = np.full(length, self._ordinary())
+        if isinstance(task, Seq2SeqLM):
+            target = np.full(of_target, self._ordinary())
+            return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
+        if task.option == "sequence_classification":
+            # As in eke.training.batches.tasks: T5 pools at the end of text, of which each row has
+            # one.
+            ids[-1] = vocabulary.pad if vocabulary.eos is None else vocabulary.eos
+            return {"input_ids": ids, "labels": np.zeros((), np.int64)}
+        return {"input_ids": ids, "labels": some_labels(self.plan.config, ids, self._together())}
+
+    def _together(self) -> int:
+        """Samples of a micro-batch."""
+        batch = self.plan.batch
+        return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
+
+    def _ordinary(self) -> int:
+        """The first id without a meaning of its own."""
+        known = self.plan.vocabulary
+        special = {known.pad, known.eos, known.mask, *known.special}
+        return next(number for number in range(len(special) + 1) if number not in special)
+
+
+def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
+    """Labels of a sample: as many as a micro-batch of such samples may have, shared out evenly."""
+    most = -(-most_predicted(config, num_samples, len(ids)) // num_samples)
+    labels = np.full_like(ids, IGNORED)
+    labels[:most] = ids[:most]
+    return labels
+
+
+@dataclass(frozen=True)
+class LongestCollator:
+    """Makes micro-batches in which, as in the run's, one row has padding where rows may have it."""
+
+    collate: Collator
+    plan: Plan
+
+    def __call__(self, samples: list[Sample]) -> MicroBatch:
+        """One micro-batch from at least one sample."""
+        config = self.plan.config
+        ragged = is_ragged(config) and not is_packed(config)
+        if ragged and len(samples) > 1:
+            return self.collate([*samples[:-1], _shorter(samples[-1])])
+        return self.collate(samples)
+
+
+def _shorter(sample: Sample) -> Sample:
+    """Without the first token of each sequence; the last may be one that a model pools at."""
+    return {name: _tail(array) for name, array in sample.items()}
+
+
+def _tail(array: np.ndarray) -> np.ndarray:
+    return array[1:] if array.ndim and len(array) > 1 else array

@@ -2,21 +2,36 @@
 
 The host's own collectives go over gloo, on a GPU machine too: agreeing on counts and on stopping
 must not wait for the device. Only gradients and losses travel between devices.
+
+How the processes of one run share its model, in Accelerate's terms.
+
+nn.DataParallel: one process, several GPUs; the loss is computed where the logits are.
+
+PyTorch runs a copy of the module on each device, in threads that inherit neither autocast's format
+nor what watches this thread; and gathers what they return on the first device. So the copies enter
+autocast themselves, and what is gathered is one number per device and not their logits.
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from eke.common.paths import LOCAL_RANK, MEETING, RANK, WORLD_SIZE
 from eke.config.schema import PeerToPeer
+from eke.plan.planner import Plan
+from eke.plan.planner.deepspeed_config import STAGES
 from eke.plan.record import Outcome
+from eke.training.batches.batches import MicroBatch
+from eke.training.model.loss import LossFunction
+from eke.training.model.number_formats import Formats
+from eke.training.model.unused import depend_on_all, routed_parents
 
 STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
 """What a rank may ask for; the first one that any rank asked for counts."""
@@ -135,3 +150,100 @@ def is_lost_contact(error: BaseException) -> bool:
 
 LOST_SIGNS: Sequence[str] = ("Connection closed by peer", "gloo", "NCCL", "Timed out waiting")
 """How gloo (torch 2.13: plain RuntimeErrors) and nccl say that they wait in vain."""
+
+
+def build_handlers(plan: Plan) -> list[Any]:
+    """Accelerate's `kwargs_handlers` for the plan's `distributed` option."""
+    return BUILDERS[plan.config.distributed.option]()
+
+
+def _alone() -> list[Any]:
+    """Accelerate wraps nothing."""
+    return []
+
+
+def _ddp() -> list[Any]:
+    from accelerate import DistributedDataParallelKwargs
+
+    # Buffers of Transformers are constants; sending them with each forward pass would make ranks
+    # with different numbers of micro-batches wait for each other. Gradients live in the buckets
+    # that are sent: no second copy of them.
+    return [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
+
+
+def expect_unreached(plan: Plan, model: nn.Module, accelerator: Any) -> None:
+    """Let ranks train experts that the micro-batch of some of them does not reach.
+
+    DDP looks for them after each forward pass. FSDP and ZeRO exchange what all ranks have a
+    gradient of: there every expert has one, of zero if need be.
+
+    Args:
+        plan: the run.
+        model: before it is shared.
+        accelerator: that will wrap it.
+    """
+    routed = routed_parents(model)
+    if not routed:
+        return
+    if plan.config.distributed.option == "ddp":
+        accelerator.ddp_handler.find_unused_parameters = True
+    elif plan.config.distributed.option in ("fsdp", *STAGES):
+        for parent in routed:
+            depend_on_all(parent, late=plan.config.distributed.option == "zero3")
+    if plan.config.distributed.option == "zero3":  # gathers such a module as a whole
+        from deepspeed.utils import set_z3_leaf_modules
+
+        set_z3_leaf_modules(model, list({type(parent) for parent in routed}))
+
+
+BUILDERS: dict[str, Callable[[], list[Any]]] = {
+    "none": _alone,
+    "ddp": _ddp,
+    "fsdp": _alone,
+    "dp": _alone,
+    **dict.fromkeys(
+        STAGES, _alone
+    ),  # DeepSpeed's engine is built elsewhere (training/distributed/deepspeed_engine.py)
+}
+"""Option of the group `distributed` -> its handlers."""
+
+
+class LossOnDevice(nn.Module):
+    """A model and its loss as one module, so that only the loss leaves a device."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction, formats: Formats) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.formats = formats
+        self.devices: set[str] = set()
+        """Where forward passes ran; the copies share this set."""
+
+    def forward(self, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """The loss summed over this device's rows, shape (1,)."""
+        self.devices.add(str(labels.device))
+        with self.formats.autocast():
+            # The counts are those of all rows, and the caller has them.
+            return self.loss(self.model, MicroBatch(inputs, labels, 0, 0, 0)).reshape(1)
+
+
+def build_data_parallel(
+    plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
+) -> tuple[nn.Module, LossFunction]:
+    """The module that feeds all devices, and how to get the loss of a micro-batch out of it.
+
+    Args:
+        plan: says how many devices.
+        model: on the first of them.
+        loss: of one device's rows.
+        formats: of the forward pass.
+    """
+    module = LossOnDevice(model, loss, formats)
+    devices = list(range(plan.batch.devices)) if torch.cuda.is_available() else None
+    parallel = nn.DataParallel(module, device_ids=devices)
+
+    def summed(called: nn.Module, batch: MicroBatch) -> Tensor:
+        total: Tensor = called(batch.labels, **batch.inputs).sum()
+        return total
+
+    return parallel, summed

@@ -184,7 +184,7 @@ def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, 
 
     state = {number: _each(gather, values) for number, values in content["state"].items()}
     # Beside states and groups: float32 copies of narrower weights, say
-    # (training/model/fp32_master_weights.py).
+    # (training/model/number_formats.py).
     rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
     return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}
 

@@ -1,9 +1,12 @@
-"""One attempt at a run: build, train, and a record whatever happens."""
+"""One attempt at a run: build, train, and a record whatever happens.
+
+Which training loop runs a job.
+"""
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,17 +29,46 @@ from eke.plan.record import (
 from eke.results.trackers import Tracker
 from eke.results.trackers.tracker import Untracked
 from eke.training.distributed.ranks import ALONE, Ranks
-from eke.training.loop.engines import train
+from eke.training.loop import loop
+from eke.training.loop.environment import quiet_libraries, seconds_since_start
 from eke.training.loop.failure import classify
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.model_card import write_cards
-from eke.training.loop.open_tracker import open_tracker, summary_values
-from eke.training.loop.process_info import seconds_since_start
-from eke.training.loop.results import make_record
-from eke.training.loop.silence_libraries import quiet_libraries
+from eke.training.loop.results import (
+    make_record,
+    open_tracker,
+    save_merged,
+    summary_values,
+    write_cards,
+)
 from eke.training.loop.state import Job, build_job, choose_device
 from eke.training.loop.stop import StopFlag
-from eke.training.observe.memory import device_peak, memory_in_use
+from eke.training.model.attention_kernels import pinned_backend
+from eke.training.observe.memory_stages import device_peak, memory_in_use
+
+
+def train(job: Job) -> None:
+    """Train to the last step with the planned engine and attention kernel.
+
+    Raises:
+        Stopped: a signal asked for it; the checkpoint is complete.
+        Diverged: a loss is not finite.
+        RunError: the attention kernel that was asked for does not take this model's inputs.
+    """
+    with pinned_backend(job.plan):
+        ENGINES[job.plan.config.engine.option](job)
+    save_merged(job)
+
+
+def train_with_trainer(job: Job) -> None:
+    """Train with Hugging Face Trainer, which takes a second to import."""
+    from eke.training.loop.trainer_engine import train_with_trainer
+
+    train_with_trainer(job)
+
+
+ENGINES: dict[str, Callable[[Job], None]] = {"loop": loop.train, "trainer": train_with_trainer}
+"""Option of the group `engine` -> what trains to the last step."""
+
 
 log = logging.getLogger(__name__)
 

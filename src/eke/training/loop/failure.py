@@ -7,7 +7,7 @@ import traceback
 import torch
 
 from eke.common.errors import ChangedError, EkeError, no_room, of_system
-from eke.common.torch_compat import lacking
+from eke.common.runtime import lacking
 from eke.plan.record import Failure, Outcome
 from eke.training.distributed.ranks import is_lost_contact
 from eke.training.loop.stop import Stopped

@@ -17,18 +17,17 @@ import torch
 
 from eke.common.files import replace_link
 from eke.common.paths import RunPaths
-from eke.common.units import format_seconds
+from eke.common.text import format_seconds
 from eke.plan.record import Outcome, metrics
 from eke.training.batches.batches import MicroBatch
-from eke.training.checkpoint.checkpoint import EXPORT, checkpoint_name, save_checkpoint
-from eke.training.checkpoint.sharded_files import HoldsPart, save_parts
+from eke.training.checkpoint import EXPORT, HoldsPart, checkpoint_name, save_checkpoint, save_parts
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.failure import Diverged
-from eke.training.loop.random_state import capture_random_state, restore_random_state
+from eke.training.loop.meter import capture_random_state, restore_random_state
 from eke.training.loop.state import Job
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.loop.stop import Interrupted, Stopped
-from eke.training.observe.first_step_probe import closer_look, look_at_evaluation
+from eke.training.observe.effects import closer_look, look_at_evaluation
 from eke.training.optimizer import evaluation_weights, set_learning_rate
 
 log = logging.getLogger(__name__)

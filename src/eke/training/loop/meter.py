@@ -1,10 +1,17 @@
-"""Timing of training steps, and the rows they become; nothing waits for the device until then."""
+"""Timing of training steps, and the rows they become; nothing waits for the device until then.
 
+Every generator a training step may draw from, as plain values and tensors.
+
+The loss scale of float16 where torch's GradScaler cannot step the optimizer itself.
+"""
+
+import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,3 +163,67 @@ class Meter:
         if note.step < self.timed_from or note.unsteady:
             row[metrics.WARMUP] = 1
         return row
+
+
+RandomState = dict[str, Any]
+"""`torch` and `cuda` hold tensors, `python` and `numpy` numbers: loadable with `weights_only`."""
+
+
+def capture_random_state() -> RandomState:
+    """The state of this process's generators now.
+
+    Those of GPUs only once CUDA is in use: asking would start it, in a run on the CPU too.
+    """
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": _cuda_states(),
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+    }
+
+
+def restore_random_state(state: RandomState) -> None:
+    """Continue where the generators stood; of GPUs, as many of the first as there are here."""
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+
+
+def _cuda_states() -> list[torch.Tensor]:
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch 2.13
+    return torch.cuda.get_rng_state_all() if in_use else []
+
+
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow before the scale is doubled: torch.amp.GradScaler's default."""
+
+
+@dataclass
+class LossScale:
+    """Halved after an overflow, doubled after long without one, as torch's GradScaler."""
+
+    value: float = 2.0**16
+    """The factor; it starts as torch's does."""
+    good_steps: int = 0
+    """Since the last change."""
+
+    def update(self, overflowed: bool) -> None:
+        """After a step that was taken, or skipped because its gradients were not finite."""
+        if overflowed:
+            self.value, self.good_steps = self.value / 2, 0
+            return
+        self.good_steps += 1
+        if self.good_steps == GROWTH_INTERVAL:
+            self.value, self.good_steps = self.value * 2, 0
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain numbers, for a checkpoint."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue with what `state_dict` gave."""
+        self.value, self.good_steps = state["value"], int(state["good_steps"])

@@ -11,15 +11,12 @@ from torch import nn
 
 from eke.common.paths import RunPaths
 from eke.plan.planner import Plan, remove_swap, swap_folder
-from eke.training.checkpoint.checkpoint import EXPORT, load_checkpoint, newest_complete
-from eke.training.checkpoint.sharded_files import load_part
-from eke.training.distributed.deepspeed_update import DeepSpeedUpdate
+from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, share_loss, share_update
 from eke.training.distributed.ranks import Ranks
-from eke.training.distributed.wrap_model import share_loss, share_update
-from eke.training.model.compile import compile_model
 from eke.training.model.export import load_weights
 from eke.training.model.loss import LossFunction, build_loss
-from eke.training.model.precision import Formats
+from eke.training.model.number_formats import Formats, compile_model
 from eke.training.optimizer.update import PlainUpdate, Update
 
 log = logging.getLogger(__name__)
@@ -93,7 +90,7 @@ def _start_plain(built: Built, checkpoint: Path | None, _: RunPaths) -> Started:
 
 def _start_deepspeed(built: Built, checkpoint: Path | None, paths: RunPaths) -> Started:
     """Weights come before they are shared out, the rest into what the engine has made of it."""
-    from eke.training.distributed.deepspeed import build_engine
+    from eke.training.distributed.deepspeed_engine import build_engine
 
     if checkpoint is not None:
         load_weights(built.model, checkpoint / EXPORT)

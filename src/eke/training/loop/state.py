@@ -13,26 +13,22 @@ from eke.common.paths import RunPaths
 from eke.plan.planner import Micro, Plan
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
-from eke.training.batches.cache_release import CacheRelease, build_cache_release
-from eke.training.batches.data import Data, build_data, load_tokenizer
-from eke.training.batches.transfer import Transfer
-from eke.training.distributed.distributed import build_handlers, expect_unreached
-from eke.training.distributed.ranks import ALONE, Ranks
-from eke.training.distributed.wrap_model import share_model
-from eke.training.loop.meter import Meter, make_clock
-from eke.training.loop.random_state import RandomState
+from eke.training.batches.batches import CacheRelease, Transfer, build_cache_release
+from eke.training.batches.dataset import Data, build_data, load_tokenizer
+from eke.training.distributed.deepspeed_engine import share_model
+from eke.training.distributed.ranks import ALONE, Ranks, build_handlers, expect_unreached
+from eke.training.loop.meter import Meter, RandomState, make_clock
 from eke.training.loop.start import Built, build_device, start
 from eke.training.loop.step import Stepped
 from eke.training.loop.stop import StopFlag
-from eke.training.model.activation_offload import build_activation_offload
-from eke.training.model.classes import name_classes
+from eke.training.model.adapters import experts_left_out, frozen_at_random
+from eke.training.model.checkpointing import build_activation_offload
+from eke.training.model.export import build_trainable, name_classes
 from eke.training.model.loss import LossFunction
-from eke.training.model.peft import experts_left_out, frozen_at_random
-from eke.training.model.precision import Formats, build_formats
-from eke.training.model.trainable import build_trainable
-from eke.training.observe.memory import memory_in_use
+from eke.training.model.number_formats import Formats, build_formats
+from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer import build_optimizer
-from eke.training.optimizer.schedule import Multiplier, build_schedule
+from eke.training.optimizer.build_optimizer import Multiplier, build_schedule
 from eke.training.optimizer.update import Update
 
 log = logging.getLogger(__name__)

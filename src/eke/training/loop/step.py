@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eke.training.batches.batches import MicroBatch
-from eke.training.batches.cache_release import CacheRelease
+from eke.training.batches.batches import CacheRelease, MicroBatch
 from eke.training.model.loss import LossFunction
-from eke.training.model.precision import Formats
+from eke.training.model.number_formats import Formats
 from eke.training.optimizer.update import Update
 
 

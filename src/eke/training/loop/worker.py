@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import open_file, own_folder
-from eke.common.gc_tuning import importing
 from eke.common.paths import PROCESS, RANK, RunPaths
+from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
-from eke.common.torch_compat import lacking
 from eke.hardware import environment
 from eke.plan.planner import Plan, check_software, outline_record, read_plan, with_own_software
 from eke.plan.record import (
@@ -28,9 +27,13 @@ from eke.plan.record import (
     start_attempt,
     write_record,
 )
-from eke.training.loop.compiled_code import choose_compiled_code_folders
-from eke.training.loop.process_info import end_first, resident_bytes
-from eke.training.loop.silence_libraries import quiet_environment, quiet_imports
+from eke.training.loop.environment import (
+    choose_compiled_code_folders,
+    end_first,
+    quiet_environment,
+    quiet_imports,
+    resident_bytes,
+)
 from eke.training.loop.stop import StopFlag, stop_with_supervisor
 
 if TYPE_CHECKING:

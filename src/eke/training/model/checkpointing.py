@@ -1,20 +1,131 @@
 """Activation checkpointing, and how to see that it happened.
 
 Chen et al. 2016, arXiv:1604.06174: keep each layer's input, run its forward pass again in backward.
+
+What surrounds a checkpointed layer's first forward pass, and its second one in backward.
+
+Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
+
+What a training step computed a second time, in its backward pass.
+
+Activations in host memory between forward and backward pass.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.hooks import RemovableHandle
 
 from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
 from eke.plan.planner import Plan
-from eke.training.model import checkpoint_contexts as contexts
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+"""Of the first forward pass and of the second."""
+
+KEPT = frozenset(
+    {
+        "mm",
+        "addmm",
+        "_scaled_mm",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "flex_attention",
+    }
+)
+"""Operations whose results selective checkpointing keeps: linear layers and fused attention, where
+the time goes. Not `bmm`: the score matrix of unfused attention grows with the square of the
+length, and is what checkpointing is there to save."""
+
+
+_MARKED: ContextVar[bool] = ContextVar("marked", default=False)
+
+
+def is_repeating() -> bool:
+    """Whether what runs now is a forward pass that is repeated inside a backward pass.
+
+    There autograd runs its own operations with gradients switched off; a repeated forward pass has
+    them on, since it must save tensors as the first one did. Not so within an autograd function:
+    ZeRO-3 puts every linear layer into one, so there the pass is `marked`.
+    """
+    # The id of the backward pass that runs, -1 outside; torch's own checkpointing asks it, too.
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    return torch.is_grad_enabled() or _MARKED.get()
+
+
+def marked() -> Contexts:
+    """Keep nothing; the second pass is marked."""
+    return nullcontext(), _Marked(nullcontext())
+
+
+def selective() -> Contexts:
+    """Keep what `KEPT` names; every operation must happen in both passes."""
+    make: Callable[..., Contexts] = create_selective_checkpoint_contexts
+    return make(_keep_dear)
+
+
+def selective_among_others() -> Contexts:
+    """Keep what `KEPT` names; other operations may differ; the second pass is marked."""
+    first, again = selective()
+    return _Dear(first), _Marked(_Dear(again))
+
+
+class _Marked(AbstractContextManager[None]):
+    """A context in which `is_repeating`; entered again where a graph is kept for a second pass."""
+
+    def __init__(self, context: AbstractContextManager[Any]) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        _MARKED.set(True)
+        self.context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        # Recomputation stops early by an exception, which goes on from here.
+        self.context.__exit__(*error)
+        _MARKED.set(False)
+
+
+class _Dear(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+    """One of torch's two modes of selective checkpointing, shown the operations in `KEPT` alone.
+
+    torch's want the same operations both times (2.13: "not found in storage"). ZeRO-3 gathers a
+    layer's weights inside it, and which ones it has already fetched differs: what has to be the
+    same are the results that are kept.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+        self.mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if _is_dear(func):
+            return self.mode.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_dear(operation: Any) -> bool:
+    return getattr(operation, "overloadpacket", operation).__name__ in KEPT
+
+
+def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    dear = _is_dear(operation)
+    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
@@ -118,13 +229,13 @@ def _off(plan: Plan) -> None:
 
 def _full(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input alone."""
-    return {"context_fn": contexts.marked} if _gathers_inside(plan) else {}
+    return {"context_fn": marked} if _gathers_inside(plan) else {}
 
 
 def _selective(plan: Plan) -> dict[str, Any]:
     """Keep the layer's input and what was dear to compute."""
     inside = _gathers_inside(plan)
-    return {"context_fn": contexts.selective_among_others if inside else contexts.selective}
+    return {"context_fn": selective_among_others if inside else selective}
 
 
 def _gathers_inside(plan: Plan) -> bool:
@@ -138,3 +249,149 @@ CHECKPOINTING: dict[Checkpointing, Callable[[Plan], dict[str, Any] | None]] = {
     Checkpointing.selective: _selective,
 }
 """`memory.checkpointing` -> arguments of torch's checkpoint; options are presets of it."""
+
+
+class RecomputationProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
+    """Counts the operations of forward passes that are repeated inside a backward pass.
+
+    Example:
+        with RecomputationProbe() as probe:
+            train_step()
+        probe.num_dear   # 0 with selective checkpointing
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+        self._counts: Counter[str] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Optimizers that compile their step (torchao's) do so under this mode, too."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Notes the operation, then runs it."""
+        if is_repeating():
+            self._counts[getattr(func, "overloadpacket", func).__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def num_operations(self) -> int:
+        """Repeated operations of any kind."""
+        return sum(self._counts.values())
+
+    @property
+    def num_dear(self) -> int:
+        """Repeated matrix multiplications of linear layers, and fused attention kernels."""
+        return sum(self._counts[name] for name in KEPT)
+
+
+MIN_BYTES = 1024
+"""Smaller tensors stay: the copy would cost more than they take (torchtune's OffloadActivations
+has the same limit, https://docs.pytorch.org/torchtune/stable/generated/)."""
+
+
+class ActivationOffload(saved_tensors_hooks):
+    """Context of a forward pass: what it saves for backward goes to host memory until then.
+
+    As torch.autograd.graph.save_on_cpu, but weights stay where they are (a linear layer saves its
+    weight for the backward pass, which is no activation), and no copy makes the host wait: copies
+    to and from page-locked memory are queued in the stream that computes. A weight that autocast
+    has copied into 16 bits is neither moved nor kept: it is copied once more. (Not so where it is
+    frozen: autograd does not know then what was copied, and the copy goes to the host.)
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, self._unpack)
+        self._weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        self.bytes_moved = 0
+        """To the host, in all forward passes so far."""
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if not is_away(tensor) or tensor.nbytes < MIN_BYTES:
+            return tensor
+        if tensor.untyped_storage()._cdata in self._weights:
+            return tensor
+        weight = copied_leaf(tensor)
+        if weight is not None and weight.untyped_storage()._cdata in self._weights:
+            return CopiedWeight.of(tensor, weight)
+        pinned = tensor.device.type == "cuda"
+        host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        host.copy_(tensor, non_blocking=True)
+        self.bytes_moved += tensor.nbytes
+        return tensor.device, host
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        if isinstance(packed, CopiedWeight):
+            return packed.again()
+        device, host = packed
+        moved: Tensor = host.to(device, non_blocking=True)
+        return moved
+
+
+@dataclass(frozen=True)
+class CopiedWeight:
+    """A weight in another format, or a view of that: what it takes to make it once more."""
+
+    weight: Tensor
+    version: int
+    """Of the weight when it was copied."""
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Of the view, in numbers, from the beginning of the copy."""
+
+    @staticmethod
+    def of(tensor: Tensor, weight: Tensor) -> "CopiedWeight":
+        """A tensor that is a view of a copy of all of `weight`."""
+        shape = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return CopiedWeight(weight, weight._version, tensor.dtype, *shape)
+
+    def again(self) -> Tensor:
+        """The tensor, of memory of its own.
+
+        Raises:
+            RuntimeError: the weight has changed since; autograd says the same of what it keeps.
+        """
+        if self.weight._version != self.version:
+            raise RuntimeError("a weight was changed between the forward and the backward pass")
+        copy = self.weight.detach().to(self.dtype)
+        return copy.as_strided(self.size, self.stride, self.offset)
+
+
+REARRANGED = frozenset(
+    f"{name}Backward0"
+    for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze")
+)
+"""Operations of autograd whose result lies in the memory of its argument, number for number."""
+
+
+def copied_leaf(tensor: Tensor) -> Tensor | None:
+    """What a tensor is a copy of, in another format and perhaps rearranged; None: of no leaf."""
+    node: Any = tensor.grad_fn
+    copies = 0
+    while node is not None and not hasattr(node, "variable"):
+        if node.name() == "ToCopyBackward0":
+            copies += 1
+        elif node.name() not in REARRANGED:
+            return None
+        node = node.next_functions[0][0]
+    leaf: Tensor | None = getattr(node, "variable", None)
+    if leaf is None or copies != 1 or not leaf.is_contiguous():
+        return None
+    return leaf
+
+
+def is_away(tensor: Tensor) -> bool:
+    """Whether a tensor lies elsewhere than in host memory."""
+    return tensor.device.type != "cpu"
+
+
+def build_activation_offload(plan: Plan, model: nn.Module) -> AbstractContextManager[Any]:
+    """Context of each training forward pass; may be entered again and again."""
+    return ActivationOffload(model) if plan.config.memory.activation_offload else nullcontext()

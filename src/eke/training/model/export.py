@@ -1,6 +1,10 @@
 """Models on disk in the hub's layout: what plain transformers loads, and eke loads back.
 
 transformers is imported inside the functions: naming a builder must not cost its import.
+
+The model as it is trained, before ranks share it and it has an optimizer.
+
+The names of a classifier's classes, as its config.json is saved with them.
 """
 
 import contextlib
@@ -13,18 +17,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from eke.common.errors import RunError
-from eke.common.units import format_number
+from eke.common.text import format_number
+from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.plan.planner import Plan
+from eke.training.batches.tasks import class_names, is_packed
 from eke.training.distributed.sharding import cut_like, part
-from eke.training.model.adapter_files import (
+from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
+    apply_peft,
     is_adapted,
     read_tensors,
     save_adapter,
 )
+from eke.training.model.attention_kernels import repeat_heads, spare_mask_checks
+from eke.training.model.build_model import build_model_and_report
+from eke.training.model.checkpointing import apply_checkpointing
+from eke.training.model.load_pretrained import LoadReport
+from eke.training.model.loss import apply_kernels, apply_loss
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -215,3 +229,65 @@ def _drop_training_settings(path: Path) -> None:
     content = json.loads(path.read_text())
     if content.pop("use_cache", True) is False:
         path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+    """Model, adapters, kernels, loss and checkpointing of the plan, in the order that they need.
+
+    Args:
+        plan: the run.
+        device: where weights are made.
+
+    Raises:
+        RunError: a checkpoint, or a technique, does not go with the model.
+    """
+    model, report = build_model_and_report(plan, device)
+    model = apply_peft(plan, model)
+    spare_mask_checks(model, packed=is_packed(plan.config))
+    repeat_heads(plan)
+    apply_kernels(plan, model)
+    apply_loss(plan, model)
+    apply_checkpointing(plan, model)
+    return model, report
+
+
+def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
+    """Put the data's names into the model's configuration, where plain transformers reads them.
+
+    A class without a name of its own is called `LABEL_number`, as transformers does.
+
+    Args:
+        plan: the run.
+        model: transformers' own class or peft's.
+        report: what of it came from a checkpoint.
+
+    Returns:
+        Sentences for log and record: a trained head that begins with other classes.
+    """
+    task = plan.config.task
+    names = class_names(plan)
+    if not names or not isinstance(task, SequenceClassification):
+        return []
+    config: Any = model.config
+    before = config.id2label
+    after = dict(enumerate(names))
+    for number in range(len(names), task.num_labels):
+        name = f"LABEL_{number}"
+        after[number] = name if name not in names else f"CLASS_{number}"  # the data's, of another
+    config.id2label = after
+    config.label2id = {name: number for number, name in after.items()}
+    trained = isinstance(plan.config.model, PretrainedModel) and not (
+        report.new_weights or report.resized_weights
+    )
+    named = any(name != f"LABEL_{number}" for number, name in before.items())
+    if not trained or not named or before == after:
+        return []
+    return [
+        f"the checkpoint's head was trained on the classes {_listed(before)}, and goes on with "
+        f"{_listed(after)}"
+    ]
+
+
+def _listed(names: dict[int, str]) -> str:
+    shown = [f"{number}={names[number]}" for number in sorted(names)[:5]]
+    return " ".join(shown) + (" ..." if len(names) > len(shown) else "")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from eke.common.gc_tuning import importing
+from eke.common.runtime import importing
 
 NEEDLESS = {
     "scipy": "is_scipy_available",  # losses of object detection, which are no task here

@@ -2,17 +2,188 @@
 
 transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
 accumulation and data parallelism change them (docs/design/loss.md).
+
+Cross-entropy summed over the labels that count, in float32: of logits, or without them.
+
+Divided by the number of targets of the whole global batch a sum is that batch's mean, however the
+batch was cut.
+
+A vocabulary projection that, given labels, answers with the loss and leaves out what it can.
+
+The projection of a language model is replaced by a module with the same tensors. It takes the loss
+inside the model's forward pass, so that whatever wraps the model (data parallelism, sharding,
+compilation) sees one forward pass as ever. It may leave out the positions without a label, which
+add nothing to the loss (`sparse_prediction` in transformers' ModernBERT), and it may be one
+operation with the loss, which never has all logits.
+
+What the decoder of seq2seq reads: the target, shifted as the model's own class shifts it.
+
+Fused kernels in place of a model's own operations, and how to see that they are there.
 """
 
+import inspect
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eke.models.families import is_classification
+from eke.common.errors import RunError
+from eke.common.text import IGNORED
+from eke.models.sizes.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
-from eke.training.model import cross_entropy
-from eke.training.model.loss_head import put_loss_head
+from eke.training.model.adapters import is_adapted
+from eke.training.model.build_model import model_configuration
+from eke.training.model.unused import HEADS, has_experts
+
+
+def loss_sum(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Of all logits at once.
+
+    Args:
+        logits: (..., classes), any floating format.
+        labels: (...), IGNORED where nothing is to be predicted.
+        smoothing: share of each target that is spread over all classes.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    return F.cross_entropy(
+        flat.to(torch.float32),
+        labels.reshape(-1),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+
+
+def fused_loss_sum(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """What `loss_sum` makes of the logits, without the logits.
+
+    In 16 bits PyTorch returns the sum in 16 bits, too, where float16 ends at 65504, and computes
+    the gradients before any loss scaling (seen with torch 2.13). There the losses are taken one by
+    one, each rounded to 16 bits, and summed here in float32, which costs the projection a second
+    time in the backward pass.
+
+    Source: `torch.nn.functional.linear_cross_entropy`, torch 2.13.
+
+    Args:
+        hidden: (..., width).
+        weight: (vocabulary, width).
+        bias: (vocabulary,) or None.
+        labels: (...), IGNORED where nothing is to be predicted.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        # The operation is unknown to autocast, which would cast the operands of a linear layer.
+        dtype = torch.get_autocast_dtype(kind)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    exact = hidden.dtype is torch.float32
+    losses = F.linear_cross_entropy(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        linear_bias=bias,
+        reduction="sum" if exact else "none",
+        ignore_index=IGNORED,
+        # The compiler cannot follow gradients that are used up in place; PyTorch would say so.
+        options=nn.LinearCrossEntropyOptions(allow_retain_graph=torch.compiler.is_compiling()),
+    )
+    return losses.to(torch.float32).sum()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a forward pass is to predict."""
+
+    labels: Tensor
+    """(...), IGNORED where nothing is to be predicted."""
+    places: Tensor | None
+    """Of the labels that count, in the flattened labels: (targets,); None projects everything."""
+    smoothing: float
+    """Share of each target that is spread over the vocabulary."""
+
+
+class LossHead(nn.Module):
+    """A linear layer that answers with the summed loss once it was handed labels.
+
+    Args:
+        linear: the projection; its tensors become this module's.
+        fused: the projection and the loss are one operation.
+    """
+
+    def __init__(self, linear: nn.Linear, fused: bool) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.fused = fused
+        self.expected: Expected | None = None
+        """Of the forward pass under way."""
+        self.projected: tuple[int, int] | None = None
+        """Positions that the last pass with labels projected, and all there were; not compiled."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The loss summed over the labels, a float32 scalar; without labels, the logits.
+
+        Args:
+            hidden: (..., width of the model).
+        """
+        if self.expected is None:
+            return F.linear(hidden, self.weight, self.bias)
+        labels, places = self.expected.labels.reshape(-1), self.expected.places
+        smoothing = self.expected.smoothing
+        self.expected = None
+        vectors = hidden.reshape(-1, hidden.shape[-1])
+        if places is not None:
+            vectors, labels = vectors.index_select(0, places), labels.index_select(0, places)
+        if not torch.compiler.is_compiling():
+            self.projected = len(vectors), hidden.shape[:-1].numel()
+        if self.fused and not smoothing:  # with smoothing torch 2.13 makes all logits, too
+            return fused_loss_sum(vectors, self.weight, self.bias, labels)
+        return loss_sum(F.linear(vectors, self.weight, self.bias), labels, smoothing)
+
+
+def put_loss_head(model: nn.Module, fused: bool) -> None:
+    """Let `model(labels=..., places=...)` answer with the summed loss in place of the logits.
+
+    Args:
+        model: with a vocabulary projection.
+        fused: the projection and the loss are one operation.
+
+    Raises:
+        RunError: the model has no plain vocabulary projection.
+    """
+    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    linear = find_head()
+    if type(linear) is not nn.Linear:
+        key = "fused_linear_cross_entropy" if fused else "sparse_prediction"
+        found = "none" if linear is None else type(linear).__name__
+        raise RunError(
+            f"kernels.{key} = true: {type(model).__name__} has no linear "
+            f"projection onto a vocabulary (found: {found})\n"
+            f"  -> kernels.{key}=false"
+        )
+    head = LossHead(linear, fused)
+    name = next(name for name, module in model.named_modules() if module is linear)
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, head)
+
+    def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        labels, places = kwargs.pop("labels", None), kwargs.pop("places", None)
+        smoothing = kwargs.pop("smoothing", 0.0)
+        head.expected = None if labels is None else Expected(labels, places, smoothing)
+        return args, kwargs
+
+    model.register_forward_pre_hook(hand_over, with_kwargs=True)
+
+
+def loss_head(model: nn.Module) -> LossHead | None:
+    """The one that was put into a model."""
+    return next((module for module in model.modules() if isinstance(module, LossHead)), None)
+
 
 LossFunction = Callable[..., Tensor]
 """Model and micro-batch -> the loss summed over the micro-batch's targets, a float32 scalar;
@@ -60,4 +231,103 @@ def from_loss_head(model: nn.Module, batch: MicroBatch, smoothing: float = 0.0) 
 
 def from_logits(model: nn.Module, batch: MicroBatch, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of all logits at once."""
-    return cross_entropy.loss_sum(model(**batch.inputs).logits, batch.labels, smoothing)
+    return loss_sum(model(**batch.inputs).logits, batch.labels, smoothing)
+
+
+Shift = Callable[[Tensor], Tensor]
+"""Labels (rows, longest), padded with IGNORED, to the decoder's inputs of the same shape."""
+
+
+def build_shift(plan: Plan) -> Shift | None:
+    """The shift of the planned model's class; None for other tasks.
+
+    No formula serves all families: T5 starts with a token of its config, mBART with the last one of
+    the target, its language code. The class is asked, without weights.
+
+    Raises:
+        RunError: it has no such function, or its config.json lacks what the function reads.
+    """
+    if plan.config.task.option != "seq2seq_lm":
+        return None
+    import transformers  # as in `eke.training.model.model`
+
+    config = model_configuration(plan)
+    head = getattr(transformers, HEADS["seq2seq_lm"])
+    kind = head._model_mapping[type(config)]
+    model: Any = kind.__new__(kind)
+    nn.Module.__init__(model)
+    model.config = config
+    names = ("prepare_decoder_input_ids_from_labels", "_shift_right")
+    methods = [getattr(model, name) for name in names if hasattr(kind, name)]
+    alone: Any = getattr(sys.modules[kind.__module__], "shift_tokens_right", None)
+    if not methods and alone is None:
+        raise RunError(f"{kind.__name__} does not say how it shifts labels -> another checkpoint")
+    # input_ids, pad_token_id and, where the family has one, decoder_start_token_id
+    inputs = [] if methods else list(inspect.signature(alone).parameters)[1:]
+    read = " ".join([*inputs, *map(inspect.getsource, methods)])
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        if name in read and getattr(config, name, None) is None:
+            raise RunError(
+                f"config.json has no {name}, which {kind.__name__} needs -> add it there"
+            )
+    if methods:
+        return cast(Shift, methods[0])
+    values = [getattr(config, name) for name in inputs]
+    return lambda labels: cast(Tensor, alone(labels, *values))
+
+
+def apply_kernels(plan: Plan, model: nn.Module) -> None:
+    """Replace what the plan's option of the group `kernels` replaces; before compilation.
+
+    Raises:
+        RunError: the option replaced nothing.
+    """
+    KERNELS[plan.config.kernels.option](model)
+
+
+def replaced_modules(model: nn.Module, package: str = "liger_kernel") -> int:
+    """Modules whose forward pass is the package's own."""
+    return sum(_origin(module).startswith(package) for module in model.modules())
+
+
+def _origin(module: nn.Module) -> str:
+    """Python module that defines a forward pass; one bound to the instance comes first."""
+    forward: Any = module.forward
+    return str(getattr(forward, "__func__", forward).__module__)
+
+
+def _none(model: nn.Module) -> None:
+    """Every operation as transformers has it."""
+
+
+def _liger(model: nn.Module) -> None:
+    """Liger's normalisation, rotary positions and gated feed-forward; losses stay eke's.
+
+    Of an adapted model Liger would look for the layers where the adapters' wrapper has none.
+    Experts stay transformers': Liger's kernel for them knows neither autocast nor
+    `precision.tf32=off` (liger-kernel 0.8.5: `tl.dot` of float32 operands takes TF32).
+    """
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    adapted: Any = model
+    plain: nn.Module = adapted.get_base_model() if is_adapted(model) else model
+    _apply_liger_kernel_to_instance(
+        model=plain,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        swiglu=not has_experts(model),
+    )
+    if not replaced_modules(model):
+        raise RunError(
+            f"kernels = liger: this version of liger-kernel replaces nothing in "
+            f"{type(model).__name__}\n  -> kernels=none"
+        )
+
+
+KERNELS: dict[str, Callable[[nn.Module], None]] = {
+    "none": _none,
+    "liger": _liger,
+    "fused_linear_cross_entropy": _none,
+    "sparse_prediction": _none,
+}
+"""Option of `kernels` -> what it does to the model; the loss's fields: eke.training.model.loss."""

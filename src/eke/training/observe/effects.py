@@ -2,27 +2,328 @@
 
 Each note writes into `job.effective` what it found, and warns once where an option that was asked
 for changed nothing. None of them copies from the configuration what it could have looked at.
+
+Which weights are trained: adapters, and what is frozen under them.
+
+Number formats that were planned, and what of them the objects really have.
+
+Formats of the weights, and what the optimizer keeps for them.
+
+Whether the techniques against memory did anything: read from counters of the running objects.
+
+What can do nothing on a CPU, a rule has warned about before the start.
+
+A closer look at the first steps: what really runs, and how much memory one step takes.
+
+Everything here is read from the running objects; nothing is copied from the request.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eke.config.schema import Checkpointing
+from eke.config.schema import Optimizer as OptimizerConfig
+from eke.models.sizes import algorithm, describe
+from eke.models.sizes.optimizers import AUTO
+from eke.training.distributed import deepspeed_engine
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, piece_numbers
+from eke.training.distributed.sharding import part
 from eke.training.loop.state import Job
-from eke.training.observe.adapters import note_adapters
-from eke.training.observe.compiler import note_compiler
-from eke.training.observe.deepspeed import note_deepspeed
-from eke.training.observe.formats import note_evaluation_formats, note_formats
-from eke.training.observe.kernels import note_kernels
-from eke.training.observe.loading import note_loading, note_packing
-from eke.training.observe.memory_savings import (
-    count_optimizer_calls,
-    note_cache_release,
-    note_offload,
-    note_recomputation,
+from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
+from eke.training.model.attention_kernels import KernelProbe, Seen
+from eke.training.model.checkpointing import (
+    ActivationOffload,
+    LayerCalls,
+    RecomputationProbe,
+    count_layer_calls,
 )
-from eke.training.observe.sharding import note_copies, note_devices, note_sharding
-from eke.training.observe.states import note_states
-from eke.training.observe.trainer import note_engine
-from eke.training.observe.transport import note_transport
+from eke.training.model.number_formats import is_compiled, master_bytes, num_graphs, stepped_weights
+from eke.training.observe.libraries import (
+    note_compiler,
+    note_copies,
+    note_deepspeed,
+    note_devices,
+    note_engine,
+    note_kernels,
+    note_loading,
+    note_packing,
+    note_sharding,
+    note_transport,
+)
+from eke.training.observe.memory_stages import AllocationProfile, live_bytes
+from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes, state_tensors
+from eke.training.optimizer.builders import projected_parameters
+
+
+def note_adapters(job: Job) -> None:
+    """What is trained and what is not, where that was asked for or happened all the same."""
+    wanted = job.plan.config.peft.option
+    found = adapters(job.bare_model)
+    if wanted == "none" and not found:
+        return
+    job.effective["peft"] = found
+    if _method(found) != wanted:
+        job.warn(
+            f"peft={wanted} did not take effect: the model has "
+            f"{_method(found)}, with {found.get('adapted_modules', 0)} adapted modules"
+        )
+    held = _held(job)
+    still = [name for name, p in _trained(job.bare_model) if id(p) not in held]
+    if still:
+        job.warn(f"peft={wanted}: the optimizer knows nothing of {len(still)} adapters: {still[0]}")
+
+
+def adapters(model: nn.Module) -> dict[str, Any]:
+    """Counts and bytes, read from the modules; empty for a model without adapters."""
+    if not is_adapted(model):
+        return {}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    states = quant_states(model)
+    trained = sum(_numbers(p) for _, p in _trained(model))
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    # 4-bit weights lie in bytes; their states know how many numbers they are.
+    numbers = trained + sum(_numbers(p) for p in frozen if p.is_floating_point())
+    numbers += sum(state.shape.numel() for state in states)
+    mine: Any = model
+    return {
+        "type": mine.peft_config["default"].peft_type.value.lower(),
+        "adapted_modules": len(layers),
+        "magnitude_vectors": sum(bool(getattr(m, "lora_magnitude_vector", ())) for m in layers),
+        "trained_parameters": trained,
+        "trained_frac": trained / max(1, numbers),
+        "four_bit_tensors": len(states),
+        "four_bit_type": ", ".join(sorted({state.quant_type for state in states})),
+        "double_quantised": sum(bool(state.nested) for state in states),
+        "frozen_weight_bytes": _bytes([*frozen, *quant_tensors(model)]),
+    }
+
+
+def _method(found: dict[str, Any]) -> str:
+    """The option of the group `peft` that makes such a model."""
+    if not found or not found["adapted_modules"]:
+        return "none"
+    if found["magnitude_vectors"]:
+        return "dora"
+    if found["type"] == "lora" and found["four_bit_tensors"]:
+        return "qlora"
+    return str(found["type"])
+
+
+def _numbers(weight: nn.Parameter) -> int:
+    """All of them, wherever they are: DeepSpeed's ZeRO-3 leaves empty weights behind."""
+    return int(getattr(weight, "ds_numel", weight.numel()))
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    """Of what this process holds."""
+    held = [part(getattr(tensor, "ds_tensor", tensor)) for tensor in tensors]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+    return sum(storages.values())
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def _held(job: Job) -> set[int]:
+    if isinstance(job.update, DeepSpeedUpdate):  # whose optimizer has flat pieces of them
+        return {id(p) for p in deepspeed_engine.stepped_weights(job.update.engine)}
+    return {id(p) for p in stepped_weights(job.optimizer)}
+
+
+def note_formats(job: Job) -> None:
+    """Weights, float32 copies and float8 layers, after the first full steps."""
+    compute = job.plan.compute
+    # Those of the model itself: what is trained beside it may be wider (peft's adapters).
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in job.bare_model.parameters()}
+    if compute.weights not in dtypes:
+        found = ", ".join(sorted(dtypes))
+        job.warn(f"precision.weights={compute.weights} had no effect: they are {found}")
+    copies = _bytes_of_copies(job)
+    if copies or compute.master:
+        job.effective["master_bytes"] = copies
+    if compute.master and not copies:
+        job.warn("precision.master=on had no effect: the optimizer steps on the weights themselves")
+    if compute.float8 != "off":
+        note_float8(job)
+
+
+def _bytes_of_copies(job: Job) -> int:
+    """Bytes of the float32 weights that the optimizer steps on, where they are not the model's."""
+    if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
+        return torch.float32.itemsize * sum(piece_numbers(job.update.engine))
+    return master_bytes(job.bare_model, job.optimizer)
+
+
+def note_float8(job: Job) -> None:
+    """How many linear layers multiply in float8."""
+    layers = count_float8(job.bare_model)
+    job.effective["float8_layers"] = layers.converted
+    job.effective["linear_layers"] = layers.total
+    job.effective["float8_emulated"] = layers.emulated > 0
+    if not layers.converted:
+        job.warn(
+            f"precision.float8={job.plan.compute.float8} had no effect: none of {layers.total} "
+            "linear layers could be converted"
+        )
+
+
+def note_evaluation_formats(job: Job, seen: Seen) -> None:
+    """What the first batch of evaluation computed with."""
+    job.effective["eval_matmul_dtypes"] = list(seen.matmul_dtypes)
+    compute = job.plan.compute
+    wanted = compute.eval_autocast or compute.weights
+    if wanted not in seen.matmul_dtypes:
+        job.warn(
+            f"precision.evaluation={job.plan.config.precision.evaluation.value} had no effect: "
+            f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
+        )
+
+
+def note_states(job: Job) -> None:
+    """Formats of weights and what the optimizer's state is, after the first full steps."""
+    found = describe_states(job.optimizer, job.parameters)
+    job.effective["weight_dtypes"] = sorted(
+        {str(p.dtype).removeprefix("torch.") for p in job.parameters}
+    )
+    job.effective |= found
+    config = job.plan.config.optimizer
+    _note_class(job, found)
+    for wanted, key, what in _effects(config):
+        if wanted and not found[key]:
+            job.warn(f"optimizer={config.option} had no effect: {what}")
+
+
+def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
+    """Whether it is the option's, the number that shows it, and what a zero means."""
+    kept, known = algorithm(config), describe(config)
+    yield kept.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
+    yield kept.projects, "optimizer_projected_frac", "no state is projected"
+    yield known.pages, "optimizer_paged_bytes", "no state is paged"
+    at_random = "optimizer_stochastic_rounding"
+    yield known.rounds_at_random, at_random, "no weight is rounded at random"
+
+
+def _note_class(job: Job, found: dict[str, Any]) -> None:
+    """Warn where the optimizer, or its loop over the weights, is another one than asked for."""
+    option, known = job.plan.config.optimizer.option, describe(job.plan.config.optimizer)
+    built = f"{found['optimizer']} {found['optimizer_library']}"
+    if known.built and built not in known.built:
+        job.warn(f"optimizer={option} had no effect: it is {found['optimizer']}")
+        return
+    loop = found["optimizer_implementation"]
+    if known.implementation not in ("", AUTO, loop):
+        job.warn(f"optimizer={option} had no effect: the implementation is {loop or 'its own'}")
+
+
+def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
+    """What the optimizer is and keeps, read from it: classes, bytes, and shares of `parameters`."""
+    # DeepSpeed's ZeRO-3 leaves empty weights behind, and their sizes in an attribute.
+    count = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+    num_bytes = sum(t.numel() * t.element_size() for t in state_tensors(optimizer))
+    quantised = [p for p, state in optimizer.state.items() if is_quantised(state)]
+    parts = getattr(optimizer, "parts", (optimizer,))
+    return {
+        "optimizer": "+".join(type(part).__name__ for part in parts),
+        "optimizer_library": type(parts[0]).__module__.partition(".")[0],
+        "optimizer_implementation": _implementation(optimizer),
+        "optimizer_state_bytes": num_bytes,
+        "optimizer_bytes_per_parameter": num_bytes / count,
+        "optimizer_parameters": [_num_parameters(part) for part in parts],
+        "optimizer_quantised_frac": sum(p.numel() for p in quantised) / count,
+        "optimizer_projected_frac": sum(p.numel() for p in projected_parameters(optimizer)) / count,
+        "optimizer_paged_bytes": num_paged_bytes(optimizer),
+        "optimizer_stochastic_rounding": _rounds_at_random(optimizer, parameters),
+    }
+
+
+def _num_parameters(optimizer: Optimizer) -> int:
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+def _rounds_at_random(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> bool:
+    """Torchao's optimizers round bfloat16 weights so, and no others."""
+    wanted = bool(getattr(optimizer, "bf16_stochastic_round", False))
+    return wanted and any(p.dtype is torch.bfloat16 for p in parameters)
+
+
+def _implementation(optimizer: torch.optim.Optimizer) -> str:
+    group: dict[str, Any] = optimizer.param_groups[-1]
+    if group.get("fused"):
+        return "fused"
+    if group.get("foreach"):
+        return "foreach"
+    return "forloop" if "foreach" in group else ""
+
+
+def note_recomputation(job: Job, calls: LayerCalls, probe: RecomputationProbe, num: int) -> None:
+    """What the first step computed twice; `num` is its number of micro-batches."""
+    memory = job.plan.config.memory
+    recomputed, wanted = calls.recomputed(num), 0
+    if memory.checkpointing is not Checkpointing.off:
+        wanted = len(range(0, len(calls.counts), memory.every_n))
+    job.effective["layer_calls_per_micro_batch"] = calls.mean / num
+    job.effective["layers_recomputed"] = recomputed
+    job.effective["operations_recomputed_per_micro_batch"] = probe.num_operations / num
+    job.effective["matmuls_recomputed_per_micro_batch"] = probe.num_dear / num
+    if recomputed < wanted and not recomputed:
+        job.warn("memory.checkpointing had no effect: no layer's forward pass was repeated")
+    elif recomputed != wanted:
+        job.warn(f"memory.checkpointing repeated {recomputed} layers instead of {wanted}")
+    elif memory.checkpointing is Checkpointing.selective and probe.num_dear:
+        job.warn(
+            f"memory.checkpointing=selective repeated {probe.num_dear} matrix multiplications and "
+            "attention kernels that it should have kept"
+        )
+    elif memory.checkpointing is Checkpointing.full and not probe.num_dear:
+        job.warn("memory.checkpointing=full repeated no matrix multiplication")
+
+
+@contextmanager
+def count_optimizer_calls(job: Job) -> Iterator[None]:
+    """Count the optimizer's steps inside the backward pass of one training step."""
+    phases: Counter[str] = Counter()
+
+    def count(*_: Any) -> None:
+        phases[job.meter.phase] += 1
+
+    handle = job.optimizer.register_step_post_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+    job.effective["optimizer_steps_in_backward"] = phases["backward"]
+    if job.plan.config.memory.optimizer_in_backward and not phases["backward"]:
+        job.warn("memory.optimizer_in_backward had no effect: no weight was updated in backward")
+
+
+def note_offload(job: Job) -> None:
+    """Bytes that have left the device by the end of the second step."""
+    if not job.plan.config.memory.activation_offload:
+        return
+    moved = job.offload.bytes_moved if isinstance(job.offload, ActivationOffload) else 0
+    job.effective["activation_bytes_offloaded"] = moved
+    if not moved and job.device.type != "cpu":
+        job.warn("memory.activation_offload had no effect: nothing was moved to the host")
+
+
+def note_cache_release(job: Job) -> None:
+    """Times the allocator was emptied in the whole attempt."""
+    every = job.plan.config.memory.empty_cache_every
+    if every is None:
+        return
+    calls = job.effective["empty_cache_calls"] = job.cache_release.calls
+    if not calls and job.device.type != "cpu":
+        job.warn("memory.empty_cache_every had no effect: the allocator was never emptied")
+
 
 AFTER_WARM_UP: tuple[Callable[[Job], None], ...] = (
     note_states,
@@ -51,3 +352,105 @@ __all__ = [
     "note_kernels",
     "note_recomputation",
 ]
+
+
+def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
+    """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
+
+    That is the one with the longest rows, the second where all are as long; once alone, since
+    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. docs/lab.md
+    says what it costs. Compiled code is looked into as it runs, but for its layers' calls: hooks
+    would be compiled with it. A step in which the compiler ran or memory was
+    measured, at whatever point of the run, is marked: it is no steady step.
+    """
+    if nth > 1 and nth != job.longest and not is_compiled(job.plan):
+        return nullcontext()  # as nearly every step
+    return _closer_look(job, nth)
+
+
+@contextmanager
+def _closer_look(job: Job, nth: int) -> Iterator[None]:
+    graphs = num_graphs(job.plan)
+    if nth == 1 and job.device.type == "cpu":
+        job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
+    profiled = nth == job.longest
+    if nth == 0:
+        with count_optimizer_calls(job), _look_at_operations(job):
+            yield
+    elif profiled:
+        others = job.update.held()
+        alive = live_bytes(job.bare_model, job.optimizer, others)
+        with AllocationProfile(alive) as profile, _cut_by_micro_batch(job, profile):
+            yield
+        job.profiled_peak, job.profiled = profile.peak, job.largest
+        if profile.problem:
+            job.warn(f"peak memory of tensors was not measured: {profile.problem}")
+    else:
+        yield
+    job.meter.notes[-1].unsteady = num_graphs(job.plan) != graphs or profiled
+    if nth == 1:
+        for note in AFTER_WARM_UP:
+            note(job)
+
+
+@contextmanager
+def _cut_by_micro_batch(job: Job, profile: AllocationProfile) -> Iterator[None]:
+    """Of a step that accumulates, each micro-batch is a piece of its own.
+
+    Not of several processes where this thread alone counts: their exchanges free memory in others,
+    also between two pieces (FSDP2 on two ranks came out 20 % too high).
+    """
+    if job.plan.batch.world_size > 1 and not profile.is_complete:
+        yield
+        return
+    count = 0
+
+    def watch(phase: str) -> None:
+        nonlocal count
+        count += phase == "forward"
+        if phase == "forward" and count > 1:
+            profile.cut()
+
+    job.meter.watcher = watch
+    try:
+        yield
+    finally:
+        job.meter.watcher = None
+
+
+@contextmanager
+def look_at_evaluation(job: Job) -> Iterator[None]:
+    """Context of a batch of evaluation: the first one of an attempt is looked at."""
+    watchable = job.plan.config.compile.option == "none" and job.plan.batch.devices == 1
+    if not watchable or "eval_matmul_dtypes" in job.effective:
+        yield
+        return
+    with KernelProbe() as probe:
+        yield
+    note_evaluation_formats(job, probe.seen())
+
+
+@contextmanager
+def _look_at_operations(job: Job) -> Iterator[None]:
+    """What the step computes with and what it computes twice; nothing where a compiler decides."""
+    compiler = job.plan.config.compile.option
+    if job.plan.batch.devices > 1:
+        job.effective["not_looked_into"] = "formats, kernels: DataParallel runs in other threads"
+        yield
+        return
+    if compiler != "none":
+        # Its calls of kernels are seen; what it has fused away, or computes twice, is not.
+        job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
+        with KernelProbe() as kernels:
+            yield
+        note_kernels(job, kernels.seen())
+        return
+    with (
+        KernelProbe() as kernels,
+        RecomputationProbe() as repeated,
+        count_layer_calls(job.bare_model) as calls,
+    ):
+        yield
+    num_micro_batches = sum(phase == "forward" for phase, _ in job.meter.notes[-1].stamps)
+    note_kernels(job, kernels.seen())
+    note_recomputation(job, calls, repeated, num_micro_batches)

@@ -3,11 +3,14 @@
 Libraries that not everybody has are imported inside the builders.
 """
 
-from eke.training.optimizer.groups import Groups, parameter_groups
-from eke.training.optimizer.rate import set_learning_rate
-from eke.training.optimizer.registry import BUILDERS, build_optimizer
-from eke.training.optimizer.states import state_tensors
-from eke.training.optimizer.weights import evaluation_weights, restore_training_weights
+from eke.training.optimizer.build_optimizer import (
+    BUILDERS,
+    build_optimizer,
+    evaluation_weights,
+    restore_training_weights,
+    state_tensors,
+)
+from eke.training.optimizer.update import Groups, parameter_groups, set_learning_rate
 
 __all__ = [
     "BUILDERS",

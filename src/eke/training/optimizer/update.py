@@ -1,18 +1,27 @@
 """The second half of an optimizer step: gradients are exchanged, clipped and applied.
 
 What shares or offloads the training state brings an `Update` of its own; the loop knows only this.
+
+The optimizer steps inside the backward pass: one gradient is alive at a time.
+
+Groups of parameters: by what a parameter is, so that optimizers can treat kinds differently.
+
+The learning rate of a step.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from eke.config.schema import FSDP
+from eke.models.sizes import Role
 from eke.plan.planner import Plan
 from eke.training.distributed.sharding import WholeState
+from eke.training.model.checkpointing import find_layers
 
 
 class Update(Protocol):
@@ -145,3 +154,150 @@ def norm_in_float32(gradients: list[Tensor]) -> Tensor:
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
+
+
+class InBackwardUpdate:
+    """Each weight is updated as soon as its gradient is whole, and the gradient freed.
+
+    Lv et al. 2023 (LOMO), arXiv:2306.09782, section 3.1. A hook steps the one optimizer with its
+    groups narrowed to a single weight, so that its state, and a checkpoint of it, are those of an
+    ordinary run. A gradient is whole after one backward pass: no accumulation, no exchange, and no
+    clipping by a norm that is known only at the end (rules in rules/memory.py).
+    """
+
+    even = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        knows_norm: bool,
+    ) -> None:
+        self.knows_norm = knows_norm
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self._norms: dict[nn.Parameter, Tensor] = {}
+        self._group_of = {
+            parameter: number
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        for parameter in parameters:
+            hook: Any = parameter.register_post_accumulate_grad_hook  # torch 2.13: no annotations
+            hook(self._step)
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """There is one micro-batch, and nobody to exchange with."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients come into being, update their weights and go."""
+        loss.backward()  # type: ignore[no-untyped-call]  # torch 2.13
+
+    def apply(self, learning_rate: float) -> Tensor | None:
+        """All that is left is the norm: of the gradients there were, in the order of the weights.
+
+        The learning rate was in the optimizer's groups when the backward pass began.
+        """
+        if not self.knows_norm:
+            return None
+        norms = [self._norms[p] for p in self.parameters if p in self._norms]
+        self._norms = {}
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+
+    def held(self) -> list[Tensor]:
+        """None."""
+        return []
+
+    def gather(self, keep: bool) -> None:
+        """Nothing: the model and the optimizer hold it all."""
+
+    def _step(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        if parameter.grad is None:
+            return
+        if self.knows_norm:
+            # Of bfloat16 gradients, too, in float32: rounded norms are no norm of the whole.
+            self._norms[parameter] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32)
+        with self._only(parameter):
+            self.optimizer.step()
+        parameter.grad = None
+
+    @contextmanager
+    def _only(self, parameter: nn.Parameter) -> Iterator[None]:
+        """The optimizer knows this weight alone; searching all for each would take n^2 looks."""
+        groups = self.optimizer.param_groups
+        group = groups[self._group_of[parameter]]
+        self.optimizer.param_groups = [{**group, "params": [parameter]}]
+        try:
+            yield
+        finally:
+            self.optimizer.param_groups = groups
+
+
+Groups = list[dict[str, Any]]
+"""As torch's optimizers take them, each with `role`: the value of a `Role`, a plain string so that
+it can lie in a checkpoint."""
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
+    """A group per role that occurs; biases and normalisation weights, the vectors, are not decayed.
+
+    Args:
+        model: its trainable parameters are grouped; with its Transformer layers, not wrapped yet.
+        weight_decay: of everything of two or more dimensions.
+    """
+    roles = _roles(model)
+    groups: Groups = [
+        {
+            "params": [p for p, found in roles if found is role],
+            "weight_decay": 0.0 if role is Role.vector else weight_decay,
+            "role": role.value,
+        }
+        for role in Role
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def split(groups: Groups, *roles: Role) -> tuple[Groups, Groups]:
+    """Groups of these roles, and the others."""
+    names = {role.value for role in roles}
+    inside = [group for group in groups if group.get("role") in names]
+    return inside, [group for group in groups if group.get("role") not in names]
+
+
+def _roles(model: nn.Module) -> list[tuple[nn.Parameter, Role]]:
+    """Each trainable parameter once, in the model's order, with its role."""
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters(recurse=False)
+    }
+    # IA3's scales have two dimensions and multiply like a vector: decay would move them from 1.
+    scales = {id(p) for name, p in model.named_parameters() if ".ia3_l." in name}
+    layered = {id(p) for layer in find_layers(model) for p in layer.parameters()}
+
+    def role(parameter: nn.Parameter) -> Role:
+        if parameter.dim() < 2 or id(parameter) in scales:
+            return Role.vector
+        if id(parameter) in tables:
+            return Role.embedding
+        is_matrix = parameter.dim() == 2
+        return Role.hidden if is_matrix and id(parameter) in layered else Role.outer
+
+    return [(p, role(p)) for p in model.parameters() if p.requires_grad]
+
+
+RATIO = "lr_ratio"
+"""Key of a parameter group: its learning rate as a multiple of the optimizer's."""
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Give each group its rate: in place where it is a tensor, which compiled steps have read."""
+    for group in optimizer.param_groups:
+        rate = learning_rate * group.get(RATIO, 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,7 +1,31 @@
-"""Models of memory allocators: what they hold for the tensors that live, byte by byte."""
+"""Models of memory allocators: what they hold for the tensors that live, byte by byte.
+
+A GPU that is not there: torch chooses operators as on CUDA, and computes nothing.
+
+It is a device that torch lets Python register (PrivateUse1), once in a process and for good, with
+CUDA's autocast rules and attention kernels. A fake `cuda` device would abort the process where
+torch was built without CUDA; fake `cpu` tensors take the CPU's operators, which differ.
+
+Micro-batches of given lengths, without a look at the data.
+"""
 
 import bisect
-from typing import Protocol
+import functools
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils import backend_registration
+
+from eke.config.schema import Packing, Seq2SeqLM
+from eke.models.sizes import is_ragged
+from eke.plan.planner import Micro, Plan
+from eke.training.batches.batches import MicroBatch, some_labels
+from eke.training.batches.dataset import build_collator
+from eke.training.batches.tasks import Sample, is_packed, lay_end_to_end
+from eke.training.trace.fakes import register_autocast
+from eke.training.trace.operations import register_attention
 
 MIB = 2**20
 
@@ -180,3 +204,98 @@ class CachingAllocator:
         first.free = True
         del self._blocks[second.address]
         return first
+
+
+NAME = "fakegpu"
+"""What torch calls the device."""
+
+
+class DeviceModule:
+    """What torch asks of the module of a device.
+
+    It is never "available": torch would then copy constants to it, and there is no kernel for that.
+    """
+
+    @staticmethod
+    def is_available() -> bool:
+        """No."""
+        return False
+
+    @staticmethod
+    def is_initialized() -> bool:
+        """No."""
+        return False
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        """One."""
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        """The first."""
+        return 0
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """Nothing is random here."""
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        """CUDA's."""
+        return [torch.float16, torch.bfloat16]
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        """As long as CUDA's: seed and offset, 16 bytes on the host."""
+        return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        """Nothing is random here."""
+
+
+_LOCK = threading.Lock()
+
+
+def fake_gpu() -> torch.device:
+    """The device, registered at the first call."""
+    with _LOCK:
+        _register()
+    return torch.device(NAME, 0)
+
+
+@functools.cache
+def _register() -> object:
+    register: Any = backend_registration._setup_privateuseone_for_python_backend
+    register(NAME, backend_module=DeviceModule())
+    return register_autocast(NAME), register_attention()  # registrations end with these objects
+
+
+def make_batch(plan: Plan, micro: Micro) -> MicroBatch:
+    """A micro-batch of these lengths, on the host."""
+    return build_collator(plan)([_sample(plan, micro)] * micro.rows)
+
+
+def is_padded(plan: Plan) -> bool:
+    """Whether some row of a batch has padding at its end."""
+    data = plan.config.data
+    ragged = is_ragged(plan.config) and not is_packed(plan.config)
+    return ragged or data.seq_len % (data.pad_to_multiple_of or 1) != 0
+
+
+def _sample(plan: Plan, micro: Micro) -> Sample:
+    config = plan.config
+    ids = np.zeros(micro.source, np.int64)
+    if isinstance(config.task, Seq2SeqLM):
+        target = np.zeros(micro.target, np.int64)
+        return {"input_ids": ids, "labels": target, "decoder_input_ids": target}
+    whole = config.task.option == "sequence_classification"
+    labels = np.zeros((), np.int64) if whole else some_labels(config, ids, micro.rows)
+    sample = {"input_ids": ids, "labels": labels}
+    packed = config.data.packing is Packing.on and is_ragged(config)
+    return lay_end_to_end([sample]) if packed else sample

@@ -1,8 +1,19 @@
-"""The surroundings in which a training step runs on tensors without data."""
+"""The surroundings in which a training step runs on tensors without data.
+
+Fake tensors made quickly: what an operator gave once for these shapes, it gives again.
+
+FakeTensorMode's own cache takes most of a trace's time to look at its arguments. Here a result is
+remembered by the operator and the shapes, strides and formats of its arguments, for the life of the
+process; only operators that make new tensors, and those that change one in place, are answered so.
+
+CUDA's autocast for the fake GPU: which operators run in 16 bits, and what that allocates.
+
+Source: aten/src/ATen/autocast_mode.h, torch 2.13 (AT_FORALL_LOWER_PRECISION_FP and its siblings).
+"""
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -11,8 +22,337 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map
 
-from eke.training.trace.autocast import weight_copies
+aten: Any = torch.ops.aten
+
+Key = tuple[Any, ...]
+Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+"""Shape, strides, format and device of a new tensor."""
+
+_UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.default})
+"""Their schemas do not say that they return a view."""
+
+_SLOW = object()
+"""Stands for an operator or a call that FakeTensorMode must answer each time."""
+
+
+def _kind(operator: Any) -> str:
+    """`new`, `view`, `inplace` or `slow`: how an operator's results relate to its arguments."""
+    tags = operator.tags
+    if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
+        return "slow"
+    schema = operator._schema
+    if operator.namespace != "aten" or torch.Tag.inplace_view in tags:
+        return "slow"
+    results = [result.alias_info for result in schema.returns]
+    if schema.is_mutable:
+        first = schema.arguments[0].alias_info
+        whole = len(results) == 1 and results[0] is not None and results[0].is_write
+        named = schema.name.rstrip().endswith("_")
+        return "inplace" if named and whole and first is not None and first.is_write else "slow"
+    if not results:
+        return "slow"
+    if all(alias is None for alias in results):
+        return "view" if operator in _UNMARKED_VIEWS else "new"
+    return "view" if len(results) == 1 else "slow"
+
+
+class Ghosts:
+    """Answers operators on fake tensors of one device."""
+
+    _kinds: dict[Any, str] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
+    _made: dict[Key, Any] = {}  # noqa: RUF012  # shared on purpose: the same in all traces
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+
+    def answer(
+        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the operator gives."""
+        kind = self._kinds.get(operator)
+        if kind is None:
+            kind = self._kinds[operator] = _kind(operator)
+        if kind == "inplace" and type(args[0]) is FakeTensor:
+            return args[0]
+        if kind == "view" and type(args[0]) is FakeTensor:
+            return self._view(operator, types, args, kwargs)
+        if kind != "new":
+            return self._slowly(operator, types, args, kwargs)
+        key = call_key(operator, args, kwargs)
+        try:
+            made = self._made.get(key)
+        except TypeError:  # an argument that has no hash
+            return self._slowly(operator, types, args, kwargs)
+        if made is None:
+            found = self._slowly(operator, types, args, kwargs)
+            self._made[key] = _describe(found)
+            return found
+        if made is _SLOW:
+            return self._slowly(operator, types, args, kwargs)
+        if type(made) is list:
+            return tuple(m if m is None else self._make(m) for m in made)
+        return self._make(made)
+
+    def _view(
+        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A view of the first argument."""
+        viewed = args[0]
+        key = (viewed.storage_offset(), call_key(operator, args, kwargs))
+        made = self._made.get(key)
+        if made is None:
+            found = self._slowly(operator, types, args, kwargs)
+            self._made[key] = _describe_view(found, viewed)
+            return found
+        if made is _SLOW:
+            return self._slowly(operator, types, args, kwargs)
+        shape, strides, offset, dtype = made
+        with torch._C._DisableTorchDispatch():
+            empty = torch.empty(0, dtype=dtype, device="meta")
+            empty.set_(viewed.untyped_storage(), offset, shape, strides)
+            return FakeTensor(self.mode, empty, viewed.fake_device)
+
+    def _make(self, made: Made) -> FakeTensor:
+        shape, strides, dtype, device = made
+        with torch._C._DisableTorchDispatch():
+            empty = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            return FakeTensor(self.mode, empty, device)
+
+    def _slowly(
+        self, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with self.mode:
+            return operator(*args, **kwargs)
+
+
+def call_key(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+    """What tells a call from others: the operator, shapes, strides, formats and plain arguments."""
+    return operator, _look(args), _look(kwargs) if kwargs else None
+
+
+def _look(value: Any) -> Any:
+    """All that the result can depend on, hashable where its parts are."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return value.shape, value.stride(), value.dtype, value.fake_device
+    if kind is tuple or kind is list or kind is torch.Size:
+        return tuple(map(_look, value))
+    if kind is dict:
+        return tuple((name, _look(part)) for name, part in value.items())
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, value.device)
+    return kind, value
+
+
+def _describe(found: Any) -> Any:
+    """How to make a result again; `_SLOW` where that cannot be said."""
+    if type(found) is FakeTensor:
+        return _made_of(found)
+    if isinstance(found, tuple | list):
+        parts = [None if part is None else _made_of(part) for part in found]
+        return _SLOW if _SLOW in parts else parts
+    return _SLOW
+
+
+def _describe_view(found: Any, viewed: Any) -> Any:
+    if type(found) is not FakeTensor or found.dtype != viewed.dtype:
+        return _SLOW
+    if found.untyped_storage()._cdata != viewed.untyped_storage()._cdata:
+        return _SLOW
+    return tuple(found.shape), found.stride(), found.storage_offset(), found.dtype
+
+
+def _made_of(found: Any) -> Any:
+    whole = type(found) is FakeTensor and found.storage_offset() == 0
+    if not whole or any(not isinstance(size, int) for size in tree_leaves(list(found.shape))):
+        return _SLOW
+    size = found.untyped_storage().nbytes()
+    if size != found.numel() * found.itemsize:
+        return _SLOW
+    return tuple(found.shape), found.stride(), found.dtype, found.fake_device
+
+
+LOWER_PRECISION = frozenset(
+    [
+        "_convolution",
+        "_convolution.deprecated",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d.input",
+        "conv_transpose3d.input",
+        "convolution",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "prelu",
+        "addmm",
+        "addmv",
+        "addr",
+        "matmul",
+        "einsum",
+        "mm",
+        "mv",
+        "linalg_vecdot",
+        "linear",
+        "addbmm",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "linalg_multi_dot",
+        "_thnn_fused_lstm_cell",
+        "_thnn_fused_gru_cell",
+        "lstm_cell",
+        "gru_cell",
+        "rnn_tanh_cell",
+        "rnn_relu_cell",
+        "_scaled_dot_product_flash_attention",
+        "scaled_dot_product_attention",
+    ]
+)
+"""Operators that autocast runs in its 16-bit format."""
+
+PROMOTED = frozenset(
+    [
+        "addcdiv",
+        "addcmul",
+        "atan2",
+        "bilinear",
+        "cross",
+        "dot",
+        "vdot",
+        "grid_sampler",
+        "index_put",
+        "tensordot",
+        "scatter_add",
+    ]
+)
+"""Operators that run in the widest format of their arguments."""
+
+FLOAT32_RESULT = frozenset(
+    [
+        "prod",
+        "prod.dim_int",
+        "softmax.int",
+        "log_softmax.int",
+        "cumprod",
+        "cumsum",
+        "sum",
+        "sum.dim_IntList",
+    ]
+)
+"""Operators that are told to answer in float32."""
+
+_FUSED_CAST = {
+    aten.softmax.int: aten._softmax.default,
+    aten.log_softmax.int: aten._log_softmax.default,
+}
+"""From float16 to float32 inside the kernel, on CUDA alone (aten/src/ATen/native/SoftMax.cpp)."""
+
+weight_copies: dict[int, torch.Tensor] = {}
+"""16-bit copies of weights by `id`: real memory until the outermost autocast region ends."""
+
+
+def known_operators() -> frozenset[str]:
+    """Operators that this torch has a rule for on CUDA."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    has_rule: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+    return frozenset(n.removeprefix("aten::") for n in names if has_rule(n, "AutocastCUDA"))
+
+
+def drift() -> list[str]:
+    """Names in the lists above that this torch has no rule for: the lists are of another version.
+
+    Every other operator with a rule runs in float32, so a new one of lower precision goes unseen
+    here; the count of rules is tested, too.
+    """
+    return sorted((LOWER_PRECISION | PROMOTED | FLOAT32_RESULT) - known_operators())
+
+
+def register_autocast(device: str) -> object:
+    """Give the fake device CUDA's rules; they hold as long as the object that is returned.
+
+    Raises:
+        RuntimeError: this torch has other rules than these lists.
+    """
+    if unknown := drift():
+        raise RuntimeError(f"torch {torch.__version__} has other autocast rules: {unknown}")
+    library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
+    every, rules = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
+    every.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in known_operators():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(aten, packet), overload or "default")
+        kernel = autocast_kernel(operator, _policy(name), device)
+        rules.impl(name, kernel, "AutocastPrivateUse1")
+    return every, rules
+
+
+def _policy(name: str) -> str:
+    for policy, names in (
+        ("lower", LOWER_PRECISION),
+        ("promote", PROMOTED),
+        ("result", FLOAT32_RESULT),
+    ):
+        if name in names:
+            return policy
+    return "float32"
+
+
+def autocast_kernel(operator: Any, policy: str, device: str) -> Callable[..., Any]:
+    """One operator under autocast.
+
+    Args:
+        operator: an overload of aten's.
+        policy: `lower`, `promote`, `result` or `float32`.
+        device: the device type whose tensors are cast.
+    """
+    keys: Any = torch._C.DispatchKey
+    autocast_key = torch._C.DispatchKeySet(keys.AutocastPrivateUse1)
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        kwargs |= zip(names, args, strict=False)
+        floats = {x.dtype for x in tree_leaves(kwargs) if _is_cast(x, device)}
+        dtype = torch.float32
+        if policy == "lower" or (policy == "promote" and dtype not in floats):
+            dtype = torch.get_autocast_dtype(device)
+        exclude: Any = torch._C._ExcludeDispatchKeyGuard
+        with exclude(autocast_key):
+            if policy != "result":
+                return operator(**tree_map(lambda x: _cast(x, dtype, device), kwargs))
+            if floats and kwargs.get("dtype") is None:
+                kwargs["dtype"] = dtype
+            if operator in _FUSED_CAST and floats == {torch.half} and kwargs["dtype"] == dtype:
+                return _FUSED_CAST[operator](kwargs["self"], kwargs["dim"], True)
+            return operator(**kwargs)
+
+    return kernel
+
+
+def _is_cast(value: Any, device: str) -> bool:
+    """Whether autocast looks at a value: a floating tensor of the device, but for double."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.dtype != torch.double
+        and value.device.type == device
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
+    """The value in another format; a weight's copy is kept until autocast ends."""
+    if not _is_cast(value, device) or value.dtype == dtype:
+        return value
+    is_weight = value.dtype == torch.float32 and value.requires_grad and value.is_leaf
+    if not (is_weight and not value._is_view() and torch.is_autocast_cache_enabled()):
+        return value.to(dtype)
+    if id(value) not in weight_copies:
+        weight_copies[id(value)] = value.to(dtype)
+    return weight_copies[id(value)]
 
 
 @contextlib.contextmanager

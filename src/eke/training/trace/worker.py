@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, TextIO
 
-from eke.common.gc_tuning import collect_seldom, importing
-from eke.common.torch_compat import lacking
+from eke.common.runtime import collect_seldom, importing, lacking
 from eke.config.schema.codec import make_converter
 from eke.plan.planner import Plan
 
@@ -59,7 +58,7 @@ def import_libraries() -> None:
     with importing():
         from eke.training.model.imports import import_transformers
 
-        importlib.import_module("eke.training.trace.predict")
+        importlib.import_module("eke.training.trace.trace_plan")
         import_transformers()
 
 
@@ -72,8 +71,7 @@ def answer_line(line: str) -> dict[str, Any]:
         return {"reason": f"not a readable plan ({type(error).__name__})"}
     try:
         import_libraries()
-        from eke.training.trace.predict import trace
-        from eke.training.trace.trace_substitutions import Untraceable
+        from eke.training.trace.trace_plan import Untraceable, trace
 
         try:
             return {"traced": converter.unstructure(trace(plan))}

@@ -1,9 +1,7 @@
 """Recipes that adapt: which techniques suit a device, a model and what was typed; no torch."""
 
-from eke.tuning.recipes.fastest import FASTEST
-from eke.tuning.recipes.large_model import LARGE_MODEL
-from eke.tuning.recipes.low_memory import LOW_MEMORY
 from eke.tuning.recipes.question import Candidate, Choice, Recipe, Situation, Wish
+from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
 from eke.tuning.recipes.resolver import Kitchen, decided_by
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}

@@ -1,10 +1,22 @@
-"""Techniques that save memory, with what each costs and who has measured it."""
+"""Techniques that save memory, with what each costs and who has measured it.
+
+Which 16-bit format a device multiplies fast, and whether that is worth it.
+
+Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for want of time.
+"""
+
+from dataclasses import dataclass, replace
 
 from eke.common import published_slowdowns as published
+from eke.common.published_slowdowns import COMPILED
+from eke.common.text import format_seconds
 from eke.config.schema import Compute, MaskedLM
-from eke.models.sizes import predicted_frac
-from eke.tuning.recipes.combination_search import Axis, Way
+from eke.estimate.memory import Verdict
+from eke.estimate.time import compile_seconds
+from eke.hardware import Device
+from eke.models.sizes import is_ragged, predicted_frac
 from eke.tuning.recipes.question import Candidate, Situation, Wish
+from eke.tuning.recipes.resolver import Axis, Way
 
 SELECTIVE = Way(
     ("memory=checkpointing_selective",),
@@ -108,3 +120,235 @@ def loss(situation: Situation) -> Axis:
     why = f"never all logits at once; {more:.0%} more operations"
     way = Way(fused_loss(situation), 1 + more, why)
     return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (way,))
+
+
+DECIDES = ("precision", "precision.compute", "precision.weights", "precision.float8")
+
+BFLOAT16_CAPABILITY = (8, 0)
+FLOAT16_CAPABILITY = (7, 0)
+"""First generations with tensor cores for the format: whitepapers in eke.hardware.datasheets."""
+
+FLOAT8_CAPABILITY = (8, 9)
+FLOAT8_WIDTH = 2048
+"""Narrower layers lose by float8: 0.80 times as fast for a product of 1024 x 2048 x 1024,
+https://github.com/pytorch/ao/blob/main/torchao/float8/README.md."""
+FLOAT8_HINT = (
+    "precision=fp8, other numerics, may be faster: 70.3 instead of 52.3 thousand tokens/s for 1B "
+    "parameters on an H100 (llm-foundry, scripts/train/benchmarking)"
+)
+
+STAYS = "it stays as it is"
+
+CPU_WIDTH = 256
+"""Hidden size from which bfloat16 is taken on a CPU with units for it: a choice. At 64 autocast's
+copies cost more than the products save, at 128 it was unsure (docs/lab.md, "recipes that adapt");
+at 512 it was 2.3 times as fast."""
+
+
+def half(situation: Situation) -> Wish:
+    """16-bit operands where the device is faster with them."""
+    device = situation.device
+    if device.kind == "cpu":
+        return _on_cpu(situation)
+    candidates = []
+    if _has(device, "bfloat16", BFLOAT16_CAPABILITY):
+        candidates.append(Candidate(("precision=bf16",), _gain(situation, "bfloat16")))
+    if _has(device, "float16", FLOAT16_CAPABILITY):
+        why = _gain(situation, "float16")
+        if not candidates:
+            why += ", and it has no units for bfloat16"
+        candidates.append(Candidate(("precision=fp16",), why))
+    slow = f"{device.name} has no tensor cores: 16 bits would be no faster"
+    return Wish(DECIDES, tuple(candidates), otherwise=slow)
+
+
+def _on_cpu(situation: Situation) -> Wish:
+    name, units = situation.device.name, situation.bfloat16_units
+    width = situation.config.model.hidden_size or 0
+    if not units:
+        return Wish(DECIDES, (), otherwise=f"{name} has no units for bfloat16 (/proc/cpuinfo)")
+    flags = ", ".join(units)
+    if width < CPU_WIDTH:
+        why = f"{name} has {flags}, and a model {width} wide is too narrow to gain by them"
+        return Wish(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab.md)")
+    why = f"{name} multiplies bfloat16 in units of its own ({flags})"
+    return Wish(DECIDES, (Candidate(("precision=bf16",), why),), otherwise=STAYS)
+
+
+def _has(device: Device, dtype: str, since: tuple[int, int]) -> bool:
+    """By the datasheet; of a device without one by its generation."""
+    if device.peak_flops:
+        return device.peak(dtype) is not None
+    return (device.capability or (0, 0)) >= since
+
+
+def _gain(situation: Situation, dtype: str) -> str:
+    """How much faster, with both numbers."""
+    device = situation.device
+    narrow, wide = device.peak(dtype), device.peak("float32")
+    if narrow is None or wide is None:
+        return f"{device.name} has tensor cores for {dtype}; its peaks are not known"
+    return (
+        f"{device.name} multiplies {dtype} matrices {narrow / wide:.1f} times as fast as float32 "
+        f"({narrow / 1e12:.4g} and {wide / 1e12:.4g} TFLOP/s by the datasheet)"
+    )
+
+
+def half_and_hint(situation: Situation) -> Wish:
+    """The same, and where float8 may be faster still, a word about it: numerics of another kind."""
+    wish = half(situation)
+    fast = (
+        situation.device.kind == "cuda"
+        and (situation.device.capability or (0, 0)) >= FLOAT8_CAPABILITY
+    )
+    if not fast or (situation.config.model.hidden_size or 0) < FLOAT8_WIDTH:
+        return wish
+    hinted = tuple(Candidate(c.overrides, f"{c.reason}; {FLOAT8_HINT}") for c in wish.candidates)
+    return Wish(wish.decides, hinted, otherwise=wish.otherwise)
+
+
+REGIONAL = ("compile=inductor", "compile.regional=true")
+
+COMPILE_GAIN = 1 / COMPILED.slowdown
+"""The speed of compiled layers over that of the others."""
+
+LAUNCHES_PER_LAYER = 116
+"""Operations of a BERT layer, forward and backward, under autocast: 2789 in 24 layers
+(docs/lab.md, "recipes that adapt")."""
+LAUNCH_S = 5e-6
+"""The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
+
+
+@dataclass(frozen=True)
+class Least:
+    """Seconds of the whole run in one process that nothing can go below, as it is."""
+
+    device: float
+    """All FLOPs at the datasheet's peak."""
+    host: float
+    """All launches, one by one."""
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two: one waits for the other."""
+        return max(self.device, self.host)
+
+    @property
+    def saved_by_graphs(self) -> float:
+        """The host's time beyond the device's; 0 where the host is not the limit."""
+        return max(0.0, self.host - self.device)
+
+    @property
+    def saved_by_layers(self) -> float:
+        """What faster kernels take off."""
+        return self.seconds * (1 - 1 / COMPILE_GAIN)
+
+
+def compiler(situation: Situation) -> Wish | None:
+    """Regional compilation where the run is long; CUDA graphs where the host is the limit."""
+    config = situation.config
+    if situation.device.kind != "cuda":
+        return None
+    least = least_of(situation)
+    if least is None:
+        return _no_compiler("how long the run takes is not known")
+    if is_ragged(config):
+        return _no_compiler("each new length would be compiled again")
+    if config.model.family == "other":
+        return _no_compiler("the layers of this architecture are not known")
+    if replace(config.compile, option="inductor").replays_graphs:
+        return _whole_model(situation, least)
+    if not _pays(situation, least, regional=True):
+        return _no_compiler(_not_earned(situation, least, regional=True))
+    regional = Candidate(REGIONAL, _earned(least))
+    bound = launch_bound(situation, least)
+    if bound is None or not _at_once(situation):
+        return Wish(("compile",), (regional,), otherwise=STAYS)
+    graphs = Candidate(
+        ("compile=inductor", "compile.mode=reduce_overhead"),
+        f"{bound}: CUDA graphs launch them at once",
+    )
+    return Wish(("compile",), (graphs, regional), otherwise=STAYS)
+
+
+def least_of(situation: Situation) -> Least | None:
+    """What the run takes at the least; None: not known."""
+    plan, config = situation.plan, situation.config
+    peak = situation.device.peak(config.precision.compute.value)
+    layers = config.model.num_hidden_layers
+    if peak is None or plan.size.flops_per_sample is None or layers is None:
+        return None
+    steps = plan.steps.total
+    samples = plan.batch.samples_per_step / (plan.batch.world_size * plan.batch.devices)
+    pieces = plan.batch.accumulation if config.batch.per_device is not None else 1
+    return Least(
+        device=steps * plan.size.flops_per_sample * samples / peak,
+        host=steps * LAUNCH_S * LAUNCHES_PER_LAYER * layers * pieces,
+    )
+
+
+def launch_bound(situation: Situation, least: Least) -> str | None:
+    """That the host takes longer to launch a step's kernels than the device needs for them.
+
+    None too where graphs would save less than compiling the whole model takes.
+    """
+    if least.saved_by_graphs <= spent(situation, regional=False):
+        return None
+    steps = situation.plan.steps.total
+    return (
+        f"a step's kernels take the host {least.host / steps * 1e3:.1f} ms to launch (an estimate, "
+        f"{LAUNCH_S * 1e6:g} us each), the device {least.device / steps * 1e3:.1f} ms at its peak"
+    )
+
+
+def spent(situation: Situation, *, regional: bool) -> float:
+    """Seconds that the compiler is expected to take, once per run and without any cache."""
+    how = replace(situation.config.compile, option="inductor", regional=regional)
+    config = replace(situation.config, compile=how)
+    return compile_seconds(replace(situation.plan, config=config))
+
+
+def _pays(situation: Situation, least: Least, *, regional: bool) -> bool:
+    return least.saved_by_layers >= spent(situation, regional=regional)
+
+
+def _not_earned(situation: Situation, least: Least, *, regional: bool) -> str:
+    seconds = spent(situation, regional=regional)
+    return (
+        f"the run takes {format_seconds(least.seconds)} at the least, and compiling pays from "
+        f"{format_seconds(seconds / (1 - 1 / COMPILE_GAIN))} on ({seconds:.2g} s saved at a gain "
+        f"of {COMPILE_GAIN - 1:.0%}, torchtitan's for a Llama of 8B)"
+    )
+
+
+def _earned(least: Least) -> str:
+    return (
+        f"{COMPILE_GAIN - 1:.0%} faster in torchtitan's Llama of 8B parameters on H100s, and the "
+        f"run, {format_seconds(least.seconds)} at the least, earns its compilation back"
+    )
+
+
+def _no_compiler(why: str) -> Wish:
+    return Wish(("compile",), (), otherwise=why)
+
+
+def _whole_model(situation: Situation, least: Least) -> Wish:
+    """With a mode that was typed and replays CUDA graphs, which rules keep from single layers."""
+    mode = f"compile.mode={situation.config.compile.mode.value}"
+    if not _pays(situation, least, regional=False):
+        return _no_compiler(_not_earned(situation, least, regional=False))
+    if not _at_once(situation):
+        return _no_compiler(f"{mode} takes all samples of a step at once, which may not fit")
+    whole = Candidate(("compile=inductor",), f"{_earned(least)}; {mode} takes the whole model")
+    return Wish(("compile",), (whole,), otherwise=STAYS)
+
+
+def _at_once(situation: Situation) -> bool:
+    """Whether batch=auto surely takes all samples of a step at once, as CUDA graphs need.
+
+    Of a micro-batch that was typed, the rules say so.
+    """
+    if situation.config.batch.per_device is not None:
+        return True
+    found = situation.forecast_whole
+    return found is not None and found.verdict is Verdict.fits

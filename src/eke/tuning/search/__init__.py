@@ -1,24 +1,29 @@
 """Which configuration is the fastest that fits? Candidates, a search, and its words; no torch."""
 
-from eke.tuning.search.axes import Axis, Numerics, Value, axes_for, group_of
 from eke.tuning.search.candidates import (
+    Axis,
     Candidate,
     Candidates,
+    Numerics,
+    Value,
+    axes_for,
     cut_overrides,
     enumerate_candidates,
+    group_of,
     room_of,
+    spelt_out,
 )
-from eke.tuning.search.experiment import (
+from eke.tuning.search.result import (
+    Fit,
+    all_diverge,
+    fit_of,
     free_path,
     own_path,
     refuse_what_is_no_name,
     write_experiment,
 )
-from eke.tuning.search.objective import Objective
-from eke.tuning.search.resolve_axes import spelt_out
-from eke.tuning.search.result import Fit, all_diverge, fit_of
-from eke.tuning.search.search import Search
-from eke.tuning.search.search_space import Point, Room, Trial
+from eke.tuning.search.search import Measured, Search, is_higher, measured, trial_overrides, without
+from eke.tuning.search.search_space import Objective, Point, Room, Trial
 from eke.tuning.search.show import (
     describe_candidates,
     describe_fit,
@@ -26,7 +31,6 @@ from eke.tuning.search.show import (
     likely,
     short_name,
 )
-from eke.tuning.search.trials import Measured, is_higher, measured, trial_overrides, without
 
 __all__ = [
     "Axis",

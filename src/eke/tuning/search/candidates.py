@@ -1,22 +1,206 @@
-"""Every configuration that could be tried: refused by rules, cut to what has room; no torch."""
+"""Every configuration that could be tried: refused by rules, cut to what has room; no torch.
+
+What may be changed to make a run faster or smaller without making it another training.
+
+What techniques say over settings that an experiment or a recipe has made.
+
+A technique is spelt by an option and few keys. Where an experiment sets keys of the same group, an
+option alone leaves them as they are: `memory=checkpointing` over `memory.every_n: 2` recomputes
+every second layer, and is what `memory=checkpointing memory.every_n=2` is.
+"""
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from eke.common import published_slowdowns as published
 from eke.common.errors import ConfigError
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config
+from eke.config.schema.codec import make_converter
 from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.time import compile_seconds
+from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
 from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
-from eke.tuning.search.axes import PER_DOUBLING, Axis, Value, group_of
+from eke.tuning.search.search import without
 from eke.tuning.search.search_space import Point, Room
-from eke.tuning.search.trials import without
+
+CPU, CUDA = "cpu", "cuda"
+BOTH = (CPU, CUDA)
+
+
+class Numerics(Enum):
+    """How far the arithmetic may move from what was typed."""
+
+    same = "same"
+    """The same formats; results differ by the order of sums alone."""
+    mixed = "mixed"
+    """Also 16-bit or TF32 products over float32 weights and optimizer states."""
+    reduced = "reduced"
+    """Also bfloat16 weights, float8 products and 8-bit optimizer states."""
+
+    @property
+    def includes(self) -> tuple["Numerics", ...]:
+        """The classes that are allowed with this one."""
+        every = tuple(Numerics)
+        return every[: every.index(self) + 1]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One of the things an axis can be."""
+
+    name: str
+    overrides: tuple[str, ...]
+    """Empty where it is what was typed."""
+    usual: float = 1.0
+    """Time of a step over that of what was typed, as published; no more than a first guess."""
+    needless_beside: tuple[str, ...] = ()
+    """Names of values of its axis that compute the same with fewer operations and more memory."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One technique, or set of techniques that exclude each other; what was typed is first."""
+
+    name: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class _Technique:
+    """Overrides that could be typed in place of what was."""
+
+    axis: str
+    overrides: str
+    kinds: tuple[str, ...] = BOTH
+    """Devices on which it can pay."""
+    numerics: Numerics = Numerics.same
+    usual: float = 1.0
+    """Time of a step over that without it, on a GPU: published, and a first guess for no machine in
+    particular. 1 where nothing is known."""
+    usual_cpu: float | None = None
+    """The same on a CPU; None is as on a GPU."""
+    needless_beside: tuple[str, ...] = ()
+    """Overrides that compute the same with fewer operations and more memory."""
+
+    def usual_on(self, kind: str) -> float:
+        """What is usual on a kind of device."""
+        return self.usual_cpu if kind == CPU and self.usual_cpu else self.usual
+
+
+CHECKPOINTING, SELECTIVE = published.CHECKPOINTING.slowdown, published.SELECTIVE.slowdown
+COMPILED, EAGER = published.COMPILED.slowdown, published.EAGER.slowdown
+HALF, TF32 = published.FP16.slowdown, published.TF32.slowdown
+FP8 = published.FP8.slowdown * HALF
+STATES_8_BIT = published.ADAM_8BIT.slowdown
+
+PURE = "precision=bf16_pure"
+KEEP_ALL, KEEP_HALF = "memory=none", "memory=checkpointing memory.every_n=2"
+
+TECHNIQUES = (
+    _Technique("attention", "attention=sdpa"),
+    _Technique("attention", "attention=eager", (CPU,), usual=EAGER, usual_cpu=1.0),
+    _Technique("attention", "attention=flash2", (CUDA,)),
+    _Technique("attention", "attention=flash3", (CUDA,)),
+    _Technique("compile", "compile=none"),
+    _Technique("compile", "compile=inductor compile.regional=true", usual=COMPILED, usual_cpu=1.0),
+    _Technique("compile", "compile=inductor", usual=COMPILED, usual_cpu=1.0),
+    _Technique("compile", "compile=inductor compile.mode=reduce_overhead", (CUDA,), usual=COMPILED),
+    _Technique("kernels", "kernels=none"),
+    _Technique("kernels", "kernels=fused_linear_cross_entropy"),
+    _Technique("kernels", "kernels=sparse_prediction"),
+    _Technique("kernels", "kernels=liger", (CUDA,)),
+    _Technique("memory", KEEP_ALL),
+    _Technique(
+        "memory", "memory=checkpointing_selective", usual=SELECTIVE, needless_beside=(KEEP_ALL,)
+    ),
+    _Technique("memory", KEEP_HALF, usual=(1 + CHECKPOINTING) / 2, needless_beside=(KEEP_ALL,)),
+    _Technique(
+        "memory", "memory=checkpointing", usual=CHECKPOINTING,
+        needless_beside=(KEEP_ALL, KEEP_HALF),
+    ),
+    _Technique("precision", "precision=tf32", (CUDA,), Numerics.mixed, TF32),
+    _Technique("precision", "precision=bf16", BOTH, Numerics.mixed, HALF, 1.0),
+    _Technique("precision", "precision=fp16", (CUDA,), Numerics.mixed, HALF),
+    _Technique("precision", f"{PURE} optimizer=adamw_bf16_sr", BOTH, Numerics.reduced, HALF, 1.0),
+    _Technique("precision", f"{PURE} precision.master=on", BOTH, Numerics.reduced, HALF, 1.0),
+    _Technique("precision", "precision=fp8", (CUDA,), Numerics.reduced, FP8),
+    _Technique("optimizer", "optimizer=adamw_8bit", BOTH, Numerics.reduced, STATES_8_BIT),
+)  # fmt: skip
+"""Everything that is tried; rules and forecasts leave out what is impossible here."""
+
+PER_DOUBLING = 1 / math.sqrt(published.QUARTER_BATCH.slowdown)
+"""Time of a step over that of one with half the micro-batch: the guides' V100, 4 samples and 1."""
+
+
+def axes_for(
+    choices: Mapping[str, str],
+    typed: Sequence[str],
+    device: Device,
+    numerics: Numerics,
+    fixed: Iterable[str] = (),
+) -> list[Axis]:
+    """What can be varied: every group that nobody has typed.
+
+    Args:
+        choices: option of each group as typed.
+        typed: overrides as typed; a group that is in them stays as it is.
+        device: what it runs on.
+        numerics: how far the arithmetic may move.
+        fixed: groups that stay as they are, beside those that were typed.
+    """
+    kept = {*map(group_of, typed), *fixed}
+    names = dict.fromkeys(technique.axis for technique in TECHNIQUES)
+    axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
+    return [axis for axis in [*axes, *_sharing(device, kept)] if len(axis.values) > 1]
+
+
+def group_of(override: str) -> str:
+    """The group of an override: `compile` of `compile=inductor` and of `compile.regional=true`."""
+    return override.lstrip("+").partition("=")[0].partition(".")[0]
+
+
+def _axis(
+    name: str, choices: Mapping[str, str], device: Device, numerics: Numerics, kept: set[str]
+) -> Axis:
+    mine = [each for each in TECHNIQUES if each.axis == name]
+    typed = f"{name}={choices[name]}"
+    known = next((each for each in mine if each.overrides == typed), _Technique(name, typed))
+    before = known.usual_on(device.kind)
+    others = [
+        Value(
+            each.overrides,
+            tuple(each.overrides.split()),
+            each.usual_on(device.kind) / before,
+            each.needless_beside,
+        )
+        for each in mine
+        if device.kind in each.kinds
+        and each.numerics in numerics.includes
+        and each.overrides != typed
+        and not kept.intersection(map(group_of, each.overrides.split()))
+    ]
+    return Axis(name, (Value(typed, (), needless_beside=known.needless_beside), *others))
+
+
+def _sharing(device: Device, kept: set[str]) -> list[Axis]:
+    """Several GPUs of this machine, in powers of two."""
+    if device.kind != CUDA or device.count < 2 or "distributed" in kept:
+        return []
+    counts = [2**n for n in range(1, device.count.bit_length()) if 2**n <= device.count]
+    several = [f"distributed=ddp distributed.num_processes={count}" for count in counts]
+    values = [
+        Value(text, tuple(text.split()), 1 / count)
+        for text, count in zip(several, counts, strict=True)
+    ]
+    return [Axis("distributed", (Value("distributed=none", ()), *values))]
+
 
 MAX_SIZES = 6
 """Micro-batches of one set of techniques that are looked at, the largest with room: a step is cut
@@ -243,3 +427,83 @@ def _largest(cut: Sequence[Candidate], typed: int | None) -> list[Candidate]:
     """The largest micro-batches, and the one that was typed."""
     kept = list(cut[:MAX_SIZES])
     return kept + [each for each in cut[MAX_SIZES:] if each.point.micro_batch == typed]
+
+
+Key = tuple[str, str]
+"""Group and field."""
+Settings = Mapping[Key, Any]
+
+
+def spelt_out(axis: Axis, baseline: Config, composed: Composed, own: Path | None) -> Axis:
+    """The axis with values that mean what their names say, and none that is what was typed.
+
+    Args:
+        axis: of techniques that nobody has typed.
+        baseline: what was typed, with what its experiment or recipe sets.
+        composed: the same before its plan.
+        own: the user's folder of options.
+    """
+    mine = {group_of(text) for value in axis.values for text in (value.name, *value.overrides)}
+    open_groups = composed.choices.get("experiment", "none") == "none"
+    if open_groups and not mine.intersection(map(group_of, composed.overrides)):
+        return axis
+    first, *others = axis.values
+    by_name = replace(first, overrides=tuple(first.name.split()), usual=1.0)
+    every = [by_name, *others]
+    meant = {value: _settings(compose(value.overrides, own).config, value) for value in every}
+    telling = _telling(list(meant.values()))
+    now = _plain(baseline)
+    typed = next((v for v in every if _agree(meant[v], now, telling)), None)
+    if typed is None:
+        typed = replace(by_name, name=f"{first.name}, as it is set", needless_beside=())
+    others = [_explicit(v, meant[v], telling, composed, own) for v in every if v is not typed]
+    scaled = [replace(value, usual=value.usual / typed.usual) for value in others]
+    return Axis(axis.name, (replace(typed, overrides=(), usual=1.0), *scaled))
+
+
+def _plain(config: Config) -> Settings:
+    content = make_converter().unstructure(config)
+    sections = {group: part for group, part in content.items() if isinstance(part, dict)}
+    return {(group, key): each for group, part in sections.items() for key, each in part.items()}
+
+
+def _settings(config: Config, value: Value) -> Settings:
+    """Those of the groups that a value decides."""
+    groups = {*map(group_of, value.overrides)}
+    return {key: each for key, each in _plain(config).items() if key[0] in groups}
+
+
+def _telling(meant: list[Settings]) -> set[Key]:
+    """What tells values of one axis from each other; the rest, as a learning rate, stays."""
+    first: dict[Key, Any] = {}
+    return {
+        key
+        for settings in meant
+        for key, each in settings.items()
+        if first.setdefault(key, each) != each and (key[0] != "optimizer" or key[1] == "option")
+    }
+
+
+def _agree(meant: Settings, now: Settings, telling: set[Key]) -> bool:
+    return all(now[key] == meant[key] for key in telling & meant.keys())
+
+
+def _explicit(
+    value: Value, meant: Settings, telling: set[Key], composed: Composed, own: Path | None
+) -> Value:
+    """The value with each key typed that would be another one without."""
+    typed = without(composed.overrides, value.overrides)
+    found = _plain(compose([*typed, *value.overrides], own, in_sweep=True).config)
+    more = tuple(
+        f"{group}.{key}={_text(meant[group, key])}"
+        for group, key in sorted(telling & meant.keys())
+        if key != "option" and found[group, key] != meant[group, key]
+    )
+    return replace(value, overrides=(*value.overrides, *more))
+
+
+def _text(value: Any) -> str:
+    """As it is typed."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,16 +1,13 @@
 """A search in words: before it, during it, and its end."""
 
-from eke.common.units import format_bytes, format_number, format_seconds
+from eke.common.text import format_bytes, format_number, format_seconds
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
-from eke.tuning.search.axes import Numerics
-from eke.tuning.search.candidates import Candidate, Candidates
-from eke.tuning.search.noise import UNSTEADY
-from eke.tuning.search.objective import Objective
+from eke.tuning.search.candidates import Candidate, Candidates, Numerics
 from eke.tuning.search.result import LESS, Fit, Gain, Standing
-from eke.tuning.search.search import Search
-from eke.tuning.search.search_space import Room
-from eke.tuning.search.trials import Measured, is_higher
+from eke.tuning.search.search import Measured, Search, is_higher
+from eke.tuning.search.search_space import Objective, Room
+from eke.tuning.search.surrogate import UNSTEADY
 
 ALLOWS = {
     Numerics.same: "formats as typed",

@@ -5,9 +5,21 @@ of independent parts: one for all points alike (the machine), one for each value
 technique works better or worse here than expected), a smooth one in the micro-batch, and one for
 each point alone (techniques that do not simply multiply). Techniques that do multiply make few
 trials enough; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2.
+
+Which points are worth a trial at all: there is room, some need, and they do not fail.
+
+What is paid once: seconds of compiling, spread over the steps of a run.
+
+Kept apart from the rest of a step, since techniques multiply that and add this.
+
+Several trials of one configuration: what a step takes, and whether they agree.
+
+What disturbs a trial (another user's process, a page cache gone cold) is no normal error: one trial
+in a few is off by any factor. So medians, here as for the steps within a trial.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, softmax
 
-from eke.tuning.search.search_space import Point
+from eke.tuning.search.search_space import Objective, Point, Room, Trial
 
 Array = NDArray[np.float64]
 
@@ -156,3 +168,122 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
     below = ndtr(z)
     improvement: Array = (best - mean) * below + deviation * density
     return improvement
+
+
+RISK = 0.5
+"""What the improvement of a tight configuration counts: it may run out of memory instead."""
+
+
+def chances(
+    points: Sequence[Point],
+    with_less_work: Sequence[Sequence[int]],
+    trials: Sequence[tuple[int, Trial]],
+    objective: Objective,
+) -> Array:
+    """For each point, the chance that a trial of it tells something.
+
+    Args:
+        points: all there are.
+        with_less_work: for each, the numbers of those that do the same with less work.
+        trials: number of a point and what was found of it.
+        objective: what counts; where that is memory, nothing that saves it is needless.
+    """
+    failed = {number for number, trial in trials if trial.step_s is None}
+    ran_out = any(trial.ran_out for _, trial in trials)
+    stands = [p.room is Room.fits and number not in failed for number, p in enumerate(points)]
+    suspects = _suspects(points, trials)
+
+    def chance(number: int) -> float:
+        point = points[number]
+        needless = any(stands[other] for other in with_less_work[number])
+        if point.room is Room.none or (needless and objective is not Objective.memory):
+            return 0.0
+        if point.room is Room.tight and ran_out:
+            return 0.0
+        mine = set(enumerate(point.values))
+        innocent = math.prod(1 - len(each & mine) / len(each) for each in suspects)
+        return innocent if point.room is Room.fits else RISK * innocent
+
+    return np.array([chance(number) for number in range(len(points))])
+
+
+def _suspects(
+    points: Sequence[Point], trials: Sequence[tuple[int, Trial]]
+) -> list[set[tuple[int, str]]]:
+    """For each trial that failed, the values that worked nowhere: one of them is the reason.
+
+    A failure without any is that of its combination, and of that alone.
+    """
+    values = [(set(enumerate(points[number].values)), trial) for number, trial in trials]
+    worked = {each for own, trial in values if trial.step_s is not None for each in own}
+    failures = [own for own, trial in values if trial.step_s is None and not trial.ran_out]
+    return [own - worked for own in failures if own - worked]
+
+
+UNSEEN, SEEN = 0.7, 0.4
+"""Standard deviations of the logarithm of what compiling takes, before any trial that compiled and
+after: a factor of two, and half as much again (an assumption; caches and cores differ)."""
+
+
+def shares(points: Sequence[Point], trials: Sequence[tuple[int, Trial]]) -> tuple[Array, Array]:
+    """Seconds per step that compiling adds to each point, and the deviation of their logarithm.
+
+    Args:
+        points: all there are.
+        trials: number of a point and what was found of it; whatever their estimates were off by,
+            those of the others are taken to be off by, too.
+    """
+    ended = [(number, trial) for number, trial in trials if trial.step_s is not None]
+    off = [
+        math.log(trial.compiling_s / points[number].compiling_s)
+        for number, trial in ended
+        if trial.compiling_s and points[number].compiling_s
+    ]
+    factor = math.exp(sum(off) / len(off)) if off else 1.0
+    expected: Array = factor * np.array([point.compiling_s for point in points])
+    doubt = np.full(len(points), SEEN if off else UNSEEN)
+    for number in {number for number, _ in ended}:
+        own = [trial.compiling_s for n, trial in ended if n == number]
+        expected[number], doubt[number] = sum(own) / len(own), 0.0
+    return expected, doubt
+
+
+UNSTEADY = 0.1
+"""Standard deviation between trials of one configuration from which on one of them must have been
+disturbed: of two, one took about 15 % longer."""
+
+MOST = 4
+"""Trials of one configuration at most: on a machine that is never quiet, more tell no more."""
+
+OF_MAD = 1.4826
+"""A normal distribution's standard deviation over the median distance from its median."""
+
+OF_FEW = {3: 1.495, 4: 1.363}
+"""Correction of that for few values (Croux and Rousseeuw 1992, "Time-efficient algorithms for two
+highly robust estimators of scale"; by simulation the same to 1 %)."""
+
+
+def typical(logarithms: Sequence[float]) -> float:
+    """Of the step times of one configuration's trials: their median, of two the mean."""
+    return statistics.median(logarithms)
+
+
+def deviation(logarithms: Sequence[float]) -> float:
+    """Standard deviation from trial to trial; of three or more, one that is far off hardly counts.
+
+    0 for a single trial, which says nothing of it.
+    """
+    if len(logarithms) < 3:
+        return statistics.stdev(logarithms) if len(logarithms) == 2 else 0.0
+    middle = typical(logarithms)
+    distance = statistics.median(abs(each - middle) for each in logarithms)
+    return OF_MAD * OF_FEW.get(len(logarithms), 1.0) * distance
+
+
+def deviation_between(groups: Sequence[Sequence[float]]) -> float:
+    """The same, pooled over configurations; 0 where none was tried twice."""
+    repeated = [group for group in groups if len(group) > 1]
+    if not repeated:
+        return 0.0
+    squares = sum(deviation(group) ** 2 * (len(group) - 1) for group in repeated)
+    return float((squares / sum(len(group) - 1 for group in repeated)) ** 0.5)

@@ -4,8 +4,7 @@ import pytest
 
 from eke.common.errors import ConfigError
 from eke.config.compose.catalogue import make_catalogue
-from eke.config.compose.completion import candidates, split_line
-from eke.config.compose.shell_completion import answer_shell
+from eke.config.compose.completion import answer_shell, candidates, split_line
 
 CATALOGUE = make_catalogue()
 

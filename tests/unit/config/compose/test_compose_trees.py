@@ -14,8 +14,8 @@ from eke.config.compose.compose_cache import (
     as_hydra_takes_it,
     hydra_state,
     make_trees,
+    stands_alone,
 )
-from eke.config.compose.independent_options import stands_alone
 from eke.config.schema import model
 
 CATALOGUE = make_catalogue()

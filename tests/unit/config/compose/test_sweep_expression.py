@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.config.sweep.expression import ExpressionError, read_expression
+from eke.config.sweep.exclusion import ExpressionError, read_expression
 
 RUN = {
     "precision": "fp16",

@@ -523,7 +523,7 @@ READ = """
 import re, sys
 from pathlib import Path
 from eke.data.sources import Request
-from eke.data.preparation.columns import Columns
+from eke.data.preparation.lines import Columns
 from eke.data.preparation.lines import csv_rows, jsonl_rows
 reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
 request = Request("jsonl", "", "", text="text", max_row_bytes=16 << 20)

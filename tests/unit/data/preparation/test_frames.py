@@ -7,9 +7,8 @@ import pytest
 from tokenizer_kinds import KINDS, save_kind
 from transformers import AutoTokenizer
 
-from eke.data.preparation.columns import Fields
-from eke.data.preparation.documents import encode_stream
-from eke.data.preparation.sequences import Sequences
+from eke.data.preparation.lines import Fields
+from eke.data.preparation.rows import Sequences, encode_stream
 from eke.data.preparation.tokenizers import is_doubled, load_tokenizer
 from eke.data.sources import Request
 

@@ -21,9 +21,9 @@ from unit.plan.cases import config_of, decision, plan_of
 
 from eke.common import streams
 from eke.common.errors import ConfigError, RunError
-from eke.common.tokens import BOS, EOS, IGNORED, SEP
+from eke.common.text import BOS, EOS, IGNORED, SEP
 from eke.data.sources import BYTES, open_store, read_manifest, request_of, store_folder
-from eke.training.batches.data import build_data, load_tokenizer
+from eke.training.batches.dataset import build_data, load_tokenizer
 
 ROWS = [
     {"text": f"row {n}", "label": "ab"[n % 2], "ask": f"q{n}", "say": f"a{n}"} for n in range(50)

@@ -212,7 +212,7 @@ def test_windows_are_counted_class_by_class() -> None:
     length=st.integers(4, 40),
 )
 def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_factory) -> None:
-    from eke.training.batches.samples import pack_windows
+    from eke.training.batches.sampler import pack_windows
 
     folder = tmp_path_factory.mktemp("pieces")
     pieces = []
@@ -275,7 +275,7 @@ def test_the_split_counts(folder) -> None:
 def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
     corpus = corpora.text_files(folder, "*.txt", 0.2)
     before = corpora.fingerprint(corpus)
-    monkeypatch.setattr("eke.data.sources.text._blocks", lambda piece: pytest.fail("read again"))
+    monkeypatch.setattr("eke.data.sources.files._blocks", lambda piece: pytest.fail("read again"))
     assert corpora.fingerprint(corpus) == before
 
 

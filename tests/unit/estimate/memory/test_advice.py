@@ -6,24 +6,22 @@ import pytest
 from unit.plan.cases import CPU, GPU, config_of, plan_of
 
 from eke.common.errors import ConfigError
-from eke.common.units import GIB, MIB
+from eke.common.text import GIB, MIB
 from eke.estimate.memory import (
     DOES_NOT_FIT,
     Traced,
     Verdict,
     advise,
-    cache,
     first_advice,
     forecast,
     refuse_what_cannot_fit,
     render_advice,
+    trace_client,
 )
-from eke.estimate.memory.calibration import NEEDED
-from eke.estimate.memory.history_store import add_line, path_of
-from eke.estimate.memory.memory_history import group_of
-from eke.estimate.memory.predict import with_room
-from eke.estimate.memory.serialize import advice_for, memory_seen
-from eke.estimate.memory.techniques import SAVERS
+from eke.estimate.memory.advice import SAVERS
+from eke.estimate.memory.calibration import NEEDED, add_line, group_of, path_of
+from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.render_memory import advice_for, memory_seen
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan, outline_record
 from eke.plan.record import MeasuredMemory, Outcome
@@ -48,7 +46,7 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(trace_client, "cache_folder", lambda: tmp_path)
 
 
 def weigh(plan: Plan) -> str:
@@ -159,7 +157,9 @@ def test_proposals_are_judged_by_what_is_known_best() -> None:
     plan = cramped(share=0.9)
     first = advise(plan, 20)[0]
     group = group_of(first.plan, "trace")
-    cache.keep(cache.key_of(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {}))
+    trace_client.keep(
+        trace_client.key_of(first.plan), Traced({"forward": 9 * MIB}, {"forward": 9 * MIB}, {})
+    )
     for n in range(NEEDED):
         line = f'{{"key": "{n}", "run_id": "{n}", "predicted": 100, "measured": 120}}'
         add_line(path_of(group), line)

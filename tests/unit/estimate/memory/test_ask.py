@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from eke.config.compose import compose
-from eke.estimate.memory import cache
+from eke.estimate.memory import trace_client
 from eke.estimate.memory import trace_client as ask
-from eke.estimate.memory.values import Method, Traced
-from eke.plan.planner.store import plan_to_plain
+from eke.estimate.memory.components import Method, Traced
+from eke.plan.planner.plan import plan_to_plain
 from eke.training.trace.worker import serve
 from eke.workflows.planning import plan_for
 
@@ -36,7 +36,7 @@ def fake_worker(tmp_path, monkeypatch):
 
 def test_another_generation_of_gpu_chooses_other_kernels() -> None:
     old = plan_for(compose(["hardware=v100_16", "data=synthetic", "tracker=none"]), planning=True)
-    assert cache.key_of(old) != cache.key_of(plan_of())
+    assert trace_client.key_of(old) != trace_client.key_of(plan_of())
 
 
 def plan_of(*overrides):
@@ -50,7 +50,7 @@ def plan_of(*overrides):
      "tracker=none", "optimizer.beta1=0.8", "train.eval_every=3", "data.data_seed=4"],
 )  # fmt: skip
 def test_what_needs_no_memory_shares_a_trace(override) -> None:
-    assert cache.key_of(plan_of(override)) == cache.key_of(plan_of())
+    assert trace_client.key_of(plan_of(override)) == trace_client.key_of(plan_of())
 
 
 @pytest.mark.parametrize(
@@ -60,50 +60,52 @@ def test_what_needs_no_memory_shares_a_trace(override) -> None:
      "train.max_grad_norm=null", "batch.accumulation=2"],
 )  # fmt: skip
 def test_what_needs_memory_does_not(override) -> None:
-    assert cache.key_of(plan_of(override)) != cache.key_of(plan_of())
+    assert trace_client.key_of(plan_of(override)) != trace_client.key_of(plan_of())
 
 
 def test_the_share_of_masks_counts_where_only_they_are_projected() -> None:
     asked = ("model=tiny_bert", "task=masked_lm", "kernels=sparse_prediction")
     few, many = (plan_of(*asked, f"task.mask_frac={share}") for share in (0.15, 0.6))
-    assert cache.key_of(few) != cache.key_of(many)
+    assert trace_client.key_of(few) != trace_client.key_of(many)
 
 
 def test_a_key_that_nobody_knows_counts(monkeypatch) -> None:
-    plan, before = plan_of(), cache.key_of(plan_of())
+    plan, before = plan_of(), trace_client.key_of(plan_of())
     plain = plan_to_plain(plan)
     plain["config"]["memory"]["new_technique"] = True
-    monkeypatch.setattr(cache, "plan_to_plain", lambda _: plain)
-    assert cache.key_of(plan) != before
+    monkeypatch.setattr(trace_client, "plan_to_plain", lambda _: plain)
+    assert trace_client.key_of(plan) != before
 
 
 def test_the_libraries_count(monkeypatch) -> None:
-    before = cache.key_of(plan_of())
-    monkeypatch.setattr(cache, "_software", lambda: {"torch": "9.9"})
-    assert cache.key_of(plan_of()) != before
+    before = trace_client.key_of(plan_of())
+    monkeypatch.setattr(trace_client, "_software", lambda: {"torch": "9.9"})
+    assert trace_client.key_of(plan_of()) != before
 
 
 def test_what_is_kept_is_found() -> None:
-    assert cache.find("a" * 32) is None
-    cache.keep("a" * 32, FOUND)
-    assert cache.find("a" * 32) == FOUND
-    assert list(cache.find("a" * 32).allocated) == ["load", "forward"], "in the order of a step"
+    assert trace_client.find("a" * 32) is None
+    trace_client.keep("a" * 32, FOUND)
+    assert trace_client.find("a" * 32) == FOUND
+    assert list(trace_client.find("a" * 32).allocated) == ["load", "forward"], (
+        "in the order of a step"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"allocated": 3}', "null", "\x00"])
 def test_a_damaged_file_is_made_again(text, tmp_path) -> None:
-    cache.keep("b" * 32, FOUND)
+    trace_client.keep("b" * 32, FOUND)
     (path,) = (tmp_path / "cache").rglob("*.json")
     path.write_text(text)
-    assert cache.find("b" * 32) is None
-    cache.keep("b" * 32, FOUND)
-    assert cache.find("b" * 32) == FOUND
+    assert trace_client.find("b" * 32) is None
+    trace_client.keep("b" * 32, FOUND)
+    assert trace_client.find("b" * 32) == FOUND
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
-    cache.keep("c" * 32, FOUND)
-    assert cache.find("c" * 32) is None
+    trace_client.keep("c" * 32, FOUND)
+    assert trace_client.find("c" * 32) is None
 
 
 ANSWERS = """

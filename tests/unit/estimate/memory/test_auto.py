@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.estimate.memory import Range, Search, Trial, forecast, room_for_a_batch
 from eke.estimate.memory import auto_batch as auto_module
-from eke.estimate.memory import batch_cache as seen
+from eke.estimate.memory import auto_batch as seen
 from eke.estimate.memory.auto_batch import HOST_BYTES, MAX_PROBES
-from eke.estimate.memory.predict import PYTHON_BYTES
+from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.plan.planner import possible_batches, replan
 
 TYPED = (*SYNTHETIC, "batch=auto", "batch.target=64")

@@ -6,19 +6,19 @@ import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.common.errors import ConfigError
-from eke.common.units import GIB, MIB
+from eke.common.text import GIB, MIB
 from eke.estimate.memory import (
     Method,
     Traced,
     Verdict,
-    cache,
     forecast,
     is_open,
     known_forecast,
+    trace_client,
     traced_forecast,
 )
 from eke.estimate.memory import trace_client as ask
-from eke.estimate.memory.predict import with_room
+from eke.estimate.memory.predict_memory import with_room
 from eke.launch import Cell
 from eke.models.sizes import state_bytes
 from eke.workflows.planning import weighed
@@ -67,12 +67,12 @@ def asked(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(trace_client, "cache_folder", lambda: tmp_path)
 
 
 def test_a_kept_trace_is_known_and_nothing_is_started(plan, asked) -> None:
     assert known_forecast(plan).method is Method.closed_form
-    cache.keep(cache.key_of(plan), trace_of())
+    trace_client.keep(trace_client.key_of(plan), trace_of())
     assert known_forecast(plan).method is Method.trace
     assert not is_open(known_forecast(plan))
     assert not asked

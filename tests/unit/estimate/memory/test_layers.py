@@ -6,13 +6,12 @@ import pytest
 import torch
 from unit.plan.cases import plan_of
 
-from eke.estimate.memory.activations import attention_kernel
-from eke.estimate.memory.layers import stacks
-from eke.estimate.memory.shape import shape_of
+from eke.estimate.memory.activations import attention_kernel, stacks
+from eke.estimate.memory.components import shape_of
+from eke.training.model.attention_kernels import spare_mask_checks
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.masks import spare_mask_checks
-from eke.training.model.model import build_model
-from eke.training.model.precision import build_formats
+from eke.training.model.number_formats import build_formats
 
 ROWS, LENGTH = 3, 20
 

@@ -9,12 +9,11 @@ from functools import cache
 import pytest
 from unit.plan.cases import GPU, SYNTHETIC, plan_of
 
+from eke.estimate.memory import calibration as store
 from eke.estimate.memory import forecast, forecast_line, known_forecast, note_pair, render_forecast
-from eke.estimate.memory import history_store as store
-from eke.estimate.memory.history_store import FOLDER, path_of
-from eke.estimate.memory.memory_history import group_of, pair_of, read_pairs
-from eke.estimate.memory.predict import with_room
-from eke.estimate.memory.serialize import as_json, note_forecast
+from eke.estimate.memory.calibration import FOLDER, group_of, pair_of, path_of, read_pairs
+from eke.estimate.memory.predict_memory import with_room
+from eke.estimate.memory.render_memory import as_json, note_forecast
 from eke.plan.planner import outline_record
 from eke.plan.record import MeasuredMemory, Outcome
 

@@ -6,10 +6,16 @@ import pytest
 from unit.plan.cases import CPU, GPU, plan_of
 
 from eke.common.paths import conf_folder
-from eke.common.units import GIB, MIB
+from eke.common.text import GIB, MIB
 from eke.estimate.memory import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
-from eke.estimate.memory.predict import PYTHON_BYTES, least_bytes, least_host_bytes, room, with_room
-from eke.estimate.memory.values import PHASES, Method, Range
+from eke.estimate.memory.components import PHASES, Method, Range
+from eke.estimate.memory.predict_memory import (
+    PYTHON_BYTES,
+    least_bytes,
+    least_host_bytes,
+    room,
+    with_room,
+)
 from eke.models.sizes import state_bytes
 
 SYNTHETIC = ("data=synthetic",)

@@ -8,19 +8,19 @@ from random import Random
 import pytest
 from unit.estimate.time.cases import CPU, large, small
 
-from eke.estimate.memory.history_store import path_of
+from eke.estimate.memory.calibration import path_of
 from eke.estimate.time import StepTime, Unknown, forecast_time, note_pace
-from eke.estimate.time.fit_rates import NEEDED, fitted_rates
-from eke.estimate.time.predict import prior_time
+from eke.estimate.time.step_time import NEEDED, fitted_rates
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
     group_of,
     key_of,
+    prior_time,
     read_observations,
 )
 from eke.estimate.time.work import work_of
-from eke.plan.planner.plan_record import outline_record
+from eke.plan.planner.planner import outline_record
 from eke.plan.record import Outcome, Record, Spread
 
 TRUE = {"float32": 2e-11, "launches": 4e-6, "moved": 1e-10}

@@ -1,11 +1,11 @@
-"""FLOPs that are executed, against those that the mathematics needs (eke.models.sizes.flops)."""
+"""FLOPs that are executed, against those of the mathematics (eke.models.sizes.parameters)."""
 
 import pytest
 from unit.estimate.time.cases import small
 
 from eke.estimate.time.work import work_of
 from eke.models.sizes import training_structure
-from eke.models.sizes.flops import attention_flops, tokens_per_sample
+from eke.models.sizes.parameters import attention_flops, tokens_per_sample
 
 FAMILIES = {
     "tiny": (),

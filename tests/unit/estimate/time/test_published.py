@@ -8,8 +8,8 @@ from support import REPO
 from unit.estimate.time.cases import large, small
 
 from eke.estimate.time import StepTime
-from eke.estimate.time.predict import prior_time
 from eke.estimate.time.rates import WORKSTATION_BYTES_PER_S, network_of
+from eke.estimate.time.time_history import prior_time
 from eke.hardware import DEVICES
 
 sys.path.insert(0, str(REPO / "benchmarks"))

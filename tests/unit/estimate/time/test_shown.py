@@ -16,7 +16,7 @@ from eke.estimate.time import (
     sum_line,
     time_line,
 )
-from eke.plan.planner.plan_record import outline_record
+from eke.plan.planner.planner import outline_record
 from eke.plan.record import Failure, Outcome
 
 

@@ -7,8 +7,8 @@ from unit.estimate.time.cases import CPU, small
 from unit.estimate.time.test_estimate import note_runs, record_of
 
 from eke.estimate.time import forecast_time, note_pace, slowdown
-from eke.estimate.time.fit_rates import NEEDED
-from eke.estimate.time.predict import prior_time
+from eke.estimate.time.step_time import NEEDED
+from eke.estimate.time.time_history import prior_time
 
 
 @pytest.fixture(autouse=True)

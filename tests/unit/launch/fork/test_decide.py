@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.launch.fork import Surroundings, modules_of, why_fresh
+from eke.launch.processes.fork_server import Surroundings, modules_of, why_fresh
 
 ALL = frozenset(range(8))
 SERVER = Surroundings({"PATH": "/bin", "OMP_NUM_THREADS": "4", "EKE_LEASES": "/a"}, ALL)

@@ -12,8 +12,9 @@ import pytest
 from support import PATIENCE_S, REPO
 
 from eke.common.process_env import module_command
-from eke.launch.fork import ForkServer, server
+from eke.launch.processes import fork_server
 from eke.launch.processes import worker_process as supervise
+from eke.launch.processes.fork_server import ForkServer
 from eke.launch.processes.worker_process import Worker, spawn
 
 HERE = Path(__file__).parent
@@ -55,14 +56,14 @@ class Forked:
         self.folder, self.said, self.servers = folder, [], []
         path = os.pathsep.join([str(HERE), str(REPO / "src")])
         monkeypatch.setenv("PYTHONPATH", path)
-        monkeypatch.setattr(server, "MODULE", "light_server")
+        monkeypatch.setattr(fork_server, "MODULE", "light_server")
         monkeypatch.setattr(
             supervise,
             "worker_command",
             lambda paths, *_: module_command("stand_in_worker", str(paths.folder)),
         )
 
-    def server(self, *words: str, wait: bool = True, **common: str) -> ForkServer:
+    def fork_server(self, *words: str, wait: bool = True, **common: str) -> ForkServer:
         """One that is ready, or lost."""
         made = ForkServer(self.folder / "fork_server.log", words, self.said.append, common)
         self.servers.append(made)
@@ -249,7 +250,7 @@ def test_without_a_server_that_works(word, why, forked, work, paths) -> None:
 
 @pytest.mark.parametrize("limit", ["IMPORT_LIMIT_S", "ANSWER_LIMIT_S"])
 def test_a_server_that_hangs_is_given_up(limit, forked, work, paths, monkeypatch) -> None:
-    monkeypatch.setattr(server, limit, 0.2)
+    monkeypatch.setattr(fork_server, limit, 0.2)
     made = forked.server(*(["hang"] if limit == "IMPORT_LIMIT_S" else []))
     if made.pid:
         os.kill(made.pid, signal.SIGSTOP)

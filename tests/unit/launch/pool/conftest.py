@@ -14,7 +14,7 @@ from eke.hardware import DeviceSlot
 from eke.launch.local.devices import Devices, Grant
 from eke.launch.local.dispatch import Pool
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.record import Outcome, Record
 

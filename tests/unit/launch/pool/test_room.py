@@ -8,12 +8,11 @@ from functools import partial
 import pytest
 from unit.launch.scripted import record_for
 
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.estimate.memory import known_forecast, least_bytes, least_host_bytes
 from eke.hardware import cpu_slots
-from eke.launch.local.devices import Devices, Grant
-from eke.launch.local.memory_check import Room
-from eke.launch.processes.sweep_job import Job
+from eke.launch.local.devices import Devices, Grant, Room
+from eke.launch.processes.sweep import Job
 from eke.plan.record import Outcome
 
 WHOLE = 64 * GIB

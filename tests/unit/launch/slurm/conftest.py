@@ -13,7 +13,7 @@ from eke.common.errors import EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.config.schema import Slurm
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.dispatch import Cluster

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.launch.slurm.request import Request, make_request, read_minutes
+from eke.launch.slurm.submission import Request, make_request, read_minutes
 
 TIMES = {
     "90": 90,

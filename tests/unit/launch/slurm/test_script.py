@@ -7,10 +7,9 @@ import sys
 import pytest
 from support import REPO
 
-import eke.launch.slurm.script as script_module
+import eke.launch.slurm.submission as script_module
 from eke.config.schema import GpuRequest
-from eke.launch.slurm.request import make_request
-from eke.launch.slurm.script import script_text
+from eke.launch.slurm.submission import make_request, script_text
 
 GOLDEN = REPO / "tests" / "unit" / "launch" / "slurm" / "golden"
 

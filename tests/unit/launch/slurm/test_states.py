@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.launch.slurm.states import HELD, Phase, outcome_of, phase_of
+from eke.launch.slurm.scheduler import HELD, Phase, outcome_of, phase_of
 from eke.plan.record import Outcome
 
 # https://slurm.schedmd.com/job_state_codes.html, base states and flags

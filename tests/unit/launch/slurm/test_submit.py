@@ -11,11 +11,10 @@ from unit.launch.scripted import QuietBoard, QuietLedger
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.run_dir import claim
-from eke.launch.processes.sweep_job import Job
+from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.dispatch import Cluster, paths_of
-from eke.launch.slurm.dry_run import describe_arrays
+from eke.launch.slurm.dispatch import Cluster, describe_arrays, paths_of
 from eke.launch.slurm.submission import jobs_of, read_submissions
 from eke.launch.slurm.submit import LOCK, PATIENCE_S, arrays, freeze, submit_array, submitting
 from eke.plan.planner import read_plan

@@ -8,8 +8,8 @@ from unit.launch.scripted import record_for
 from eke.common.errors import EkeError
 from eke.launch.processes.run_dir import claim
 from eke.launch.slurm import watcher
-from eke.launch.slurm.script import REQUEUE_CODE
 from eke.launch.slurm.submission import (
+    REQUEUE_CODE,
     Submission,
     Ticket,
     read_ticket,

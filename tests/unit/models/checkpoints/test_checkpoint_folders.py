@@ -20,10 +20,10 @@ from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
+from eke.models.checkpoints.agreement import weight_files
 from eke.models.checkpoints.locate import Located
-from eke.models.checkpoints.tensors import weight_files
 from eke.models.sizes import VALID_TASKS, model_size, state_bytes, structure
-from eke.training.model.heads import HEADS
+from eke.training.model.unused import HEADS
 from eke.workflows import plan_for
 
 SHORT = ("data=synthetic", "data.seq_len=16", "data.max_token=300", "hardware=cpu", "tracker=none")

@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from eke.models.checkpoints.classes import MAPPINGS, class_attribute, first_position, supports
+from eke.models.checkpoints.architecture import MAPPINGS, class_attribute, first_position, supports
 
 FLAGS = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
 

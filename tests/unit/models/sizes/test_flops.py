@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from unit.models.sizes.configs import TINY_CASES, make_config
 
 from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
-from eke.training.model.heads import HEADS
-from eke.training.model.model import BUILDERS
+from eke.training.model.build_model import BUILDERS
+from eke.training.model.unused import HEADS
 
 BATCH, SEQ, TARGET = 2, 48, 32
 
@@ -111,7 +111,7 @@ def test_adapters_cost_what_they_say(option, task):
     """Frozen weights have no gradient of their own; at most the first layers' is left out, too."""
     from unit.training.model.plans import hand_plan
 
-    from eke.training.model.peft import apply_peft
+    from eke.training.model.adapters import apply_peft
 
     config = make_config(f"model={option}", f"task={task}", f"data.seq_len={SEQ}", "peft=lora")
     plan = hand_plan(f"model={option}", f"task={task}", f"data.seq_len={SEQ}", "peft=lora")

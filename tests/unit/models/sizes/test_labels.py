@@ -6,7 +6,7 @@ import pytest
 from unit.training.model.plans import hand_plan, long_plan
 
 from eke.models.sizes import most_predicted, predicted_frac
-from eke.training.batches.data import build_data
+from eke.training.batches.dataset import build_data
 
 BERT = ("model=tiny_bert", "task=masked_lm")
 SPARSE = "kernels=sparse_prediction"

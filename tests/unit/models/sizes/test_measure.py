@@ -12,8 +12,8 @@ from unit.models.sizes.configs import CHECKPOINTS_ONLY, TINY, make_config
 from eke.common.errors import ConfigError
 from eke.common.paths import conf_folder
 from eke.models.sizes import FAMILIES, VALID_TASKS, model_size, structure
-from eke.training.model.heads import HEADS
-from eke.training.model.model import BUILDERS
+from eke.training.model.build_model import BUILDERS
+from eke.training.model.unused import HEADS
 
 OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
 

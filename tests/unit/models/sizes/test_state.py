@@ -11,8 +11,8 @@ from unit.plan.cases import plan_config
 
 from eke.common.paths import conf_folder
 from eke.models.sizes import model_size, state_bytes
-from eke.training.model.heads import HEADS
-from eke.training.model.model import BUILDERS
+from eke.training.model.build_model import BUILDERS
+from eke.training.model.unused import HEADS
 from eke.training.optimizer import build_optimizer, state_tensors
 
 COMPILED = ("adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr")

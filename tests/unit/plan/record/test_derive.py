@@ -8,34 +8,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.plan.record.samples import eval_row, step_row
 
-from eke.plan.record import Loss, Spread, Throughput, Timing, derive, metrics
+from eke.plan.record import Loss, Spread, Throughput, Timing, metrics
 
 WARM = {metrics.WARMUP: 1}
 
 
 def test_spread_of_nothing_is_absent() -> None:
-    assert derive.spread([]) is None
+    assert metrics.spread([]) is None
 
 
 def test_spread_of_one_value_is_that_value() -> None:
-    assert derive.spread([0.5]) == Spread(0.5, 0.5, 0.5, 1)
+    assert metrics.spread([0.5]) == Spread(0.5, 0.5, 0.5, 1)
 
 
 def test_spread_of_two_values_interpolates() -> None:
-    found = derive.spread([1.0, 2.0])
+    found = metrics.spread([1.0, 2.0])
     assert (found.median, found.n) == (1.5, 2)
     assert (found.p10, found.p90) == pytest.approx((1.1, 1.9))
 
 
 def test_spread_of_eleven_values_hits_the_deciles() -> None:
-    found = derive.spread([float(v) for v in (7, 3, 0, 10, 1, 9, 2, 8, 4, 6, 5)])
+    found = metrics.spread([float(v) for v in (7, 3, 0, 10, 1, 9, 2, 8, 4, 6, 5)])
     assert found == Spread(5.0, 1.0, 9.0, 11)
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_spread_is_ordered_and_within_its_values(values) -> None:
-    found = derive.spread(values)
+    found = metrics.spread(values)
     slack = 1e-9 * max(values)
     assert min(values) - slack <= found.p10 <= found.median + slack
     assert found.median <= found.p90 + slack <= max(values) + 2 * slack
@@ -45,7 +45,7 @@ def test_spread_is_ordered_and_within_its_values(values) -> None:
 def test_timing_leaves_the_warm_up_out_of_the_steady_steps() -> None:
     rows = [step_row(1, seconds=5.0, **WARM), step_row(2, seconds=1.0, **WARM)]
     rows += [step_row(3, seconds=0.2), step_row(4, seconds=0.4)]
-    found = derive.timing(rows)
+    found = metrics.timing(rows)
     assert found.warmup_steps_s == [5.0, 1.0]
     assert found.steady_step_s.median == pytest.approx(0.3)
     assert found.steady_step_s.n == 2
@@ -56,18 +56,18 @@ def test_timing_leaves_the_warm_up_out_of_the_steady_steps() -> None:
 
 def test_a_step_that_was_done_twice_counts_once() -> None:
     rows = [step_row(1), step_row(2, seconds=9.0), step_row(2, attempt=1, seconds=0.3)]
-    found = derive.timing(rows)
+    found = metrics.timing(rows)
     assert found.train_s == pytest.approx(0.4)
     assert found.steady_step_s.n == 2
 
 
 def test_timing_of_nothing_is_absent() -> None:
-    assert derive.timing([]) == Timing()
-    assert derive.timing([eval_row(0, 5.0)]) == Timing()
+    assert metrics.timing([]) == Timing()
+    assert metrics.timing([eval_row(0, 5.0)]) == Timing()
 
 
 def test_timing_of_warm_up_alone_has_no_steady_step() -> None:
-    found = derive.timing([step_row(1, **WARM)])
+    found = metrics.timing([step_row(1, **WARM)])
     assert found.steady_step_s is None
     assert found.phases == {}
     assert found.train_s == pytest.approx(0.1)
@@ -75,7 +75,7 @@ def test_timing_of_warm_up_alone_has_no_steady_step() -> None:
 
 def test_throughput_is_samples_over_seconds_of_steady_steps() -> None:
     rows = [step_row(1, seconds=100.0, **WARM), step_row(2, seconds=0.5), step_row(3, seconds=1.5)]
-    found = derive.throughput(rows, 1e9, "formula", num_devices=2, peak_flops=1e11)
+    found = metrics.throughput(rows, 1e9, "formula", num_devices=2, peak_flops=1e11)
     assert found.samples_per_s == pytest.approx(16 / 2.0)
     assert found.tokens_per_s == pytest.approx(200 / 2.0)
     assert found.model_flops_per_s == pytest.approx(100 * 1e9 / 2)
@@ -84,31 +84,31 @@ def test_throughput_is_samples_over_seconds_of_steady_steps() -> None:
 
 
 def test_mfu_is_absent_when_the_peak_is_unknown() -> None:
-    found = derive.throughput([step_row(1)], 1e9, "formula", 1, None)
+    found = metrics.throughput([step_row(1)], 1e9, "formula", 1, None)
     assert found.mfu_frac is None
     assert found.model_flops_per_s == pytest.approx(1e12)
 
 
 @pytest.mark.parametrize("rows", [[], [step_row(1, **WARM)]], ids=["no rows", "warm-up only"])
 def test_no_steady_step_no_rate(rows) -> None:
-    assert derive.throughput(rows, 1e9, "f", 1, 1e12) == Throughput(flops_formula="f")
+    assert metrics.throughput(rows, 1e9, "f", 1, 1e12) == Throughput(flops_formula="f")
 
 
 def test_losses_are_the_first_and_the_last() -> None:
     bits = {metrics.BITS_PER_BYTE: 8.0}, {metrics.BITS_PER_BYTE: 4.0}
     rows = [eval_row(0, 5.5, **bits[0]), step_row(1), step_row(2), eval_row(2, 2.75, **bits[1])]
-    assert derive.losses(rows) == Loss(4.0, 2.0, 5.5, 2.75, 8.0, 4.0)
+    assert metrics.losses(rows) == Loss(4.0, 2.0, 5.5, 2.75, 8.0, 4.0)
 
 
 def test_one_evaluation_is_a_start_and_no_end() -> None:
-    assert derive.losses([eval_row(0, 5.5)]) == Loss(eval_start=5.5)
+    assert metrics.losses([eval_row(0, 5.5)]) == Loss(eval_start=5.5)
 
 
 def test_a_loss_that_is_not_finite_is_absent() -> None:
     rows = [step_row(1), step_row(2, **{metrics.LOSS: math.nan}), eval_row(0, math.inf)]
-    assert derive.losses(rows) == Loss(train_first=4.0)
+    assert metrics.losses(rows) == Loss(train_first=4.0)
 
 
 def test_after_a_resume_the_newer_attempt_is_the_final_loss() -> None:
     rows = [step_row(1), step_row(2), step_row(2, 1, **{metrics.LOSS: 1.25})]
-    assert derive.losses(rows).train_final == 1.25
+    assert metrics.losses(rows).train_final == 1.25

@@ -3,7 +3,7 @@
 from unit.plan.record.samples import bare_record, full_record
 
 from eke.launch.processes.sweep import Cell
-from eke.results.report.cells import differing, render_cells
+from eke.results.report.summary import differing, render_cells
 
 
 def test_only_what_differs_is_shown() -> None:

@@ -9,9 +9,8 @@ from scipy import stats
 from unit.results.report.made import MIB, Run, make_record
 
 from eke.results.report.compare import comparison
-from eke.results.report.compare.claims import Kind, claims
+from eke.results.report.compare.claims import Kind, claims, verdict
 from eke.results.report.compare.load_records import Entry, Gathered
-from eke.results.report.compare.verdict import verdict
 
 SETS = 500
 

@@ -21,10 +21,9 @@ from unit.results.report.made import (
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.results.report.compare import compare
-from eke.results.report.compare.curves import read_curve
-from eke.results.report.compare.parity import Parity
-from eke.results.report.compare.verdict import verdict
-from eke.results.report.compare.wording import loss_words
+from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.comparison import loss_words
+from eke.results.report.compare.curves import Parity, read_curve
 from eke.results.report.show.charts import phases
 
 SPEED, PEAK = "throughput.samples_per_s", "memory.measured.peak_allocated_bytes"

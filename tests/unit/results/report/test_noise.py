@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from eke.results.report.compare.noise import Compared, Noise, chance_beyond
-from eke.results.report.compare.statistics import Decision, ratio
+from eke.results.report.compare.statistics import Compared, Decision, Noise, chance_beyond, ratio
 
 TRIALS = 400
 ALLOWED = 0.05 + 2 * math.sqrt(0.05 * 0.95 / TRIALS)

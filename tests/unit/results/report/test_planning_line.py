@@ -2,7 +2,7 @@
 
 import io
 
-from eke.results.report.planning import PlanningLine
+from eke.results.report.summary import PlanningLine
 
 
 class Terminal(io.StringIO):

@@ -3,7 +3,7 @@
 import pytest
 from unit.results.report.made import MACHINE, Run, make_run, make_sweep
 
-from eke.results.report.compare import config_diff as factors
+from eke.results.report.compare import load_records as factors
 from eke.results.report.compare.load_records import gather
 from eke.results.report.compare.variants import group
 

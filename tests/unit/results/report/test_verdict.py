@@ -8,7 +8,7 @@ from unit.results.report.made import MIB, Run, compared, make_run, make_sweep, r
 
 from eke.common.paths import SweepPaths
 from eke.results.report.compare import compare
-from eke.results.report.compare.verdict import verdict
+from eke.results.report.compare.claims import verdict
 
 
 def said(tmp_path, *variants, **options):

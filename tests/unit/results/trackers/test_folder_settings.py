@@ -7,7 +7,7 @@ import pytest
 
 from eke.cli import main
 from eke.results.trackers.registry import build_tracker
-from eke.rules.credentials import has_wandb_key
+from eke.rules.tracker import has_wandb_key
 
 from .conftest import make_folder, rows
 from .stub import Server, serving

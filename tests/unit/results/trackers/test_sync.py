@@ -20,7 +20,7 @@ from eke.launch.processes.run_dir import claim
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
 from eke.results.trackers.sync import Report, Verdict
-from eke.results.trackers.sync.sync_state import sole_sender
+from eke.results.trackers.sync.account import sole_sender
 
 from .conftest import RUN_ID, child_environment, find_wandb_files, make_folder, rows, wait_until
 from .stub import Server
@@ -254,8 +254,8 @@ def test_a_folder_that_cannot_be_written(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     paths = make_folder(tmp_path)
-    monkeypatch.setattr("eke.results.trackers.sync.sync_state.write_json", refuse)
-    monkeypatch.setattr("eke.results.trackers.sync.sync_state._open_lock", lambda path: None)
+    monkeypatch.setattr("eke.results.trackers.sync.account.write_json", refuse)
+    monkeypatch.setattr("eke.results.trackers.sync.account._open_lock", lambda path: None)
     before = sorted(path.name for path in paths.folder.iterdir())
     assert main(["sync", str(paths.folder)]) == 0
     assert "no receipt kept (Read-only file system)" in capsys.readouterr().out

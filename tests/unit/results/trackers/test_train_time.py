@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from eke.plan.record import metrics
-from eke.results.trackers.train_time import TIME, TrainTime
+from eke.results.trackers.async_tracker import TIME, TrainTime
 
 
 def row(step: int, seconds: float | str = 0.5, attempt: int = 0) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 from wandb_reader import read_wandb_file
 
-from eke.results.trackers.wandb_file import count_rows
+from eke.results.trackers.wandb import count_rows
 
 HEADER = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
 

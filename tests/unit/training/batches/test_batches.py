@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eke.common.tokens import IGNORED, PAD
+from eke.common.text import IGNORED, PAD
 from eke.training.batches.batches import Collator, Order, StepSampler, cut_step
 
 

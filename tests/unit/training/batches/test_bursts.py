@@ -2,7 +2,7 @@
 
 import pytest
 
-from eke.training.batches.batch_prefetch import AT_MOST, LONG_ENOUGH_S, in_bursts
+from eke.training.batches.batches import AT_MOST, LONG_ENOUGH_S, in_bursts
 
 
 class Maker:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eke.common.errors import ChangedError, RunError
-from eke.common.tokens import BOS, NUM_SPECIAL_TOKENS
+from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.data.sources import Piece
-from eke.training.batches.byte_text import OPEN_FILES, InPlace, byte_stream
+from eke.training.batches.sampler import OPEN_FILES, InPlace, byte_stream
 
 
 def files(folder, *contents: bytes) -> tuple[Piece, ...]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from unit.training.model.plans import hand_plan
 
-from eke.training.batches.cache_release import CacheRelease, build_cache_release
+from eke.training.batches.batches import CacheRelease, build_cache_release
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from unit.plan.cases import plan_of
 
-from eke.common.tokens import BOS
+from eke.common.text import BOS
 from eke.plan.planner import Plan
-from eke.training.batches.data import build_data
+from eke.training.batches.dataset import build_data
 
 SMALL = (
     "data=synthetic",

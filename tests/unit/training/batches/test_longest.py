@@ -6,7 +6,7 @@ import pytest
 import torch
 from unit.plan.cases import SYNTHETIC, plan_of
 
-from eke.training.batches.data import build_data
+from eke.training.batches.dataset import build_data
 
 RAGGED = ("data.lengths=uniform",)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from eke.common.tokens import BOS, NUM_SPECIAL_TOKENS
+from eke.common.text import BOS, NUM_SPECIAL_TOKENS
 from eke.config.schema import Lengths, Synthetic
 from eke.data.sources import Piece, mix_seed
-from eke.training.batches.samples import RandomTokens, pack_windows
+from eke.training.batches.sampler import RandomTokens, pack_windows
 
 
 def random_tokens(**changes):

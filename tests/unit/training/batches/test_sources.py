@@ -5,14 +5,14 @@ import pytest
 import torch
 from unit.plan.cases import plan_of
 
-from eke.common.tokens import IGNORED
+from eke.common.text import IGNORED
 from eke.config.schema import Lengths, Synthetic
 from eke.data.sources import Vocabulary, first_fit, synthetic_lengths
 from eke.training.batches.batches import Collator, Order
-from eke.training.batches.data import build_data
-from eke.training.model.masks import sequence_numbers
-from eke.training.model.model import build_model
-from eke.training.model.special_tokens import set_special_ids
+from eke.training.batches.dataset import build_data
+from eke.training.model.attention_kernels import sequence_numbers
+from eke.training.model.build_model import build_model
+from eke.training.model.load_pretrained import set_special_ids
 
 RAGGED = (
     "data=synthetic",

@@ -5,9 +5,9 @@ import pytest
 import torch
 from unit.models.sizes.configs import make_config
 
-from eke.common.tokens import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS
+from eke.common.text import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS
 from eke.config.schema import VARIANTS
-from eke.training.batches.samples import Row
+from eke.training.batches.sampler import Row
 from eke.training.batches.tasks import TASKS, TaskSamples
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from eke.training.batches.batches import MicroBatch
-from eke.training.batches.transfer import Transfer
+from eke.training.batches.batches import MicroBatch, Transfer
 
 
 def batch() -> MicroBatch:

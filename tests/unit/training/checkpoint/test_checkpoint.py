@@ -18,7 +18,7 @@ from support import REPO, environment
 from torch import nn
 
 from eke.common.errors import RunError
-from eke.training.checkpoint.checkpoint import (
+from eke.training.checkpoint import (
     EXPORT,
     MANIFEST,
     OPTIMIZER,
@@ -324,7 +324,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_nothing_else(limit, tmp_p
 import resource, signal, sys
 from pathlib import Path
 import torch
-from eke.training.checkpoint.checkpoint import save_checkpoint
+from eke.training.checkpoint import save_checkpoint
 from unit.training.checkpoint.test_checkpoint import tiny_gpt2
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 model = tiny_gpt2()
@@ -373,7 +373,7 @@ def test_killed_while_saving_leaves_no_half_checkpoint(tmp_path) -> None:
 import os, signal, sys
 from pathlib import Path
 import torch
-import eke.training.checkpoint.checkpoint as module
+import eke.training.checkpoint as module
 from unit.training.checkpoint.test_checkpoint import tiny_gpt2
 model = tiny_gpt2()
 optimizer = torch.optim.AdamW(model.parameters())

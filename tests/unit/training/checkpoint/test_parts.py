@@ -9,8 +9,14 @@ import torch
 from unit.training.checkpoint.test_checkpoint import make
 
 from eke.common.errors import RunError
-from eke.training.checkpoint.checkpoint import MANIFEST, find_damage, newest_complete, part_name
-from eke.training.checkpoint.sharded_files import load_part, save_parts
+from eke.training.checkpoint import (
+    MANIFEST,
+    find_damage,
+    load_part,
+    newest_complete,
+    part_name,
+    save_parts,
+)
 from eke.training.distributed.ranks import ALONE, Ranks
 
 
@@ -71,7 +77,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch) -> None
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("eke.training.checkpoint.sharded_files.torch.save", full)
+    monkeypatch.setattr("eke.training.checkpoint.torch.save", full)
     with pytest.raises(OSError, match="No space left"):
         save_parts(tmp_path, 6, make()[0], Part(), keep=2, ranks=ALONE)
     assert [p.name for p in tmp_path.iterdir()] == [first.name]

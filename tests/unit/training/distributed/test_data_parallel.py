@@ -11,12 +11,12 @@ from support import TINY
 from unit.plan.cases import GPU, SYNTHETIC, plan_of
 from unit.training.model.plans import hand_plan
 
-from eke.training.batches.data import build_data
-from eke.training.distributed.data_parallel import LossOnDevice, build_data_parallel
+from eke.training.batches.dataset import build_data
+from eke.training.distributed.ranks import LossOnDevice, build_data_parallel
+from eke.training.model.build_model import build_model
 from eke.training.model.loss import build_loss
-from eke.training.model.model import build_model
-from eke.training.model.precision import build_formats
-from eke.training.observe.sharding import note_devices
+from eke.training.model.number_formats import build_formats
+from eke.training.observe.libraries import note_devices
 
 CPU = torch.device("cpu")
 

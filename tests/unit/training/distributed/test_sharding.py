@@ -11,7 +11,7 @@ from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
 from eke.config.schema import Exchange
 from eke.models.sizes import state_bytes
-from eke.training.checkpoint.sharded import ShardedUpdate
+from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.ranks import ALONE
 from eke.training.distributed.sharding import (
     cut_optimizer,
@@ -20,9 +20,9 @@ from eke.training.distributed.sharding import (
     part,
     part_bytes,
 )
+from eke.training.model.build_model import build_model
 from eke.training.model.export import load_weights, save_pretrained
-from eke.training.model.model import build_model
-from eke.training.observe.sharding import note_sharding
+from eke.training.observe.libraries import note_sharding
 from eke.training.optimizer import build_optimizer
 from eke.training.optimizer.update import PlainUpdate
 

@@ -4,7 +4,7 @@ import pytest
 from equivalence_cases import RAGGED
 from support import TINY, last_wins
 
-from eke.training.model import peft as builders
+from eke.training.model import adapters as builders
 
 BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=3", "peft=lora")
 
@@ -14,7 +14,7 @@ def job_of(make_plan, tmp_path):
     """Overrides -> the job after its training."""
     from eke.common.paths import RunPaths
     from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.engines import train
+    from eke.training.loop.attempt import train
     from eke.training.loop.meter import HostClock, Meter
     from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
@@ -51,7 +51,7 @@ def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) ->
 
 
 def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.observe.adapters.stepped_weights", lambda optimizer: [])
+    monkeypatch.setattr("eke.training.observe.effects.stepped_weights", lambda optimizer: [])
     job = job_of("precision=bf16_pure", "precision.master=on")
     assert any("the optimizer knows nothing of 28 adapters" in w for w in job.warnings)
 
@@ -82,7 +82,9 @@ def test_another_method_is_told(job_of, monkeypatch) -> None:
 
 
 def test_weights_that_stayed_whole_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.model.model.quantise", lambda plan, model, device: model)
+    monkeypatch.setattr(
+        "eke.training.model.build_model.quantise", lambda plan, model, device: model
+    )
     job = job_of("peft=qlora")
     assert job.effective["peft"]["four_bit_tensors"] == 0
     assert any("peft=qlora did not take effect: the model has lora" in w for w in job.warnings)

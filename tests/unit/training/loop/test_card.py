@@ -6,7 +6,7 @@ import pytest
 from unit.results.report.made import Run, make_record
 
 from eke.common.paths import RunPaths
-from eke.training.loop.model_card import CARD, render_card, write_cards
+from eke.training.loop.results import CARD, render_card, write_cards
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from trained import continue_job, steps_of
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome
 from eke.results.trackers.tracker import Untracked
-from eke.training.loop.engines import train
+from eke.training.loop.attempt import train
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import build_job
 from eke.training.loop.stop import StopFlag, Stopped

@@ -7,7 +7,7 @@ import pytest
 from support import TINY
 from trained import record_of, train_job
 
-from eke.estimate.memory.memory_history import pair_of
+from eke.estimate.memory.calibration import pair_of
 from eke.plan.planner import Micro, drawn
 from eke.training.loop.results import largest
 

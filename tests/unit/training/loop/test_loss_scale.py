@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eke.training.loop.loss_scale import GROWTH_INTERVAL, LossScale
+from eke.training.loop.meter import GROWTH_INTERVAL, LossScale
 
 
 @pytest.mark.parametrize("overflows", [[], [0], [1, 2], [5]], ids=str)

@@ -9,14 +9,14 @@ from support import last_wins
 from eke.common.paths import RunPaths
 from eke.config.schema import Attention, Backend
 from eke.results.trackers import TrackedRun, build_tracker
-from eke.training.loop.engines import train
+from eke.training.loop.attempt import train
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.model import sdpa_backend as pinned
-from eke.training.model.attention import KernelProbe, Seen
-from eke.training.model.model import build_model_and_report
-from eke.training.observe.kernels import expected_kernels
+from eke.training.model import attention_kernels as pinned
+from eke.training.model.attention_kernels import KernelProbe, Seen
+from eke.training.model.build_model import build_model_and_report
+from eke.training.observe.libraries import expected_kernels
 
 SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=8", "train.steps=2",
          "batch.per_device=2", "train.save_final=false")  # fmt: skip
@@ -64,7 +64,7 @@ def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypa
         model.set_attn_implementation("eager")
         return model, report
 
-    monkeypatch.setattr("eke.training.model.trainable.build_model_and_report", build_eager)
+    monkeypatch.setattr("eke.training.model.export.build_model_and_report", build_eager)
     job = trained("attention=sdpa")
     assert job.effective["attention_kernels"] == ["eager"]
     assert about(job, "attention=sdpa had no effect: the model runs eager")
@@ -79,7 +79,7 @@ def test_a_fused_loss_is_read_from_the_step(trained) -> None:
 def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.training.model.loss import from_logits
 
-    monkeypatch.setattr("eke.training.model.trainable.apply_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.training.model.export.apply_loss", lambda plan, model: None)
     monkeypatch.setattr("eke.training.loop.start.build_loss", lambda plan: from_logits)
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]

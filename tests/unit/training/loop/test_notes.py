@@ -14,8 +14,8 @@ import eke.training.model.checkpointing as checkpointing
 from eke.common.paths import RunPaths
 from eke.config.schema import Checkpointing
 from eke.results.trackers.tracker import Untracked
-from eke.training.batches.cache_release import CacheRelease
-from eke.training.batches.data import Data
+from eke.training.batches.batches import CacheRelease
+from eke.training.batches.dataset import Data
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
@@ -96,7 +96,7 @@ def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
         checkpointing._enable(model, {}, "full")
         find_layers(model)[0].gradient_checkpointing = False
 
-    monkeypatch.setattr("eke.training.model.trainable.apply_checkpointing", one_off)
+    monkeypatch.setattr("eke.training.model.export.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
     assert job.warnings == ["memory.checkpointing repeated 1 layers instead of 2"]
 
@@ -110,7 +110,7 @@ def test_a_cpu_offloads_and_empties_nothing_and_says_so(trained) -> None:
 
 def test_bytes_and_calls_are_counted_where_there_is_a_gpu(trained, monkeypatch) -> None:
     """The host plays the GPU: its tensors count as away, and its allocator as caching."""
-    monkeypatch.setattr("eke.training.model.activation_offload.is_away", lambda tensor: True)
+    monkeypatch.setattr("eke.training.model.checkpointing.is_away", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
         job_module,
@@ -132,7 +132,7 @@ def test_loader_processes_are_counted_alive(trained) -> None:
 
 
 def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
-    from eke.training.batches.data import build_data
+    from eke.training.batches.dataset import build_data
 
     plan = make_plan(*last_wins(*BASE, "dataloader.workers=1", "dataloader.persistent=true"))
     data = build_data(plan)

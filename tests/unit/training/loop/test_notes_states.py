@@ -8,8 +8,8 @@ from unit.plan.cases import SYNTHETIC, plan_of
 from unit.training.model.test_optimizer import HERE
 
 from eke.models.sizes import state_bytes
-from eke.training.model.model import build_model
-from eke.training.observe.states import note_states
+from eke.training.model.build_model import build_model
+from eke.training.observe.effects import note_states
 from eke.training.optimizer import BUILDERS, build_optimizer
 
 

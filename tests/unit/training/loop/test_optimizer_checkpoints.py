@@ -5,11 +5,10 @@ import torch
 from unit.plan.cases import SYNTHETIC, plan_of
 from unit.training.model.test_optimizer import COMPILED, HERE
 
-from eke.training.checkpoint.checkpoint import EXPORT, load_checkpoint, save_checkpoint
-from eke.training.model.model import build_model
+from eke.training.checkpoint import EXPORT, load_checkpoint, save_checkpoint
+from eke.training.model.build_model import build_model
 from eke.training.optimizer import build_optimizer, evaluation_weights
-from eke.training.optimizer.bitsandbytes import page_again
-from eke.training.optimizer.torchao import round_alike
+from eke.training.optimizer.builders import page_again, round_alike
 
 SMALL = (
     *SYNTHETIC,

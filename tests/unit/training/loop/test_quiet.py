@@ -9,7 +9,7 @@ import pytest
 from support import environment
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
-from eke.training.loop.silence_libraries import TALKERS, quiet_imports, quiet_libraries
+from eke.training.loop.environment import TALKERS, quiet_imports, quiet_libraries
 
 SAVE = """
 import sys

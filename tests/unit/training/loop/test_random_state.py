@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eke.training.loop.random_state import capture_random_state, restore_random_state
+from eke.training.loop.meter import capture_random_state, restore_random_state
 
 
 def test_fewer_gpus_take_the_states_that_are_theirs(monkeypatch) -> None:

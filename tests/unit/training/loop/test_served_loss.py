@@ -16,9 +16,9 @@ from trained import record_of, train_job
 
 import eke.data.sources.prepare_client as asking
 from eke.data.preparation.prepare import prepare
-from eke.training.batches.sources import open_split
+from eke.training.batches.tasks import open_split
 from eke.training.loop.state import Job
-from eke.training.model.heads import HEADS
+from eke.training.model.unused import HEADS
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip

@@ -14,14 +14,14 @@ from eke.common.errors import RunError
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome, metrics
 from eke.results.trackers.tracker import Untracked
-from eke.training.loop.engines import ENGINES
+from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
 from eke.training.loop.loop import train
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import build_job
 from eke.training.loop.stop import StopFlag, Stopped
-from eke.training.loop.trainer_engine.arguments import build_arguments, render_arguments
-from eke.training.model.loss_head import loss_head
+from eke.training.loop.trainer_engine import build_arguments, render_arguments
+from eke.training.model.loss import loss_head
 
 BASE = (
     *TINY,

@@ -11,7 +11,7 @@ from unit.training.model.plans import hand_plan
 
 from eke.plan.planner import Plan
 from eke.training.distributed.sharding import shard_model
-from eke.training.model.model import build_model
+from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")
 

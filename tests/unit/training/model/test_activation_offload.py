@@ -9,14 +9,14 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.sharded import among, sharded_model, sharded_plan
 from unit.training.model.steps import make_inputs
 
-import eke.training.model.activation_offload as activation_offload
-from eke.training.model.activation_offload import (
+import eke.training.model.checkpointing as activation_offload
+from eke.training.model.build_model import build_model
+from eke.training.model.checkpointing import (
     MIN_BYTES,
     ActivationOffload,
+    apply_checkpointing,
     build_activation_offload,
 )
-from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.model import build_model
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unit.models.sizes.configs import TINY_CASES
 from unit.training.model.plans import hand_plan
 
-from eke.training.model.heads import HEADS
-from eke.training.model.model import BUILDERS, build_model
+from eke.training.model.build_model import BUILDERS, build_model
+from eke.training.model.unused import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -8,10 +8,10 @@ from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
 from eke.config.schema import AUTO_ATTENTION
-from eke.training.model.attention import ATTENTION, KernelProbe
+from eke.training.model.attention_kernels import ATTENTION, KernelProbe
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.compile import compile_model
-from eke.training.model.model import build_model
+from eke.training.model.number_formats import compile_model
 
 CPU = torch.device("cpu")
 

@@ -8,13 +8,13 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.common.errors import RunError
 from eke.config.schema import Checkpointing
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import (
     CHECKPOINTING,
     apply_checkpointing,
     count_layer_calls,
     find_layers,
 )
-from eke.training.model.model import build_model
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from unit.training.model.plans import hand_plan
 
-from eke.training.model.fp32_master_weights import build_with_master
+from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import PlainUpdate
 
 MAX_NORM = 0.5

@@ -13,10 +13,10 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode
-from eke.config.schema.compile import GRAPH_MODES
+from eke.config.schema.model import GRAPH_MODES
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.compile import BACKENDS, compile_model, compile_report
-from eke.training.model.model import build_model
+from eke.training.model.number_formats import BACKENDS, compile_model, compile_report
 
 CPU = torch.device("cpu")
 
@@ -207,7 +207,7 @@ def test_a_second_process_finds_the_code_of_the_first(tmp_path):
     code = """
 import json, torch
 from unit.training.model.plans import hand_plan
-from eke.training.model.compile import compile_model, compile_report
+from eke.training.model.number_formats import compile_model, compile_report
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
 compile_model(hand_plan("compile=inductor"), model)(torch.ones(2, 4)).sum().backward()

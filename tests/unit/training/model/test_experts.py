@@ -9,9 +9,9 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.hardware import Device
 from eke.rules import Facts, check
-from eke.training.model.attention import KernelProbe
-from eke.training.model.experts import cast_experts, has_experts
-from eke.training.model.model import build_model
+from eke.training.model.attention_kernels import KernelProbe
+from eke.training.model.build_model import build_model
+from eke.training.model.unused import cast_experts, has_experts
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
 from eke.config.schema import Float8
-from eke.training.model.attention import KernelProbe
-from eke.training.model.float8 import convert_linear_layers, count_float8
-from eke.training.model.model import build_model
+from eke.training.model.adapters import convert_linear_layers, count_float8
+from eke.training.model.attention_kernels import KernelProbe
+from eke.training.model.build_model import build_model
 
 pytest.importorskip("torchao", reason="an extra")
 

@@ -9,8 +9,8 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
 from eke.hardware import DEVICES
-from eke.training.model.grouped_heads import repeat_heads
-from eke.training.model.model import build_model
+from eke.training.model.attention_kernels import repeat_heads
+from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")
 GROUPED = ("model=tiny", "model.num_attention_heads=4", "model.num_key_value_heads=2")

@@ -12,10 +12,10 @@ from unit.training.model.rotation import rotate_in_place
 from unit.training.model.steps import step
 
 from eke.common.errors import RunError
+from eke.training.model.adapters import apply_peft
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import apply_checkpointing
-from eke.training.model.kernels import apply_kernels, replaced_modules
-from eke.training.model.model import build_model
-from eke.training.model.peft import apply_peft
+from eke.training.model.loss import apply_kernels, replaced_modules
 
 CPU = torch.device("cpu")
 

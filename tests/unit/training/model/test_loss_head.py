@@ -8,18 +8,20 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
 from eke.common.errors import RunError
-from eke.training.model.attention import KernelProbe
-from eke.training.model.cross_entropy import fused_loss_sum, loss_sum
+from eke.training.model.attention_kernels import KernelProbe
+from eke.training.model.build_model import build_model
 from eke.training.model.loss import (
     apply_loss,
     build_loss,
     from_logits,
     from_loss_head,
+    fused_loss_sum,
     has_fused_loss,
+    loss_head,
+    loss_sum,
+    put_loss_head,
 )
-from eke.training.model.loss_head import loss_head, put_loss_head
-from eke.training.model.model import build_model
-from eke.training.observe.memory import AllocationProfile
+from eke.training.observe.memory_stages import AllocationProfile
 
 CPU = torch.device("cpu")
 FUSED = "kernels=fused_linear_cross_entropy"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from unit.training.loop.test_no_sync import ReadTrap
 
-from eke.training.model.masks import spare_mask_checks
+from eke.training.model.attention_kernels import spare_mask_checks
 
 LENGTH = 6
 POSITIONS = {

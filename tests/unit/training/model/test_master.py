@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import eke.training.model.fp32_master_weights as master_copies
-from eke.training.model.fp32_master_weights import MASTER, build_with_master, master_bytes
+import eke.training.model.number_formats as master_copies
+from eke.training.model.number_formats import MASTER, build_with_master, master_bytes
 from eke.training.optimizer.update import norm_in_float32
 
 TINY_STEP = 1e-4

@@ -11,8 +11,8 @@ from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
 from eke.models.sizes import model_size
-from eke.training.model.heads import HEADS
-from eke.training.model.model import BUILDERS, build_model
+from eke.training.model.build_model import BUILDERS, build_model
+from eke.training.model.unused import HEADS
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -180,7 +180,7 @@ def test_the_size_in_the_plan_is_the_size_of_the_model():
 def test_import_and_build_leave_the_heavy_libraries_alone(tmp_path):
     code = """
 import sys
-import eke.training.model.model
+import eke.training.model.build_model
 heavy = ("transformers", "peft", "deepspeed", "accelerate")
 print(sorted(set(heavy) & set(sys.modules)))
 """

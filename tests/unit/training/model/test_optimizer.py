@@ -13,7 +13,7 @@ from unit.training.model.plans import hand_plan, options_of
 from eke.common.errors import RunError
 from eke.hardware import DEVICES
 from eke.models.sizes import Role, structure
-from eke.training.model.model import build_model
+from eke.training.model.build_model import build_model
 from eke.training.optimizer import BUILDERS, build_optimizer, parameter_groups, set_learning_rate
 
 COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}

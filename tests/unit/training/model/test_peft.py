@@ -10,11 +10,18 @@ from unit.training.model.steps import make_inputs, step
 
 from eke.common.errors import RunError
 from eke.models.sizes import state_bytes, training_structure
-from eke.training.model.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapted
+from eke.training.model.adapters import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    apply_peft,
+    frozen_at_random,
+    is_adapted,
+    merge_adapters,
+    quant_states,
+    quant_tensors,
+)
+from eke.training.model.build_model import build_model
 from eke.training.model.export import load_weights, save_pretrained
-from eke.training.model.four_bit import quant_states, quant_tensors
-from eke.training.model.model import build_model
-from eke.training.model.peft import apply_peft, frozen_at_random, merge_adapters
 
 CPU = torch.device("cpu")
 

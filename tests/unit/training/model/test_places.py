@@ -14,9 +14,8 @@ from eke.common.errors import RunError
 from eke.data.preparation.prepare import prepare
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
-from eke.training.model.heads import HEADS
-from eke.training.model.model import build_model_and_report
-from eke.training.model.places import check_places, padding_side
+from eke.training.model.build_model import build_model_and_report
+from eke.training.model.unused import HEADS, check_places, padding_side
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 64}  # fmt: skip

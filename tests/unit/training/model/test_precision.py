@@ -9,10 +9,9 @@ from unit.models.sizes.configs import TINY_CASES
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
 from eke.config.schema import Compute
-from eke.training.model.heads import HEADS
-from eke.training.model.init_rng import drawn_in_float32
-from eke.training.model.model import build_model
-from eke.training.model.precision import BUILDERS, build_formats, set_tf32
+from eke.training.model.build_model import build_model
+from eke.training.model.number_formats import BUILDERS, build_formats, set_tf32
+from eke.training.model.unused import HEADS, drawn_in_float32
 
 DEVICE = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from eke.config.compose import compose
 from eke.data.sources import Vocabulary
 from eke.models.sizes import VALID_TASKS
 from eke.plan.planner import check_inputs
-from eke.training.model.heads import HEADS
-from eke.training.model.model import build_model, build_model_and_report
+from eke.training.model.build_model import build_model, build_model_and_report
+from eke.training.model.unused import HEADS
 from eke.workflows import plan_for
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -259,8 +259,7 @@ DROPPED = {
 
 @pytest.mark.parametrize("kind", DROPPED)
 def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
-    from eke.training.model.dropout import kept_dropouts, recorded_dropouts, set_dropout
-    from eke.training.model.freeze_unused_params import probe
+    from eke.training.model.unused import kept_dropouts, probe, recorded_dropouts, set_dropout
 
     config = transformers.AutoConfig.for_model(kind)
     sizes = {"hidden_size": 32, "d_model": 32, "dim": 32, "num_hidden_layers": 2, "n_layers": 2,
@@ -296,7 +295,7 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
 
 
 def test_a_dropout_that_a_configuration_class_refuses():
-    from eke.training.model.dropout import set_dropout
+    from eke.training.model.unused import set_dropout
 
     with pytest.raises(RunError, match=r"MptAttentionConfig.*attn_pdrop") as caught:
         set_dropout(transformers.MptConfig(), 0.3)
@@ -364,8 +363,8 @@ def test_architectures_without_closed_form_load_too(tmp_path, kind):
 
 
 def adapted(path, *overrides):
-    from eke.training.model.trainable import build_trainable
-    from eke.training.optimizer.groups import parameter_groups
+    from eke.training.model.export import build_trainable
+    from eke.training.optimizer.update import parameter_groups
 
     plan = plan_of(path, *overrides)
     model, _ = build_trainable(plan, CPU)
@@ -395,7 +394,7 @@ def test_small_updates_are_lost_where_something_narrow_is_trained(saved, family,
 
 
 def test_experts_without_adapters_are_named(saved):
-    from eke.training.model.peft import experts_left_out
+    from eke.training.model.adapters import experts_left_out
 
     _, model, _ = adapted(saved["mixtral"], "peft=lora", "peft.r=2")
     stacked = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)

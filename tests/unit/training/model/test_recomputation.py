@@ -6,11 +6,17 @@ from unit.models.sizes.configs import TINY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
-from eke.training.model import checkpoint_contexts
-from eke.training.model.checkpoint_contexts import marked, selective, selective_among_others
-from eke.training.model.checkpointing import apply_checkpointing, count_layer_calls, find_layers
-from eke.training.model.model import build_model
-from eke.training.model.recomputation import RecomputationProbe
+from eke.training.model import checkpointing
+from eke.training.model.build_model import build_model
+from eke.training.model.checkpointing import (
+    RecomputationProbe,
+    apply_checkpointing,
+    count_layer_calls,
+    find_layers,
+    marked,
+    selective,
+    selective_among_others,
+)
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 4
@@ -100,7 +106,7 @@ def test_a_policy_that_keeps_nothing_is_seen(monkeypatch):
     from torch.utils.checkpoint import CheckpointPolicy
 
     monkeypatch.setattr(
-        checkpoint_contexts, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+        checkpointing, "_keep_dear", lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
     )
     probe, _ = probed(build(SELECTIVE))
     assert probe.num_dear > 0

@@ -12,7 +12,7 @@ from unit.training.model.plans import hand_plan
 from eke.common.errors import RunError
 from eke.config.schema import PretrainedModel
 from eke.plan.planner import Plan
-from eke.training.model.shift import build_shift
+from eke.training.model.loss import build_shift
 
 WIDE = {
     "vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,

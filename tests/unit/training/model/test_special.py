@@ -17,9 +17,9 @@ from eke.config.compose import compose
 from eke.data.preparation.prepare import prepare
 from eke.data.sources import Frame, Vocabulary
 from eke.plan.planner import Plan
+from eke.training.model.build_model import build_model
 from eke.training.model.export import save_pretrained
-from eke.training.model.model import build_model
-from eke.training.model.special_tokens import is_padding_alone
+from eke.training.model.load_pretrained import is_padding_alone
 from eke.workflows import plan_for
 
 CPU = torch.device("cpu")

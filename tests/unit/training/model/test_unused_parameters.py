@@ -8,9 +8,15 @@ from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
 from eke.models.sizes import structure
-from eke.training.model.experts import depend_on_all, routed_parents, routed_siblings
-from eke.training.model.freeze_unused_params import freeze_unreached, freeze_unused, probe
-from eke.training.model.model import build_model
+from eke.training.model.build_model import build_model
+from eke.training.model.unused import (
+    depend_on_all,
+    freeze_unreached,
+    freeze_unused,
+    probe,
+    routed_parents,
+    routed_siblings,
+)
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from unit.plan.cases import SYNTHETIC, plan_of
 
 from eke.training.optimizer import build_optimizer
-from eke.training.optimizer.galore_apollo import projected_parameters
-from eke.training.optimizer.in_backward import InBackwardUpdate
+from eke.training.optimizer.builders import projected_parameters
+from eke.training.optimizer.update import InBackwardUpdate
 
 RATE, DECAY, STEPS = 0.01, 0.5, 4
 SHRUNK = 1 - RATE * DECAY

@@ -96,25 +96,29 @@ def test_float8_layers_are_counted(trained) -> None:
 
 
 CORRUPTED = {
-    "weights": ((PURE,), "eke.training.model.model.weights_dtype", lambda plan: torch.float32),
+    "weights": (
+        (PURE,),
+        "eke.training.model.build_model.weights_dtype",
+        lambda plan: torch.float32,
+    ),
     "master": (
         (PURE, "precision.master=on"),
-        "eke.training.optimizer.registry.build_with_master",
+        "eke.training.optimizer.build_optimizer.build_with_master",
         lambda groups, build: build(groups),
     ),
     "float8": (
         ("precision=fp8",),
-        "eke.training.model.model.convert_linear_layers",
+        "eke.training.model.build_model.convert_linear_layers",
         lambda *_: None,
     ),
     "evaluation": (
         ("precision=fp32", "precision.evaluation=bfloat16"),
-        "eke.training.model.precision._context",
+        "eke.training.model.number_formats._context",
         lambda *_: nullcontext,
     ),
     "compute": (
         ("precision=bf16",),
-        "eke.training.model.precision._context",
+        "eke.training.model.number_formats._context",
         lambda *_: nullcontext,
     ),
 }

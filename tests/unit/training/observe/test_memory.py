@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from eke.training.observe.memory import AllocationProfile, live_bytes, memory_in_use
+from eke.training.observe.memory_stages import AllocationProfile, live_bytes, memory_in_use
 
 KB = 1024
 
@@ -96,7 +96,9 @@ def test_what_another_thread_allocates_is_there() -> None:
 
 
 def test_a_torch_that_counts_one_thread_alone_is_as_before(monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.observe.memory.torch.__file__", "/nowhere/torch/__init__.py")
+    monkeypatch.setattr(
+        "eke.training.observe.memory_stages.torch.__file__", "/nowhere/torch/__init__.py"
+    )
     test_the_highest_sum_counts_and_not_the_sum()
     test_a_step_in_pieces_has_the_peak_of_the_whole()
 
@@ -118,7 +120,7 @@ def test_a_profiler_that_is_read_otherwise_measures_nothing(lacks, monkeypatch) 
     given = SimpleNamespace(kineto_results=SimpleNamespace() if lacks == "the tree" else results)
     ended = nullcontext()
     monkeypatch.setattr(
-        "eke.training.observe.memory.profile",
+        "eke.training.observe.memory_stages.profile",
         lambda **_: SimpleNamespace(
             __enter__=ended.__enter__, __exit__=ended.__exit__, **vars(given)
         ),

@@ -10,8 +10,7 @@ from unit.training.model.plans import hand_plan
 
 from eke.config.schema import PeerToPeer
 from eke.training.distributed.ranks import P2P_VARIABLE, choose_transport
-from eke.training.observe.sharding import note_copies
-from eke.training.observe.transport import note_transport
+from eke.training.observe.libraries import note_copies, note_transport
 
 
 def job_of(p2p: str, per_rank: list[str], device: str = "cuda") -> SimpleNamespace:

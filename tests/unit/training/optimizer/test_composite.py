@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from eke.training.optimizer.composite import Composite
+from eke.training.optimizer.builders import Composite
 
 
 def make(seed=0):

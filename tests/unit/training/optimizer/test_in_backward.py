@@ -10,11 +10,11 @@ import eke.training.loop.loop as loop
 from eke.common.paths import RunPaths
 from eke.models.sizes import state_bytes
 from eke.results.trackers.tracker import Untracked
-from eke.training.checkpoint.checkpoint import load_checkpoint, save_checkpoint
+from eke.training.checkpoint import load_checkpoint, save_checkpoint
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.optimizer.in_backward import InBackwardUpdate
+from eke.training.optimizer.update import InBackwardUpdate
 
 BASE = (
     *TINY, "model=tiny", "data=synthetic", "data.seq_len=8", "data.num_samples=32",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.training.model.plans import hand_plan, options_of
 
-from eke.training.optimizer.schedule import SHAPES, build_schedule
+from eke.training.optimizer.build_optimizer import SHAPES, build_schedule
 
 
 def multiplier(option, total=100, warmup=10, **fields):

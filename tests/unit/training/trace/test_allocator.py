@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from eke.training.trace.allocator import MIB, CachingAllocator, PlainSum
-from eke.training.trace.history import ACTIVATIONS, WEIGHTS, History, replay
+from eke.training.trace.trace import ACTIVATIONS, WEIGHTS, History, replay
 
 
 def held(*sizes: int) -> CachingAllocator:

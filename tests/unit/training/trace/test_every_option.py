@@ -10,9 +10,8 @@ from support import last_wins
 from eke.common.paths import conf_folder
 from eke.config.compose import compose
 from eke.models.sizes import shared_state_bytes
-from eke.training.trace import predict
-from eke.training.trace.predict import trace
-from eke.training.trace.trace_substitutions import Untraceable
+from eke.training.trace import trace_plan
+from eke.training.trace.trace_plan import Untraceable, trace
 from eke.workflows.planning import plan_for
 
 SMALL = (
@@ -127,7 +126,7 @@ def shapes(plan) -> list[tuple[bool, int]]:
     """Of each weight: whether it is an embedding, and how many numbers it has."""
     import torch
 
-    from eke.training.model.trainable import build_trainable
+    from eke.training.model.export import build_trainable
 
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))
@@ -138,7 +137,7 @@ def test_no_librarys_text_reaches_a_user(monkeypatch) -> None:
     def fails(*_):
         raise RuntimeError("please open an issue on our tracker")
 
-    monkeypatch.setattr(predict, "build_trainable", fails)
+    monkeypatch.setattr(trace_plan, "build_trainable", fails)
     with pytest.raises(Untraceable) as caught:
         trace(plan_of("batch.per_device=2"))
     assert "please" not in str(caught.value)

@@ -8,7 +8,7 @@ from reference.published import KERNELS_MB, ROWS
 
 from eke.config.compose import compose
 from eke.training.trace.allocator import MIB, SMALL_SEGMENT_BYTES
-from eke.training.trace.predict import trace
+from eke.training.trace.trace_plan import trace
 from eke.workflows.planning import plan_for
 
 CONTEXT_MB = KERNELS_MB - SMALL_SEGMENT_BYTES / MIB

@@ -7,15 +7,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 
 from eke.config.compose import compose
-from eke.training.trace import autocast, sdpa
-from eke.training.trace.data_dependent_ops import Questions
-from eke.training.trace.device import NAME, fake_gpu
-from eke.training.trace.fake_tensor_cache import Ghosts
-from eke.training.trace.fakes import fake_surroundings
-from eke.training.trace.predict import trace, trace_history
+from eke.training.trace import fakes, operations
+from eke.training.trace.allocator import NAME, fake_gpu
+from eke.training.trace.fakes import Ghosts, fake_surroundings
+from eke.training.trace.operations import Questions, Workspaces, cublas_bytes
 from eke.training.trace.trace import StorageTrace
-from eke.training.trace.trace_substitutions import Untraceable
-from eke.training.trace.workspaces import Workspaces, cublas_bytes
+from eke.training.trace.trace_plan import Untraceable, trace, trace_history
 from eke.workflows.planning import plan_for
 
 SMALL = (
@@ -35,10 +32,10 @@ def highest(*overrides) -> int:
 
 
 def test_the_lists_of_autocast_are_this_torchs() -> None:
-    assert autocast.drift() == [], "eke/training/trace/autocast.py names operators of another torch"
+    assert fakes.drift() == [], "eke/training/trace/autocast.py names operators of another torch"
     # A new rule may be one of lower precision: then the count changes, and the lists must be read.
     version = ".".join(torch.__version__.split(".")[:2])
-    assert len(autocast.known_operators()) == KNOWN_RULES[version]
+    assert len(fakes.known_operators()) == KNOWN_RULES[version]
 
 
 KNOWN_RULES = {"2.11": 126, "2.13": 119}
@@ -129,11 +126,13 @@ def test_attention_is_chosen_as_cuda_does() -> None:
 
     half, full = query(torch.bfloat16), query(torch.float32)
     mask = torch.empty(2, 1, 16, 16, device="meta")
-    assert sdpa.choose(half, half, None) == "flash"
-    assert sdpa.choose(half, half, mask) == "efficient"
-    assert sdpa.choose(full, full, None) == "efficient"
-    assert sdpa.choose(half, query(torch.bfloat16, 2), None) == "flash"
-    assert sdpa.choose(full, query(torch.float32, 2), None) == "math", "no grouped heads there"
+    assert operations.choose(half, half, None) == "flash"
+    assert operations.choose(half, half, mask) == "efficient"
+    assert operations.choose(full, full, None) == "efficient"
+    assert operations.choose(half, query(torch.bfloat16, 2), None) == "flash"
+    assert operations.choose(full, query(torch.float32, 2), None) == "math", (
+        "no grouped heads there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,8 +146,10 @@ def test_attention_is_chosen_as_cuda_does() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monkeypatch) -> None:
-    found, choose = [], sdpa.choose
-    monkeypatch.setattr(sdpa, "choose", lambda *args: found.append(choose(*args)) or choose(*args))
+    found, choose = [], operations.choose
+    monkeypatch.setattr(
+        operations, "choose", lambda *args: found.append(choose(*args)) or choose(*args)
+    )
     plan = plan_of(*SMALL, "model=llama_1b", *overrides, "model.num_key_value_heads=2")
     trace_history(plan)
     assert set(found) == {kernel}
@@ -204,7 +205,7 @@ def test_what_cannot_be_traced_says_why(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("torch has changed\nand more")
 
-    monkeypatch.setattr("eke.training.trace.predict.build_trainable", broken)
+    monkeypatch.setattr("eke.training.trace.trace_plan.build_trainable", broken)
     with pytest.raises(Untraceable, match=r"without data \(RuntimeError in [\w.]+\)$"):
         trace(plan_of(*GPU))
 

@@ -8,7 +8,7 @@ from recipe_plans import BERT, LLAMA, LONG, chosen, planned, said
 
 from eke.estimate.memory import Verdict, forecast
 from eke.estimate.time import compile_seconds
-from eke.tuning.recipes.compile import COMPILE_GAIN, LAUNCH_S, LAUNCHES_PER_LAYER, REGIONAL
+from eke.tuning.recipes.techniques import COMPILE_GAIN, LAUNCH_S, LAUNCHES_PER_LAYER, REGIONAL
 
 FASTEST = "recipe=fastest"
 
@@ -241,7 +241,7 @@ def test_ragged_rows_are_not_compiled() -> None:
 
 def test_workers_need_cores(monkeypatch) -> None:
     for cores, option in ((16, "workers"), (2, "none")):
-        monkeypatch.setattr("eke.workflows.recipes.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("eke.workflows.auto_batch.usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr("eke.rules.training.usable_cores", lambda cores=cores: cores)
         assert planned(FASTEST, *BERT, "hardware=h100").choices["dataloader"] == option
 

@@ -9,7 +9,7 @@ from eke.config.compose import compose
 from eke.estimate.memory import Verdict, forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
-from eke.tuning.recipes.combination_search import Way, cost_of
+from eke.tuning.recipes.resolver import Way, cost_of
 from eke.workflows.planning import plan_on
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"

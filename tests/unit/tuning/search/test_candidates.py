@@ -3,12 +3,11 @@
 import pytest
 from support import last_wins
 
-from eke.common.units import GIB
+from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.hardware import Device
 from eke.tuning.search import Numerics, Room, axes_for, enumerate_candidates
-from eke.tuning.search.axes import TECHNIQUES, group_of
-from eke.tuning.search.candidates import MAX_SIZES
+from eke.tuning.search.candidates import MAX_SIZES, TECHNIQUES, group_of
 from eke.workflows.planning import plan_for
 
 WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
@@ -167,7 +166,7 @@ def test_advice_about_a_model_is_no_objection_to_a_format(own_machine):
 
 
 def test_a_technique_whose_package_is_missing_takes_no_trial(own_machine, monkeypatch):
-    monkeypatch.setattr("eke.rules.packages._is_there", lambda name: name != "bitsandbytes")
+    monkeypatch.setattr("eke.rules.device._is_there", lambda name: name != "bitsandbytes")
     _, found = candidates(numerics=Numerics.reduced)
     assert "optimizer=adamw_8bit" not in {v.name for each in found.found for v in each.values}
     assert found.refused["package_missing"] > 0

@@ -83,9 +83,7 @@ def test_a_name_that_is_none_is_refused(tmp_path, name):
 
 def test_a_folder_that_cannot_be_written_is_told_before_any_trial(tmp_path, monkeypatch):
     """root may write anywhere: the system's answer is made up."""
-    monkeypatch.setattr(
-        "eke.tuning.search.experiment.os.access", lambda place, _: place != tmp_path
-    )
+    monkeypatch.setattr("eke.tuning.search.result.os.access", lambda place, _: place != tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be written[^>]+-> --config-dir my_conf"):
         free_path(tmp_path, "found")
     (tmp_path / "experiment").mkdir()

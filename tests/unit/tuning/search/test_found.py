@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eke.tuning.search import Measured, Numerics, Objective, Trial, all_diverge, fit_of
-from eke.tuning.search.noise import deviation, deviation_between
 from eke.tuning.search.show import describe_fit, notes
+from eke.tuning.search.surrogate import deviation, deviation_between
 
 SPREAD = 0.002
 

@@ -1,15 +1,36 @@
-"""The one object that every picture, table and file of a report is made of."""
+"""The one object that every picture, table and file of a report is made of.
 
+What the others are compared with: said by the user, or the first that ended well.
+
+How ratios and losses are told: one wording for terminal, page, Markdown and W&B.
+"""
+
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eke.common.did_you_mean import closest
 from eke.common.errors import ConfigError, Problem
-from eke.common.units import format_number
-from eke.results.report.compare.baseline import choose
-from eke.results.report.compare.curves import Curve, curve_of
-from eke.results.report.compare.effects import Effect, Rung, alone, ladder, main_effects
+from eke.common.text import closest, format_number
+from eke.results.report.compare.curves import (
+    MARGIN,
+    Curve,
+    Parity,
+    Quality,
+    curve_of,
+    quality,
+    quiet_notes,
+)
+from eke.results.report.compare.effects import (
+    Beside,
+    Effect,
+    Rung,
+    alone,
+    beside,
+    ladder,
+    main_effects,
+    pareto,
+)
 from eke.results.report.compare.load_records import Gathered, gather
 from eke.results.report.compare.measures import (
     MEASURES,
@@ -21,13 +42,94 @@ from eke.results.report.compare.measures import (
     STEP,
     Measure,
 )
-from eke.results.report.compare.noise import Compared
-from eke.results.report.compare.pareto import pareto
-from eke.results.report.compare.parity import Quality, quality
-from eke.results.report.compare.published_effects import Beside, beside
-from eke.results.report.compare.quiet import quiet_notes
-from eke.results.report.compare.statistics import Estimate, Ratio, correct, estimate
+from eke.results.report.compare.statistics import (
+    SAME,
+    Compared,
+    Decision,
+    Estimate,
+    Ratio,
+    correct,
+    estimate,
+)
 from eke.results.report.compare.variants import Machine, Variant, group
+
+ROW = "baseline"
+"""A row of this name is the baseline unless another is asked for."""
+
+
+def choose(
+    variants: Sequence[Variant], machines: Sequence[Machine], asked: str, keys: Sequence[str]
+) -> tuple[dict[str, Variant], list[str]]:
+    """The baseline of each machine, and what has to be said about the choice.
+
+    Args:
+        variants: all of them.
+        machines: kinds of machines.
+        asked: `key=value,...`, or the name of a row; empty for the default.
+        keys: factors that differ.
+
+    Raises:
+        ConfigError: no configuration is meant by `asked`, or several on one machine.
+    """
+    meant = [v for v in variants if _is_meant(v, asked or ROW)]
+    if asked and not meant:
+        example = _example(variants)
+        why = f"no run has it; what differs is {', '.join(keys) or 'nothing'}"
+        raise ConfigError(Problem("--baseline", asked, why, f"--baseline {example}"))
+    chosen: dict[str, Variant] = {}
+    notes: list[str] = []
+    for machine in machines:
+        here = [v for v in meant if v.machine == machine.letter]
+        good = [v for v in here if v.records]
+        if asked and len(here) > 1:
+            why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
+            fix = f"--baseline {_spelled(here[0], keys, variants)}"
+            raise ConfigError(Problem("--baseline", asked, why, fix))
+        if good:
+            chosen[machine.letter] = good[0]
+            continue
+        where = f" on machine {machine.letter}" if len(machines) > 1 else ""
+        if here or asked:
+            notes.append(
+                f"the baseline did not end well{where}: nothing is compared with it"
+                if here
+                else f"the baseline did not run{where}: nothing is compared there"
+            )
+            if asked:
+                continue
+        first = next((v for v in variants if v.machine == machine.letter and v.records), None)
+        if first is not None:
+            chosen[machine.letter] = first
+    return chosen, notes
+
+
+def _is_meant(variant: Variant, asked: str) -> bool:
+    # `eke fit` names its rows by what was changed, so a row's name may have a `=`, too.
+    if "=" not in asked or asked in (*variant.rows, variant.label):
+        return asked in (*variant.rows, variant.label)
+    pairs = [part.partition("=")[::2] for part in asked.split(",")]
+    return all(variant.settings.get(key.strip()) == value.strip() for key, value in pairs)
+
+
+def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
+    """What means this one alone, as a shell takes it."""
+    if variant.row and sum(variant.row in each.rows for each in variants) == 1:
+        return shlex.quote(variant.row)
+    told: list[str] = []
+    left = list(variants)
+    for key in keys:
+        value = variant.factors.get(key)
+        narrower = [each for each in left if each.settings.get(key) == value]
+        if value and len(narrower) < len(left):
+            told, left = [*told, f"{key}={value}"], narrower
+    return shlex.quote(",".join(told))
+
+
+def _example(variants: Sequence[Variant]) -> str:
+    first = next((v for v in variants if v.records), variants[0])
+    spelled = _spelled(first, list(first.factors), variants)
+    return spelled if spelled != shlex.quote("") else "KEY=VALUE"
+
 
 COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED.key)
 """Measures with a ratio to the baseline."""
@@ -269,3 +371,76 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
         runs = format_number(shared, "run")
         notes.append(f"{runs} shared a device with others: no speed is taken from there")
     return notes
+
+
+PERCENT = f"{100 * MARGIN:.0f} %"
+"""The margin of losses, in words."""
+
+
+def times(ratio: Ratio) -> str:
+    """`2.31x (2.27 to 2.35)`; without an interval where there are too few repeats."""
+    text = f"{_digits(ratio.value)}x"
+    if ratio.low is None or ratio.high is None:
+        return text
+    low, high = _digits(ratio.low), _digits(ratio.high)
+    return text if low == high else f"{text} ({low} to {high})"
+
+
+def in_words(ratio: Ratio) -> str:
+    """A ratio with what it says: `not resolved: 1.03x (0.99 to 1.07)`."""
+    text = times(ratio)
+    if ratio.decision is Decision.same:
+        return f"the same within {100 * SAME:.0f} %: {text}"
+    if ratio.decision is Decision.hint:
+        return f"a hint, not resolved among so many comparisons: {text}"
+    if ratio.decision in (Decision.higher, Decision.lower):
+        return text
+    return f"{ratio.decision.value}: {text}"
+
+
+def mark(ratio: Ratio) -> str:
+    """The decision as a sign beside a number."""
+    return {
+        Decision.higher: "+",
+        Decision.lower: "-",
+        Decision.same: "=",
+        Decision.hint: "?",
+        Decision.unresolved: "~",
+        Decision.single: "",
+    }[ratio.decision]
+
+
+MARKS = (
+    "+ higher, - lower, = the same within 2 %, ~ not resolved, "
+    "? a hint that does not hold among so many comparisons, no sign: too few repeats"
+)
+
+
+def loss_words(quality: Quality) -> str:
+    """The loss beside the baseline's, as the end of a sentence."""
+    which = "eval loss" if quality.measure.startswith("loss.eval") else "train loss"
+    if quality.parity is Parity.unknown:
+        return "no loss to compare"
+    if quality.parity is Parity.other:
+        return f"losses not comparable ({quality.why})"
+    if quality.parity is Parity.baseline:
+        return "the baseline"
+    change = f"{100 * (quality.difference or 0.0):+.2g} %"
+    if quality.parity is Parity.equal:
+        return f"{which} equal"
+    if quality.parity is Parity.within:
+        return f"{which} within {PERCENT} ({change})"
+    if quality.parity is Parity.unresolved and quality.why:
+        return f"{which} not compared: {quality.why} ({change})"
+    if quality.parity is Parity.unresolved:
+        return f"{which} not resolved within {PERCENT} ({change})"
+    return f"{which} {quality.parity.value} ({change})"
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, and never an exponent in the usual range."""
+    if value >= 100:
+        return f"{value:.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3g}"

@@ -1,14 +1,27 @@
-"""Training loss over the time that training took, start-up, evaluation and compiling left out."""
+"""Training loss over the time that training took, start-up, evaluation and compiling left out.
+
+Does a configuration still learn the same? Its loss beside the baseline's, at equal samples.
+
+Was the machine quiet? What repeats of one configuration, and their times, say about it.
+"""
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
 from statistics import fmean, median
+from typing import Any
 
+from eke.common.files import plain
 from eke.common.paths import RunPaths
-from eke.plan.record import Outcome, metrics
-from eke.plan.record.derive import is_steady
+from eke.common.text import format_number
+from eke.plan.identity import canonical
+from eke.plan.record import Outcome, Record, metrics
+from eke.plan.record.metrics import is_steady
+from eke.results.report.compare.measures import LOSSES, SAMPLES, samples_seen
+from eke.results.report.compare.statistics import Compared, Sample, ratio
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
@@ -86,3 +99,178 @@ def _thin(seconds: Sequence[float], losses: Sequence[float]) -> Curve:
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+MARGIN = 0.01
+"""How much higher a loss may be and still count as no worse: chosen, and said where it is used."""
+
+EQUAL = 1e-5
+"""Relative difference up to which two losses are those of the same mathematics: the bound of
+tests/equivalence for float32 over 20 steps."""
+
+
+ANOTHER_TRAINING = "another model, task or data"
+"""Why neither losses nor what pays can be told of two configurations."""
+
+
+class Parity(Enum):
+    """The loss beside the baseline's."""
+
+    baseline = "baseline"
+    equal = "equal"
+    within = "within 1 %"
+    better = "lower"
+    worse = "higher"
+    unresolved = "not resolved"
+    other = "not comparable"
+    unknown = ""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The verdict on a configuration's loss."""
+
+    parity: Parity
+    measure: str = ""
+    """Key of the loss that was compared."""
+    difference: float | None = None
+    """Relative to the baseline's; positive is higher."""
+    why: str = ""
+
+    @classmethod
+    def unknown(cls) -> "Quality":
+        """Nothing to compare, or nothing to compare with."""
+        return cls(Parity.unknown)
+
+
+def quality(base: Variant, other: Variant) -> Quality:
+    """Compare losses of one machine's variants.
+
+    Fewer than three seeds resolve no difference, which counts against nothing: under dropout and
+    with other numerics, two trainings of one seed differ by chance.
+    """
+    if other is base:
+        return Quality(Parity.baseline)
+    for key in LOSSES:
+        before, after = base.sample(key), other.sample(key)
+        if not before or not after:
+            continue
+        if why := _differs(base.records, other.records):
+            return Quality(Parity.other, key, why=why)
+        return _judged(key, before, after)
+    return Quality(Parity.unknown, why="no loss was measured")
+
+
+def _judged(key: str, before: Sample, after: Sample) -> Quality:
+    """The verdict on two losses by seed; fewer than three seeds can only show that they equal."""
+    logs = [math.log(after[seed] / before[seed]) for seed in before if seed in after]
+    found = ratio(before, after)
+    assert found is not None
+    difference = found.value - 1
+    if logs and max(map(abs, logs)) <= EQUAL:
+        return Quality(Parity.equal, key, difference)
+    if found.low is None or found.high is None:
+        why = "one seed" if found.n == 1 else format_number(found.n, "seed")
+        return Quality(Parity.unresolved, key, difference, why)
+    if found.high <= 1 + MARGIN:
+        parity = Parity.better if found.high < 1 - MARGIN else Parity.within
+    else:
+        parity = Parity.worse if found.low > 1 + MARGIN else Parity.unresolved
+    return Quality(parity, key, difference)
+
+
+def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
+    """Why two losses say nothing about each other; empty if they do."""
+    if not _learn_alike(base, other):
+        return ANOTHER_TRAINING
+    seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
+    if seen[0] != seen[1]:
+        return f"{seen[1]:.0f} samples seen, the baseline {seen[0]:.0f}"
+    return ""
+
+
+def is_another_training(base: Variant, other: Variant) -> bool:
+    """Whether they learn different things, so that neither's speed pays for the other."""
+    return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
+
+
+def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
+    before, after = ({canonical(plain(_learns(r))) for r in each} for each in (base, other))
+    return before == after
+
+
+def _learns(record: Record) -> list[Any]:
+    """What a run learns, and from what."""
+    config = record.config
+    model, task, data = (config.get(group) for group in ("model", "task", "data"))
+    length = data.get("seq_len") if isinstance(data, dict) else None
+    return [model, task, length, record.plan.get("data_fingerprint")]
+
+
+SPREAD = 1.3
+"""Times the slowest repeat, above which a baseline's speed says little of what is faster."""
+
+FAR_S = 600.0
+"""Between a pair, beyond what its round measured there: a laptop cools down in less."""
+
+
+def spread(variant: Variant) -> float:
+    """Fastest over slowest repeat; 1 where no speed was measured."""
+    speeds = variant.sample(SAMPLES.key).values()
+    return max(speeds) / min(speeds) if speeds else 1.0
+
+
+def quiet_notes(
+    base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
+) -> list[str]:
+    """Noisy configurations of one machine, and pairs that were measured far apart.
+
+    Args:
+        base: the machine's baseline.
+        variants: of all machines.
+        noise: measure -> comparisons on this machine.
+    """
+    if base is None:
+        return []
+    here = [each for each in variants if each.machine == base.machine]
+    notes = [
+        f"{each.label}: noisier than the others, its repeats' speeds differ by {spread(each):.2f}x"
+        for each in here if noise[SAMPLES.key].is_noisy(id(each))
+    ]  # fmt: skip
+    apart = sorted(_apart(base, here), reverse=True)
+    if apart:
+        seconds, label = apart[0]
+        others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
+        notes.append(
+            f"a repeat of {label} was measured {seconds / 60:.0f} min apart from the "
+            f"baseline's{others}: what the machine did meanwhile is part of the difference"
+        )
+    return notes
+
+
+def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]]:
+    """Seconds between the ends of a pair, and whose, where its round does not explain them."""
+    rounds: dict[tuple[int, int], list[tuple[float, float, Variant]]] = {}
+    for each in variants:
+        for repeat, record in each.by_repeat():
+            if (end := _end(record)) is not None and record.timing.train_s is not None:
+                took = record.timing.train_s + (record.timing.startup_s or 0.0)
+                rounds.setdefault(repeat, []).append((end, took, each))
+    found = []
+    for runs in rounds.values():
+        start = next((end for end, _, each in runs if each is base), None)
+        for end, _, each in runs if start is not None else []:
+            first, last = sorted((start or end, end))
+            # Twice, for evaluation and what lies between runs.
+            busy = 2 * sum(took for moment, took, _ in runs if first < moment <= last)
+            if last - first > busy + FAR_S:
+                found.append((last - first, each.label))
+    return found
+
+
+def _end(record: Record) -> float | None:
+    """When it was written."""
+    try:
+        return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
+    except ValueError:
+        return None

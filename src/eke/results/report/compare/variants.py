@@ -10,7 +10,8 @@ from statistics import fmean
 from eke.common.files import plain
 from eke.plan.identity import canonical
 from eke.plan.record import Outcome, Record
-from eke.results.report.compare.config_diff import (
+from eke.results.report.compare.load_records import (
+    Entry,
     Factors,
     Telling,
     complete,
@@ -21,7 +22,6 @@ from eke.results.report.compare.config_diff import (
     typed_settings,
     usual,
 )
-from eke.results.report.compare.load_records import Entry
 from eke.results.report.compare.measures import LOSSES, measured
 from eke.results.report.compare.statistics import Sample
 

@@ -7,8 +7,9 @@ tooltip; sizes follow the page.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eke.common.units import GIB, MIB, format_bytes, format_seconds
+from eke.common.text import GIB, MIB, format_bytes, format_seconds
 from eke.results.report.compare import Comparison, OneMachine, Row
+from eke.results.report.compare.comparison import times
 from eke.results.report.compare.measures import (
     PEAK,
     PREDICTED,
@@ -18,8 +19,7 @@ from eke.results.report.compare.measures import (
     Measure,
 )
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.compare.wording import times
-from eke.results.report.show.columns import shortened
+from eke.results.report.show.sections import shortened
 
 Spec = dict[str, Any]
 

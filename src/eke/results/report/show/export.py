@@ -1,18 +1,32 @@
-"""A comparison for machines: report.json holds all that is shown, report.csv one line a run."""
+"""A comparison for machines: report.json holds all that is shown, report.csv one line a run.
+
+Vega, Vega-Lite and vega-embed as one script for a page that loads nothing.
+
+vl-convert carries them; putting them together takes seconds, so that the result is kept.
+
+A comparison as Markdown, to paste into an issue or a pull request.
+"""
 
 import csv
+import hashlib
 import io
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+from eke.common.files import own_folder, read_text, write_atomic
+from eke.data.sources import cache_folder
 from eke.results.report.compare import Comparison, OneMachine, Row
-from eke.results.report.compare.effects import Effect
+from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.comparison import MARKS
+from eke.results.report.compare.effects import Effect, PublishedRow
 from eke.results.report.compare.load_records import Entry
 from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured
-from eke.results.report.compare.published_effects import PublishedRow
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.compare.verdict import verdict
+from eke.results.report.show.sections import Section, columns, counts, provenance, sections
 
 REPORT_VERSION = 1
 """Raise it when a field of report.json changes its meaning or disappears."""
@@ -149,3 +163,84 @@ def _ratios(ratios: Any) -> dict[str, Any]:
 
 def _named(plain: dict[str, Any]) -> dict[str, Any]:
     return {key: value.value if isinstance(value, Enum) else value for key, value in plain.items()}
+
+
+def vega_script() -> str:
+    """The script; it sets `window.vegaEmbed`."""
+    version = metadata.version("vl-convert-python")
+    path = cache_folder() / "report" / f"vega-{version}.js"
+    script = _kept(path)
+    if script is None:
+        import vl_convert  # 80 MB on disk, and needed for the page alone
+
+        bundle: Any = vl_convert.javascript_bundle  # its own types ask for a snippet (1.9)
+        script = str(bundle())
+        _keep(path, script)
+    # Inside of a page, these would end the script.
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _kept(path: Path) -> str | None:
+    """What is kept, if it is whole: its hash is its first line."""
+    try:
+        digest, _, script = read_text(path).partition("\n")
+    except (OSError, ValueError):
+        return None
+    return script if digest == _digest(script) else None
+
+
+def _keep(path: Path, script: str) -> None:
+    try:
+        own_folder(path.parent)
+        write_atomic(path, f"{_digest(script)}\n{script}")
+    except OSError:
+        return  # made anew another time
+
+
+def _digest(script: str) -> str:
+    return hashlib.sha256(script.encode()).hexdigest()
+
+
+MAX_ROWS = 200
+"""Of the main table: GitHub cuts a comment at 65,536 characters."""
+
+
+def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
+    """The report as Markdown; whatever a run's name or error holds, it stays text."""
+    shown = columns(comparison, wide=False)
+    cells = [[column.text(row) for column in shown] for row in comparison.rows[:MAX_ROWS]]
+    first, *others = verdict(comparison)
+    lines = [f"**{escape(first)}**", ""]
+    for line in others:
+        lines += [escape(line), ""]
+    lines += markdown_table([c.title for c in shown], cells, [c.is_number for c in shown])
+    if len(comparison.rows) > MAX_ROWS:
+        lines += ["", f"... and {len(comparison.rows) - MAX_ROWS} more rows: in report.csv"]
+    lines += ["", MARKS, "", counts(comparison), ""]
+    for section in [*sections(comparison, repeats), provenance(comparison)]:
+        lines += _section(section)
+    lines += [f"- {escape(note)}" for note in comparison.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that neither Markdown nor HTML reads as anything else."""
+    flat = " ".join(text.split())
+    for sign in "\\`*_[]|":
+        flat = flat.replace(sign, f"\\{sign}")
+    return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _section(section: Section) -> list[str]:
+    note = [escape(section.note), ""] if section.note else []
+    cells = markdown_table(section.head, section.rows, [False] * len(section.head))
+    return [f"### {section.title}", "", *cells, "", *note]
+
+
+def markdown_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
+) -> list[str]:
+    """Lines of a Markdown table; every cell is escaped, and numbers stand on the right."""
+    rule = ["---:" if number else "---" for number in numbers]
+    lines = [list(map(escape, head)), rule, *([escape(cell) for cell in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]

@@ -5,12 +5,11 @@ from importlib import resources
 from typing import Any
 
 from eke.results.report.compare import Comparison
-from eke.results.report.compare.verdict import verdict
-from eke.results.report.compare.wording import MARKS
-from eke.results.report.show.bundle import vega_script
+from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.comparison import MARKS
 from eke.results.report.show.charts import charts
-from eke.results.report.show.columns import columns
-from eke.results.report.show.sections import counts, provenance, sections
+from eke.results.report.show.export import vega_script
+from eke.results.report.show.sections import columns, counts, provenance, sections
 
 
 def render_page(comparison: Comparison, repeats: bool = False) -> str:

@@ -15,11 +15,19 @@ from rich.text import Text
 from eke.common.streams import printable
 from eke.plan.record import Outcome
 from eke.results.report.compare import Comparison, Row
+from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.comparison import MARKS
 from eke.results.report.compare.measures import EVAL_LOSS, PEAK, SAMPLES, TRAIN_LOSS
-from eke.results.report.compare.verdict import verdict
-from eke.results.report.compare.wording import MARKS
-from eke.results.report.show.columns import CHARS_FOR_NAMES, Column, columns, outcome_text
-from eke.results.report.show.sections import Section, counts, provenance, sections
+from eke.results.report.show.sections import (
+    CHARS_FOR_NAMES,
+    Column,
+    Section,
+    columns,
+    counts,
+    outcome_text,
+    provenance,
+    sections,
+)
 
 PIPED_WIDTH = 160
 """Columns where the output is no terminal: a file is read with a wide window."""

@@ -10,11 +10,15 @@ from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.results.report.compare import Comparison
-from eke.results.report.wandb.library import workspaces
-from eke.results.report.wandb.place import Place, recorded, tracker_settings
-from eke.results.report.wandb.specification import specification
+from eke.results.report.wandb.specification import (
+    Place,
+    recorded,
+    specification,
+    tracker_settings,
+    workspaces,
+)
 from eke.results.trackers.sync import account
-from eke.results.trackers.sync.sync_state import read_receipts
+from eke.results.trackers.sync.account import read_receipts
 
 SAVE_S = 60.0
 """Seconds for everything but the login: four questions, each of which W&B gives 19 s at most."""

@@ -4,7 +4,6 @@ W&B's own offline files are not read: they can be torn or empty, and `wandb sync
 nothing arrived. Why: docs/design/tracking.md.
 """
 
-from eke.results.trackers.sync.find import Found, find_runs
-from eke.results.trackers.sync.send import Options, Report, Verdict, sync
+from eke.results.trackers.sync.send import Found, Options, Report, Verdict, find_runs, sync
 
 __all__ = ["Found", "Options", "Report", "Verdict", "find_runs", "sync"]

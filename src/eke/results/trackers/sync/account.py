@@ -1,19 +1,33 @@
-"""The user's account at W&B, and what the server says it has. Tested with wandb 0.31."""
+"""The user's account at W&B, and what the server says it has. Tested with wandb 0.31.
 
+What is sent of a run: the truth that its folder holds.
+
+What was sent already, kept in the run folder; and who may send now.
+"""
+
+import fcntl
+import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.stdout import speak
-from eke.results.trackers.async_tracker import describe
+from eke.common.files import open_file, read_bytes, read_json, write_json
+from eke.common.paths import RunPaths
+from eke.common.streams import speak
+from eke.config import schema
+from eke.plan.planner import outline_record, read_plan
+from eke.plan.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
+from eke.results.trackers.async_tracker import deduplicate, describe
+from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
-from eke.rules.credentials import has_wandb_key
+from eke.rules.tracker import has_wandb_key
 
 ANSWER_S = 20.0
 """Seconds the server gets to answer one question; W&B's own default is 19."""
@@ -160,3 +174,166 @@ def _look(path: str) -> Seen | None:
     num_rows = int(run.historyLineCount or 0)
     last = run.lastHistoryStep if num_rows else -1
     return Seen(num_rows, int(last), summary, run.state, run.url)
+
+
+@dataclass(frozen=True)
+class Content:
+    """One run, ready to be sent."""
+
+    run: TrackedRun
+    rows: list[metrics.Row]
+    """One per step and kind, the highest attempt's."""
+    summary: Mapping[str, Value]
+    exit_code: int
+    digest: str
+    """Of the files it was read from."""
+    note: str = ""
+    """What could not be read."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Distinct steps: rows as W&B counts them."""
+        return sorted({int(row[metrics.STEP]) for row in self.rows})
+
+
+def digest_of(paths: RunPaths) -> str:
+    """SHA-256 of what a run's content is read from.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    state = hashlib.sha256()
+    limits = {paths.record: RECORD_LIMIT, paths.metrics: metrics.METRICS_LIMIT}
+    for path, limit in limits.items():
+        try:
+            data = read_bytes(path, limit)
+        except FileNotFoundError:
+            data = b""
+        state.update(f"{len(data)} ".encode())
+        state.update(data)
+    return state.hexdigest()
+
+
+def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
+    """Everything of a run that W&B is to have.
+
+    Args:
+        paths: the run folder.
+        project: instead of the configuration's; None keeps it.
+        entity: the same for the team.
+
+    Raises:
+        EkeError: the record or the plan cannot be read.
+        OSError: a file cannot be read.
+    """
+    digest = digest_of(paths)
+    rows, unreadable = metrics.read_rows(paths.metrics)
+    record = read_record(paths) or _outline(paths, rows)
+    settings = record.config.get("tracker")
+    settings = settings if isinstance(settings, dict) else {}
+    device = str(record.plan.get("device", {}).get("name", ""))
+    run = TrackedRun(
+        run_id=tracker_id(paths.folder.name, record.run_id),
+        group=settings.get("group"),
+        tags=(device,),
+        directory=paths.folder,
+        attempt=0,  # it is sent as one piece, so that sending it again changes nothing
+        settings=schema.Tracker(
+            option=str(settings.get("option", "wandb")),
+            mode=schema.TrackerMode.online,
+            project=project or str(settings.get("project") or "eke"),
+            entity=entity or settings.get("entity"),
+        ),
+        **shown_of(
+            record.overrides,
+            record.command,
+            {**record.choices, **({"device": device} if device else {})},
+            record.config,
+        ),
+    )
+    note = f"{unreadable} unreadable lines left out" if unreadable else ""
+    kept = deduplicate(rows)
+    return Content(run, kept, summary_values(record), record.exit_code, digest, note)
+
+
+def _outline(paths: RunPaths, rows: list[metrics.Row]) -> Record:
+    """The record of a run whose worker and supervisor were killed before they wrote one."""
+    plan = read_plan(paths)
+    attempt: Any = max(len(read_attempts(paths)) - 1, 0)
+    return outline_record(plan, rows, attempt, Outcome.crashed, None)
+
+
+RECEIPT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One run at one place."""
+
+    server: str
+    entity: str
+    project: str
+    digest: str
+    """Of the files that were sent; another one means that the run has gone on since."""
+    num_rows: int
+    url: str
+    is_verified: bool
+    """The server was asked afterwards, and has them."""
+    time: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Where it was sent to."""
+        return (self.server, self.entity, self.project)
+
+
+def read_receipts(paths: RunPaths) -> list[Receipt]:
+    """All receipts; none where the file is missing or broken: then the run is sent again."""
+    try:
+        content: Any = read_json(paths.receipt)
+        return [Receipt(**entry) for entry in content["sent"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
+    """Write a receipt in the place of an older one for the same place.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    others = [other for other in read_receipts(paths) if other.place != receipt.place]
+    entries = [asdict(entry) for entry in (*others, receipt)]
+    write_json(paths.receipt, {"schema_version": RECEIPT_VERSION, "sent": entries})
+
+
+@contextmanager
+def sole_sender(paths: RunPaths) -> Iterator[bool]:
+    """Whether no other `eke sync` sends this run; the claim lasts as long as the block.
+
+    A folder that cannot be written cannot be claimed; sending a run twice does no harm.
+    """
+    descriptor = _open_lock(paths.sync_lock)
+    try:
+        yield descriptor is None or _claim(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int | None:
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT)
+    except OSError:
+        return None
+
+
+def _claim(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

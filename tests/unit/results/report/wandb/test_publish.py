@@ -15,7 +15,7 @@ from unit.results.trackers.stub import Server
 from eke.cli import main
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths
-from eke.results.trackers.sync.sync_state import Receipt, add_receipt
+from eke.results.trackers.sync.account import Receipt, add_receipt
 
 QUIET = ("--quiet", "--formats=none")
 

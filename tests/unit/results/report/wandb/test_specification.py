@@ -14,12 +14,18 @@ from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
 from eke.results.report.compare import Comparison, compare
-from eke.results.report.wandb import texts
-from eke.results.report.wandb.keys import MAX_FACTORS, grouping
-from eke.results.report.wandb.place import Place, find_filter, find_place
-from eke.results.report.wandb.specification import dump, specification
+from eke.results.report.wandb import specification as module
+from eke.results.report.wandb.specification import (
+    MAX_FACTORS,
+    Place,
+    dump,
+    find_filter,
+    find_place,
+    grouping,
+    specification,
+)
 from eke.results.trackers import summary_values
-from eke.results.trackers.train_time import TrainTime
+from eke.results.trackers.async_tracker import TrainTime
 from eke.results.trackers.wandb import make_config
 
 PLACE = Place("me", "eke")
@@ -192,8 +198,8 @@ def test_every_run_is_listed_when_asked(sweep: Path) -> None:
 
 
 def test_long_tables_are_cut_and_say_so(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MAX_ROWS", 1)
-    monkeypatch.setattr(texts, "MAX_SECTION_ROWS", 2)
+    monkeypatch.setattr(module, "MAX_ROWS", 1)
+    monkeypatch.setattr(module, "MAX_SECTION_ROWS", 2)
     text = text_of(compare([sweep]), repeats=True)
     assert "... and 1 more rows: in report.csv" in text
     assert "... and 4 more rows: in report.md" in text
@@ -217,12 +223,12 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=="), ("", "")],
 )
 def test_a_sentence_begins_no_block(text: str, shown: str) -> None:
-    assert texts.told(text) == shown
+    assert module.told(text) == shown
 
 
 def test_a_title_fits(tmp_path: Path) -> None:
     found = compare([make_sweep(tmp_path, [Made("fp32")], "s" * 200)])
-    assert len(sent(found)["displayName"]) == texts.MAX_TITLE_CHARS
+    assert len(sent(found)["displayName"]) == module.MAX_TITLE_CHARS
     assert sent(found)["displayName"].startswith("eke: sss")
 
 

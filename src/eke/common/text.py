@@ -1,0 +1,159 @@
+"""Rows of words, one below the other in columns.
+
+Units and how numbers are shown: the one place that turns a quantity into text.
+
+Names that were probably meant.
+
+eke's byte tokenizer: every byte is one token, after a few special ones. Constants only.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+
+def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """One line a row, its columns two spaces apart, with no blanks behind the last word.
+
+    Args:
+        rows: of as many columns each, the heading, if there is one, among them.
+            Their line breaks become blanks.
+        right: numbers of the columns that end below each other, as numbers do.
+    """
+    rows = [[" ".join(word.split("\n")) for word in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [">" if number in right else "<" for number in range(len(widths))]
+    return [
+        "  ".join(
+            f"{word:{side}{width}}" for word, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+ROUNDS_UP = 0.9995
+"""From this share of a unit on, three significant digits round to a whole one: 999.5 k is 1 M."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in the largest binary unit that keeps the number readable: `1.31 GiB`."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """A count with a decimal prefix: `1.24 B`, `335 M`, `12.3 k`."""
+    for suffix, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= size * ROUNDS_UP:
+            return f"{count / size:.3g} {suffix}"
+    return f"{count:.0f}" if float(count).is_integer() else f"{count:.3g}"
+
+
+def format_number(count: int, what: str) -> str:
+    """A number of things: `1 run`, `2 runs`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point operations with their usual prefix, where a billion is G: `96.2 G`."""
+    return format_count(flops).replace("B", "G")
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration at a fitting scale: `12.3 ms`, `4.21 s`, `3 m 12 s`, `2 h 05 m`."""
+    if seconds < ROUNDS_UP:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:  # three digits would say 60 s
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
+
+
+def format_value(value: object) -> str:
+    """A configuration value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(format_value, value))}]"
+    return str(value)
+
+
+MAX_BESIDE = 1000
+"""Files in a folder; to compare more names than these takes too long."""
+
+
+def normal(name: str) -> str:
+    """A name without what people vary: case, and dashes for underscores."""
+    return name.strip().lower().replace("-", "_")
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant: equal but for case and dashes, else begun or mistyped.
+
+    Begun: the only one that starts with what was typed. Mistyped: one letter too many, too few,
+    wrong or swapped with the next one; two in a name of eight letters or more. Names that share
+    letters only (`tags`, `task`) mean different things.
+    """
+    typed = normal(name)
+    known = {normal(candidate): candidate for candidate in reversed(list(names))}
+    if typed in known:
+        return known[typed]
+    begun = [each for each in known if len(typed) > 1 and each.startswith(typed)]
+    if len(begun) == 1:
+        return known[begun[0]]
+    allowed = 1 + (len(typed) >= 8)
+    # The first letter is rarely the wrong one, and often another word's: mt5, albert.
+    like = [
+        each
+        for each in reversed(known)
+        if each[:1] == typed[:1] and abs(len(each) - len(typed)) <= allowed
+    ]
+    near = min(((_mistakes(typed, each), at) for at, each in enumerate(like)), default=(99, 0))
+    return known[like[near[1]]] if near[0] <= allowed else None
+
+
+def _mistakes(typed: str, meant: str) -> int:
+    """Letters added, left out, wrong or swapped (optimal string alignment distance)."""
+    before: list[int] = []
+    last = list(range(len(meant) + 1))
+    for i, letter in enumerate(typed):
+        row = [i + 1]
+        for j, wanted in enumerate(meant):
+            row.append(min(last[j] + (letter != wanted), last[j + 1] + 1, row[j] + 1))
+            if i and j and letter == meant[j - 1] and typed[i - 1] == wanted:
+                row[-1] = min(row[-1], before[j - 1] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def closest_path(missing: Path) -> Path | None:
+    """What lies beside a path that is not there, if it was probably meant and needs no quotes."""
+    try:
+        beside = os.listdir(missing.parent)
+    except (OSError, ValueError):  # that folder is not there either; a null character
+        return None
+    plain = [name for name in beside if re.fullmatch(r"[\w][\w.+-]*", name)]
+    found = closest(missing.name, plain) if len(plain) <= MAX_BESIDE else None
+    return missing.parent / found if found else None
+
+
+PAD, BOS, EOS, MASK, SEP = 0, 1, 2, 3, 4
+"""Special tokens; BOS also separates documents in packed text."""
+
+NUM_SPECIAL_TOKENS = 8
+"""Ids below this are special (three are spare); byte b is token b + 8."""
+
+BYTE_VOCABULARY = NUM_SPECIAL_TOKENS + 256
+"""Number of tokens."""
+
+IGNORED = -100
+"""Label of a position that is not to be predicted (torch's cross_entropy default)."""

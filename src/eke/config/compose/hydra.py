@@ -1,0 +1,315 @@
+"""Hydra's own questions, answered by Hydra: `--cfg job`, `--info`, `--hydra-help` and the like.
+
+Sweeps by Hydra's own machinery: another launcher, another sweeper, as their plugins have them.
+
+They compose, start and count the jobs; each job is one run of eke's, and its loss the objective.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import conf_folder
+from eke.config.compose.arguments import INFO_VALUES, Arguments
+from eke.config.compose.catalogue import (
+    Catalogue,
+    as_typed,
+    closest,
+    make_catalogue,
+    multirun,
+    shown,
+)
+from eke.config.compose.completion import COMPLETION_FLAGS
+from eke.config.compose.compose_cache import as_hydra_takes_it, hydra_state
+from eke.config.compose.composer import open_catalogue
+from eke.config.compose.overrides import find_problems, parse
+from eke.config.compose.suggest import nearest_key
+from eke.config.schema import register
+
+_LONG = {"-c": "--cfg", "-p": "--package", "-i": "--info"}
+_VALUES = {"--cfg": ("job", "hydra", "all"), "--info": INFO_VALUES}
+
+QUESTIONS = ("--cfg", "--info", "--hydra-help")
+"""Flags that ask for something to be printed."""
+
+COMPANIONS = ("--resolve", "--package")
+"""Flags that say more about `--cfg`."""
+
+
+def is_completion(arguments: Arguments) -> bool:
+    """Whether a shell asks; eke answers that itself (see `shells`)."""
+    return any(flag in arguments.hydra_flags for flag in COMPLETION_FLAGS)
+
+
+def check_question(arguments: Arguments) -> None:
+    """Whether it is one question, with a value that Hydra knows.
+
+    Raises:
+        ConfigError: what Hydra would answer with a traceback or its parser's usage; a flag that
+            would change what is run behind eke's back, or that asks nothing.
+    """
+    pairs = _pairs(arguments.hydra_flags)
+    problems = [problem for flag, value in pairs for problem in _wrong_flag(flag, value)]
+    questions = [pair for pair in pairs if pair[0] in QUESTIONS]
+    if not problems:
+        problems = _wrong_together(pairs, questions, arguments)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
+    """Each flag, in its long form, with its value."""
+    pairs: list[tuple[str, str]] = []
+    for token in flags:
+        if token.startswith("-"):
+            pairs.append((_LONG.get(token, token), ""))
+        else:
+            pairs[-1] = (pairs[-1][0], token)
+    return pairs
+
+
+def _wrong_flag(flag: str, value: str) -> list[Problem]:
+    if flag not in QUESTIONS + COMPANIONS:
+        why = "would run something else than eke checks; your own options go into a folder"
+        return [Problem(flag, value, why, "--config-dir FOLDER")]
+    if flag == "--package" and not value:
+        return [Problem(flag, "", "names a part of the configuration", "--package optimizer")]
+    known = _VALUES.get(flag, (value,))
+    if value in known or (flag == "--info" and not value):
+        return []
+    why = f"can be {', '.join(known)}"
+    fix = [flag, closest(value, known) or known[0], *([value] if "=" in value else [])]
+    return [Problem(flag, shown(value), why, as_typed(*fix))]
+
+
+def _wrong_together(
+    pairs: list[tuple[str, str]], questions: list[tuple[str, str]], arguments: Arguments
+) -> list[Problem]:
+    companions = [pair for pair in pairs if pair[0] in COMPANIONS]
+    about = next((pair for pair in questions if pair[0] == "--cfg"), ("--cfg", "job"))
+    if companions and about not in questions:
+        flag, value = companions[0]
+        fix = " ".join([*about, *(as_typed(word) for word in (flag, value) if word)])
+        return [Problem(flag, value, "goes with --cfg", fix)]
+    if len(questions) > 1:
+        first, second = (" ".join(pair).strip() for pair in questions[:2])
+        return [Problem(second, "", f"one question at a time; {first} is one, too", second)]
+    if arguments.multirun and questions[0][0] != "--hydra-help":
+        why = "is about one configuration, and -m spans several; plan_only=true lists those"
+        fix = as_typed("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
+        return [Problem(questions[0][0], questions[0][1], why, fix)]
+    return []
+
+
+def run_hydra_flags(arguments: Arguments) -> str:
+    """Hydra's answer to a question that `check_question` found right.
+
+    Raises:
+        ConfigError: there is no such package, or whatever else Hydra ends with.
+    """
+    register()
+    folder = ["--config-dir", str(arguments.config_dir)] if arguments.config_dir else []
+    before = sys.argv
+    # A bare --info would swallow the first override.
+    pairs = [(f, v or "all") if f == "--info" else (f, v) for f, v in _pairs(arguments.hydra_flags)]
+    flags = [word for pair in pairs for word in pair if word]
+    catalogue = make_catalogue(arguments.config_dir)
+    overrides = [as_hydra_takes_it(text, catalogue) for text in arguments.overrides]
+    sys.argv = [before[0], *flags, *folder, *overrides]
+    answer, complaint = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(complaint):
+            hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")(
+                lambda config: None
+            )()
+    except SystemExit as ended:
+        if ended.code:
+            raise ConfigError(_refused(arguments, complaint.getvalue())) from ended
+    finally:
+        sys.argv = before
+    sys.stderr.write(complaint.getvalue())
+    return answer.getvalue().removesuffix("\n")
+
+
+def _refused(arguments: Arguments, complaint: str) -> Problem:
+    """Hydra's last line, and for an absent package the one that was probably meant."""
+    pairs = dict(_pairs(arguments.hydra_flags))
+    asked, package = pairs.get("--cfg", ""), pairs.get("--package", "")
+    if f"package '{package}' not found" not in complaint:
+        lines = complaint.strip().splitlines() or ["Hydra gives no answer"]
+        return Problem(" ".join(arguments.hydra_flags), "", lines[-1])
+    why = f"there is no such part of the configuration that --cfg {asked} prints"
+    return Problem("--package", shown(package), why, _where(asked, package, arguments))
+
+
+def _where(asked: str, package: str, arguments: Arguments) -> str:
+    """The question whose answer has the package, or the nearest there is."""
+    section = package.partition(".")[0]
+    if section == "hydra":
+        return f"--cfg hydra --package {'hydra' if asked == 'hydra' else package}"
+    asked = "job" if asked == "hydra" else asked
+    catalogue = make_catalogue(arguments.config_dir)
+    if section in catalogue.sections and package in catalogue.keys:  # another option's key
+        return f"--cfg {asked} --package {section}"
+    near = nearest_key(package, catalogue) or ""
+    known = near in catalogue.sections or near in catalogue.keys
+    return f"--cfg {asked} --package {near if known else 'optimizer'}"
+
+
+Job = Callable[[tuple[str, ...], Path | None], float | None]
+"""Overrides and the user's folder -> the objective; what it raises, Hydra sees."""
+
+OWN = {"hydra/launcher": ("local", "slurm"), "hydra/sweeper": ("eke",)}
+"""What eke does itself, without Hydra."""
+
+PACKAGES = {
+    "hydra/launcher": {
+        "joblib": "hydra-joblib-launcher",
+        "ray": "hydra-ray-launcher",
+        "ray_aws": "hydra-ray-launcher",
+        "rq": "hydra-rq-launcher",
+        "submitit_local": "hydra-submitit-launcher",
+        "submitit_slurm": "hydra-submitit-launcher",
+    },
+    "hydra/sweeper": {
+        "ax": "hydra-ax-sweeper",
+        "nevergrad": "hydra-nevergrad-sweeper",
+        "optuna": "hydra-optuna-sweeper",
+    },
+}
+"""Option -> the package that brings it (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
+
+
+def is_for_hydra(overrides: Sequence[str]) -> bool:
+    """Whether a launcher or a sweeper is typed that is not eke's own, or a setting of one."""
+    return any(_is_foreign(text) or _is_setting(text) for text in overrides)
+
+
+def launcher_of(overrides: Sequence[str]) -> str:
+    """Which of eke's own launchers is typed; `local` where none is."""
+    typed = [text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")]
+    return typed[-1] if typed else OWN["hydra/launcher"][0]
+
+
+def _is_foreign(text: str) -> bool:
+    group, _, option = text.partition("=")
+    return group in OWN and option not in OWN[group]
+
+
+def _is_setting(text: str) -> bool:
+    return bool(re.match(r"\+*hydra\.(launcher|sweeper)\b", text))
+
+
+def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) -> None:
+    """Let Hydra run the sweep.
+
+    Raises:
+        ConfigError: the plugin is not installed, or an override is wrong; nothing has started.
+        Exception: what a job raised, or the plugin.
+    """
+    config_dir = config_dir.resolve() if config_dir else None
+    catalogue = open_catalogue(config_dir)
+    problems = [p for text in overrides for p in _wrong(text, catalogue)]
+    problems += _without_plugin(overrides)
+    sweepers = [t for t in overrides if t.startswith("hydra/sweeper=") and _is_foreign(t)]
+    if launcher_of(overrides) == "slurm" and sweepers:
+        why = f"takes runs from eke's own sweeper only, and {sweepers[-1]} is one of Hydra's"
+        problems.append(Problem("hydra/launcher", "slurm", why, "hydra/launcher=submitit_slurm"))
+    if problems:
+        raise ConfigError(problems)
+    register()
+    folder = ["--config-dir", str(config_dir)] if config_dir else []
+    # Hydra knows neither `local` nor `eke`.
+    foreign = [t for t in overrides if _is_foreign(t) or t.partition("=")[0] not in OWN]
+    words = ["-m", *folder, *(as_hydra_takes_it(text, catalogue) for text in foreign)]
+    main = hydra.main(config_path=str(conf_folder()), config_name="config", version_base="1.3")
+    with _command_line(words):
+        main(partial(_run_job, job, config_dir))()
+
+
+def _run_job(job: Job, config_dir: Path | None, _config: Any) -> float | None:
+    """One job; eke composes it again from its overrides, to have it typed and checked."""
+    return job(tuple(HydraConfig.get().overrides.task), config_dir)
+
+
+@contextmanager
+def _command_line(words: Sequence[str]) -> Iterator[None]:
+    """What Hydra is to read, with its errors raised instead of printed as a traceback."""
+    argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [argv[0], *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full
+
+
+def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
+    key, _, value = text.lstrip("+").partition("=")
+    if key in ("sweep", *(k for k in catalogue.keys if k.startswith("sweep."))):
+        why = "is for eke's own sweeper; Hydra's read what is typed, and hydra.sweeper.params"
+        return [] if text == "sweep=none" else [Problem(key, shown(value), why, "KEY=VALUE,VALUE")]
+    if key.startswith("hydra"):
+        return []
+    problems = find_problems(text, catalogue)
+    try:
+        varied = parse(text).is_sweep_override()
+    except Exception:  # what kind, `problems` says
+        return problems
+    # Behind the last one's reason is that several values need -m, and here is -m.
+    return problems[:-1] if varied and problems else problems
+
+
+def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
+    """Launchers and sweepers that Hydra does not find; settings of one where none is chosen."""
+    with hydra_state():
+        loader = GlobalHydra.instance().config_loader()
+        known = {group: loader.get_group_options(group) for group in OWN}
+    problems = []
+    for text in overrides:
+        group, _, option = text.partition("=")
+        if _is_foreign(text) and option not in known[group]:
+            problems.append(_not_installed(group, option, known[group]))
+        elif _is_setting(text):
+            problems += _of_nothing(text, overrides)
+    return problems
+
+
+def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
+    package = PACKAGES[group].get(option)
+    if package:
+        return Problem(group, option, "is not installed", f"pip install {package}")
+    own = OWN[group][0]
+    options = [*OWN[group], *known, *PACKAGES[group]]
+    why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
+    return Problem(group, shown(option), why, f"{group}={closest(option, options) or own}")
+
+
+def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:
+    key, _, value = text.lstrip("+").partition("=")
+    group = "hydra/" + key.split(".")[1]
+    if any(_is_foreign(t) and t.startswith(f"{group}=") for t in overrides):
+        return []
+    name = group.partition("/")[2]
+    if key == "hydra.sweeper.params" or key.startswith("hydra.sweeper.params."):
+        fix = f"{multirun()} KEY=VALUE,VALUE"
+        return [Problem(key, shown(value), "is read by Hydra's own sweepers only", fix)]
+    why = f"is a setting of a {name} of Hydra's, and none is chosen"
+    example = next(iter(PACKAGES[group]))
+    return [Problem(key, shown(value), why, as_typed(f"{group}={example}", text))]

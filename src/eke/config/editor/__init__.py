@@ -1,1 +1,0 @@
-"""JSON schemas of the option files, so that editors complete, check and explain them."""

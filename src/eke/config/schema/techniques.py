@@ -1,0 +1,426 @@
+"""Schema of number formats.
+
+Schema of the techniques against the memory of activations and gradients.
+
+Schemas of parameter-efficient fine-tuning.
+
+Schema of what lives outside the device's memory.
+
+Schemas of the optimizers.
+
+Schemas of the learning rate over steps.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from eke.config.schema.fields import Switch, above, at_least, below, between, inside
+
+
+class Compute(Enum):
+    """Number format of matrix multiplications and attention."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Weights(Enum):
+    """Number format of weights and gradients."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Float8(Enum):
+    """How the operands of linear layers are scaled into float8's narrow range."""
+
+    off = "off"
+    tensorwise = "tensorwise"
+    """One scale per tensor."""
+    rowwise = "rowwise"
+    """One scale per row or column: closer, and slower."""
+
+
+class Evaluation(Enum):
+    """Number format of matrix multiplications in evaluation."""
+
+    same = "same"
+    """That of training."""
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+@dataclass
+class Precision:
+    """Number formats of one training step."""
+
+    option: str = "fp32"
+    """The option chosen; set by the option's file."""
+    compute: Compute = Compute.float32
+    """Format of the forward pass: autocast over float32 weights, or simply that of the weights."""
+    weights: Weights = Weights.float32
+    """Format of weights and gradients, and of the states of optimizers that follow it."""
+    master: Switch = Switch.auto
+    """Float32 copies of bfloat16 weights, for the optimizer to step on; auto is off."""
+    float8: Float8 = Float8.off
+    """Products inside linear layers in float8, all but the first and last layer's (torchao)."""
+    tf32: Switch = Switch.auto
+    """TF32 for the float32 matrix multiplications that remain; auto is PyTorch's default, off."""
+    evaluation: Evaluation = Evaluation.same
+    """Autocast format in evaluation; the weights stay as training needs them."""
+
+
+class Checkpointing(Enum):
+    """Which activations are recomputed in the backward pass instead of being kept."""
+
+    off = "off"
+    full = "full"
+    selective = "selective"
+
+
+@dataclass
+class Memory:
+    """Techniques against the memory of activations and gradients."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+    checkpointing: Checkpointing = Checkpointing.off
+    """full recomputes layers in the backward pass; selective does, too, but keeps what their
+    matrix multiplications and fused attention gave."""
+    every_n: int = field(default=1, metadata=at_least(1))
+    """Recompute the first of every n layers, and keep the activations of the others."""
+    activation_offload: bool = False
+    """Keep activations in host memory between forward and backward pass."""
+    empty_cache_every: int | None = field(default=None, metadata=at_least(1))
+    """Steps between two in which unused blocks of the allocator go back to the GPU's driver;
+    null: never."""
+    optimizer_in_backward: bool = False
+    """Update each weight as soon as its gradient is there, and free the gradient."""
+
+
+class TrainedBias(Enum):
+    """Which biases are trained beside the adapters."""
+
+    none = "none"
+    lora_only = "lora_only"
+
+
+class FourBits(Enum):
+    """The sixteen values that a 4-bit weight may have, before its block's scale."""
+
+    nf4 = "nf4"
+    fp4 = "fp4"
+
+
+@dataclass
+class Peft:
+    """Which parameters are trained: all, or a few added ones."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+
+
+@dataclass
+class Adapters(Peft):
+    """Added parameters; the model's own are frozen, but for the head a classification task adds."""
+
+    target_modules: list[str] | None = None
+    """Linear layers that are adapted, by the end of their names: [q_proj,v_proj]. null is every
+    one in a Transformer layer (ia3: keys, values and the feed-forward's last)."""
+    save_merged: bool = False
+    """Write the model with its adapters merged into the weights, too, when training ends."""
+
+
+@dataclass
+class Lora(Adapters):
+    """Low-rank updates W + (alpha / r) B A of linear layers' weights; B starts at zero."""
+
+    r: int = field(default=16, metadata=at_least(1))
+    """Rank: rows of A, columns of B."""
+    alpha: float = field(default=32.0, metadata=above(0))
+    """Scale of the update, over r (over the square root of r with use_rslora)."""
+    dropout: float = field(default=0.0, metadata=below(0, 1))
+    """Of the adapters' input, while training."""
+    bias: TrainedBias = TrainedBias.none
+    """Train the biases of the adapted layers, too."""
+    use_rslora: bool = False
+    """Divide alpha by the square root of r instead of by r (arXiv:2312.03732)."""
+
+
+@dataclass
+class QLora(Lora):
+    """LoRA over weights that are kept in 4 bits."""
+
+    quant_type: FourBits = FourBits.nf4
+    """nf4 has the quantiles of a normal distribution, fp4 a sign, exponents and a mantissa bit."""
+    double_quant: bool = True
+    """Keep the blocks' scales in 8 bits."""
+
+
+PEFTS: dict[str, type] = {"none": Peft, "lora": Lora, "qlora": QLora, "ia3": Adapters}
+"""Schema name -> class."""
+
+
+class WeightsPlace(Enum):
+    """Where the weights that the model computes with wait for their turn."""
+
+    device = "device"
+    host = "host"
+    disk = "disk"
+
+
+@dataclass
+class Offload:
+    """Which parts of the training state wait in host memory or on a disk."""
+
+    option: str = "none"
+    """The option chosen; set by the option's file."""
+
+
+@dataclass
+class NvmeOffload(Offload):
+    """Optimizer state in files on a local disk, read and written in every step."""
+
+    path: str = "???"
+    """Folder on a local NVMe disk; the run's files in it are removed when the run ends."""
+    weights: WeightsPlace = WeightsPlace.device
+    """Where the weights wait that the model computes with: on the device, in host memory
+    (as in params_cpu), or on the disk as well (refused: DeepSpeed 0.19 fails)."""
+    piece_numbers: int = field(default=100_000_000, metadata=between(2**18, 10**9))
+    """Numbers of one process that are updated at a time, 4 bytes each; host memory holds four such
+    buffers (DeepSpeed's sub_group_size; 1e9, its default, takes 16 GB)."""
+    block_bytes: int = field(default=2**20, metadata=between(2**12, 2**30))
+    """Bytes of one read or write (DeepSpeed's aio.block_size, its default)."""
+    queue_depth: int = field(default=8, metadata=between(1, 1024))
+    """Reads or writes under way at a time (DeepSpeed's aio.queue_depth, its default)."""
+    threads: int = field(default=1, metadata=between(1, 64))
+    """Threads that share the transfer of one tensor (DeepSpeed's aio.intra_op_parallelism, its
+    default)."""
+
+
+OFFLOADS: dict[str, type] = {"memory": Offload, "nvme": NvmeOffload}
+"""Schema name -> class."""
+
+
+MAX_LR = 100
+"""Above the largest learning rate in use, 30 (plain SGD of an LSTM, arXiv:1708.02182)."""
+MAX_WEIGHT_DECAY = 100
+"""Above every one in use: at a learning rate of 0.01 a step then sets the weights to 0."""
+MAX_EPS = 1
+"""The largest in use (Inception's, arXiv:1512.00567): above it, updates are gradients / eps."""
+
+
+@dataclass
+class Optimizer:
+    """What every optimizer has."""
+
+    option: str = "adamw"
+    """The option chosen; set by the option's file."""
+    lr: float = field(default=1e-3, metadata=above(0, MAX_LR))
+    """Peak learning rate, before the schedule."""
+    weight_decay: float = field(default=0.01, metadata=between(0, MAX_WEIGHT_DECAY))
+    """Decoupled decay of matrices; biases and normalisation weights are never decayed."""
+
+
+@dataclass
+class AdamW(Optimizer):
+    """AdamW and its implementations."""
+
+    beta1: float = field(default=0.9, metadata=below(0, 1))
+    """Decay of the first moment."""
+    beta2: float = field(default=0.999, metadata=below(0, 1))
+    """Decay of the second moment."""
+    eps: float = field(default=1e-8, metadata=above(0, MAX_EPS))
+    """Added to the denominator."""
+
+
+@dataclass
+class Adafactor(Optimizer):
+    """transformers' Adafactor with a fixed learning rate (relative_step off)."""
+
+    clip_threshold: float = field(default=1.0, metadata=above(0))
+    """Limit of the root mean square of an update."""
+    decay_rate: float = field(default=-0.8, metadata=between(-1, 0))
+    """Exponent of the second moment's decay over steps (arXiv:1804.04235, section 7.2)."""
+    eps1: float = field(default=1e-30, metadata=above(0))
+    """Added to the squared gradient."""
+
+
+@dataclass
+class SGD(Optimizer):
+    """Stochastic gradient descent."""
+
+    momentum: float = field(default=0.9, metadata=between(0, 1))
+    """0 keeps no state at all."""
+    nesterov: bool = False
+    """Nesterov momentum."""
+
+
+@dataclass
+class AdamW8bit(AdamW):
+    """bitsandbytes' AdamW, its moments in 8 bits with a scale for each block of 256."""
+
+    min_8bit_size: int = field(default=4096, metadata=at_least(0))
+    """Tensors with fewer numbers keep 32-bit moments."""
+    embeddings_32bit: bool = True
+    """32-bit moments for embeddings, which 8 bits make unstable (arXiv:2110.02861, section 2.3)."""
+
+
+@dataclass
+class AdamWTorchAO8bit(AdamW):
+    """torchao's AdamW with 8-bit moments, of tensors of 4096 numbers or more."""
+
+    block_size: int = field(default=256, metadata=between(1, 4096))
+    """Numbers that share a scale; a tensor that it does not divide keeps unquantised moments."""
+
+
+@dataclass
+class AdamWTorchAO4bit(AdamW):
+    """torchao's AdamW with 4-bit moments, of tensors of 4096 numbers or more."""
+
+    block_size: int = field(default=128, metadata=between(1, 4096))
+    """Numbers that share a scale; a tensor that it does not divide keeps unquantised moments."""
+
+
+@dataclass
+class Lion(Optimizer):
+    """Lion: the sign of an interpolated momentum (arXiv:2302.06675)."""
+
+    beta1: float = field(default=0.9, metadata=below(0, 1))
+    """Share of the momentum in the update."""
+    beta2: float = field(default=0.99, metadata=below(0, 1))
+    """Decay of the momentum."""
+
+
+@dataclass
+class Lion8bit(Lion):
+    """bitsandbytes' Lion, its momentum in 8 bits with a scale for each block of 256."""
+
+    min_8bit_size: int = field(default=4096, metadata=at_least(0))
+    """Tensors with fewer numbers keep a 32-bit momentum."""
+    embeddings_32bit: bool = True
+    """A 32-bit momentum for embeddings."""
+
+
+class AdjustLR(Enum):
+    """How Muon's learning rate depends on a matrix' shape; torch's names."""
+
+    original = "original"
+    match_rms_adamw = "match_rms_adamw"
+
+
+@dataclass
+class Muon(AdamW):
+    """torch's Muon for the matrices of Transformer layers, AdamW for everything else."""
+
+    momentum: float = field(default=0.95, metadata=below(0, 1))
+    """Decay of the momentum that is orthogonalised."""
+    nesterov: bool = True
+    """Nesterov momentum."""
+    ns_steps: int = field(default=5, metadata=between(1, 99))
+    """Newton-Schulz iterations."""
+    adjust_lr: AdjustLR = AdjustLR.match_rms_adamw
+    """match_rms_adamw makes updates as large as AdamW's, so that its learning rate and decay serve
+    (arXiv:2502.16982, section 2.2); original is sqrt(max(1, rows / columns))."""
+    adamw_lr: float | None = field(default=None, metadata=above(0, MAX_LR))
+    """Peak learning rate of everything else; null takes `lr`."""
+
+
+@dataclass
+class ScheduleFree(AdamW):
+    """Schedule-Free AdamW (arXiv:2405.15682): an average of weights in place of a schedule."""
+
+    beta1: float = field(default=0.9, metadata=inside(0, 1))
+    """Share of the average in the weights that gradients are taken at."""
+    average_power: float = field(default=0.0, metadata=at_least(0))
+    """Weights enter the average by this power of the step's number (r in the paper)."""
+    lr_power: float = field(default=2.0, metadata=at_least(0))
+    """Weights enter the average by this power of the largest learning rate so far."""
+
+
+@dataclass
+class GaLore(AdamW):
+    """AdamW on gradients projected by their leading singular vectors (arXiv:2403.03507)."""
+
+    rank: int | None = field(default=None, metadata=at_least(1))
+    """Singular vectors kept of a matrix inside a layer; null takes a quarter of the width."""
+    update_proj_gap: int = field(default=200, metadata=at_least(1))
+    """Steps between two singular value decompositions."""
+    scale: float = field(default=0.25, metadata=above(0))
+    """Factor of projected updates."""
+
+
+class ScaleType(Enum):
+    """What shares one of APOLLO's scaling factors."""
+
+    channel = "channel"
+    tensor = "tensor"
+
+
+@dataclass
+class Apollo(AdamW):
+    """SGD scaled as a randomly projected AdamW would scale it (arXiv:2412.05270)."""
+
+    rank: int | None = field(default=None, metadata=at_least(1))
+    """Rows of a matrix' random projection; null takes a quarter of the width."""
+    update_proj_gap: int = field(default=200, metadata=at_least(1))
+    """Steps between two random projections."""
+    scale: float = field(default=1.0, metadata=above(0))
+    """Updates are multiplied by its square root; APOLLO-Mini has 128 at rank 1."""
+    scale_type: ScaleType = ScaleType.channel
+    """tensor is APOLLO-Mini's."""
+
+
+OPTIMIZERS: dict[str, type] = {
+    "adamw": AdamW,
+    "adamw_8bit": AdamW8bit,
+    "adamw_torchao_8bit": AdamWTorchAO8bit,
+    "adamw_torchao_4bit": AdamWTorchAO4bit,
+    "adafactor": Adafactor,
+    "apollo": Apollo,
+    "galore": GaLore,
+    "lion": Lion,
+    "lion_8bit": Lion8bit,
+    "muon": Muon,
+    "schedule_free": ScheduleFree,
+    "sgd": SGD,
+}
+"""Schema name -> class, for the options that do not have the fields of `Optimizer` alone."""
+
+
+@dataclass
+class Schedule:
+    """Learning rate over steps."""
+
+    option: str = "cosine"
+    """The option chosen; set by the option's file."""
+    warmup_steps: int | None = field(default=None, metadata=at_least(0))
+    """Linear warm-up in steps; null takes `warmup_frac` of the run."""
+    warmup_frac: float = field(default=0.05, metadata=between(0, 1))
+    """Linear warm-up as a share of the run."""
+
+
+@dataclass
+class DecayingSchedule(Schedule):
+    """A schedule that ends below its peak."""
+
+    final_frac: float = field(default=0.0, metadata=between(0, 1))
+    """Learning rate at the end, as a share of the peak."""
+
+
+@dataclass
+class WSDSchedule(DecayingSchedule):
+    """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395)."""
+
+    decay_frac: float = field(default=0.2, metadata=between(0, 1))
+    """Share of the run spent on the final linear decay."""
+
+
+SCHEDULES: dict[str, type] = {
+    "constant": Schedule,
+    "decaying": DecayingSchedule,
+    "wsd": WSDSchedule,
+}
+"""Schema name -> class."""

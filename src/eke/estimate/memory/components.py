@@ -1,0 +1,358 @@
+"""What a forecast says of a plan's memory: values only, bytes of one device; no torch.
+
+Arithmetic of low, expected and high.
+
+What of a plan decides how large its activations are: numbers only.
+
+Why a closed form's range is as wide as it is.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import cast
+
+from eke.common.text import MIB
+from eke.config.schema import FSDP, Adapters, Config, Data, MixtralModel, Packing, T5Model
+from eke.models.sizes import FLOAT32_BYTES, STAGE, is_ragged, predicted_frac
+from eke.models.sizes.families import head_width
+from eke.plan.planner import Micro, Plan, drawn, shares_heads
+
+PHASES = ("load", "forward", "backward", "optimizer", "evaluation")
+"""Parts of a step in which memory can be at its highest, in their order; `load` is before them."""
+
+
+class Method(Enum):
+    """How a forecast was made, the exact one first."""
+
+    trace = "trace"
+    """The run's own builders, two steps on tensors without data, replayed through an allocator."""
+    upper_bound = "upper_bound"
+    """A trace of something that needs no less: the eager model in place of the compiled one."""
+    closed_form = "closed_form"
+    """Formulas over shapes: exact for what stays between steps, wide for activations."""
+
+
+class Verdict(Enum):
+    """Whether a plan has room on its device."""
+
+    fits = "fits"
+    tight = "tight"
+    """The expected peak has room, the high one has not."""
+    does_not_fit = "does not fit"
+    """Even the expected peak has no room."""
+    unknown = "unknown"
+    """The device's memory is not known."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bytes: what is likely, and what it lies between."""
+
+    low: int
+    expected: int
+    high: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.low <= self.expected <= self.high, self
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace found: peaks in bytes, of the first process's device."""
+
+    allocated: dict[str, int]
+    """Highest sum of tensors in each phase."""
+    reserved: dict[str, int]
+    """Highest sum of the allocator's segments up to the end of each phase; on a CPU, where there
+    are none, the same as allocated."""
+    components: dict[str, int]
+    """What was alive at the highest sum of tensors: weights, gradients, optimizer, ..."""
+    method: Method = Method.trace
+    notes: tuple[str, ...] = ()
+    """What the trace could not see, each in one clause."""
+    beside: dict[str, int] = field(default_factory=dict)
+    """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's:
+    what a process holds itself where all of these are shared out."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What finished runs on this device, with these libraries, add to a forecast."""
+
+    peak: Range | None
+    """As `Forecast.peak`, corrected; None where there are too few runs."""
+    allocated: Range | None
+    """As `Forecast.allocated`, corrected."""
+    num_runs: int
+    """Different configurations that were run."""
+    needed: int
+    """Of them, before anything is corrected."""
+    factor: float
+    """What the expected value was multiplied by; 1 where runs show no bias."""
+    within: float
+    """Relative error of the corrected expected value that 95 % of runs stay below."""
+    versions: str
+    """Of the libraries they ran with, in words."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted memory of one plan on one device."""
+
+    method: Method
+    basis: str
+    """What `peak` is comparable with: `reserved by PyTorch on the GPU, and the context`."""
+    peak: Range
+    """What the device must have room for."""
+    allocated: Range
+    """Highest sum of tensors: comparable with a record's `peak_allocated_bytes`."""
+    phases: dict[str, int]
+    """Expected highest sum of tensors in each phase."""
+    components: dict[str, int]
+    """Expected bytes of each component at the peak; they add up to `peak.expected`."""
+    capacity: int | None
+    """Bytes of the device that this run can have; None where that is unknown."""
+    verdict: Verdict
+    notes: tuple[str, ...] = field(default=())
+    """Why the range is as wide as it is, each in one clause."""
+    not_traced: str = ""
+    """Why there is no trace, where one was asked for."""
+    calibrated: Calibrated | None = None
+    """None where nobody has looked for runs."""
+
+    @property
+    def best(self) -> Range:
+        """What the device must have room for, as far as finished runs have corrected it."""
+        found = self.calibrated
+        return self.peak if found is None or found.peak is None else found.peak
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """All that makes the range as wide as it is."""
+        missing = f"not traced: {self.not_traced}"
+        return (*self.notes, missing) if self.not_traced else self.notes
+
+
+NOTHING = Range(0, 0, 0)
+
+
+def exact(number: int) -> Range:
+    """What is known to the byte."""
+    return Range(number, number, number)
+
+
+def spread(low: int, expected: int, high: int) -> Range:
+    """A range around the expected value: ends that formulas put on its wrong side are on it."""
+    expected = max(0, expected)
+    return Range(max(0, min(low, expected)), expected, max(expected, high))
+
+
+def total(ranges: Iterable[Range]) -> Range:
+    """The sum: of low ends, of expected values and of high ends."""
+    low = expected = high = 0
+    for each in ranges:
+        low, expected, high = low + each.low, expected + each.expected, high + each.high
+    return Range(low, expected, high)
+
+
+NARROW_BYTES = 2
+"""Of bfloat16 and float16."""
+
+PROBABLE_DROPOUT = 0.1
+"""Of a checkpoint that says its own: BERT's, GPT-2's and T5's configurations have it."""
+
+WITHOUT_DROPOUT = ("llama", "qwen2", "qwen3", "mixtral")
+"""Families whose checkpoints have none."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths, widths and number formats of one forward pass on one device."""
+
+    family: str
+    layers: int
+    decoder_layers: int
+    """Of T5; 0 elsewhere."""
+    rows: int
+    """Sequences of a micro-batch."""
+    source: int
+    """Tokens of each, at most."""
+    target: int
+    """Tokens of the decoder's sequences in T5; else as `source`."""
+    hidden: int
+    inner: int
+    """Width of the feed-forward layer."""
+    heads: int
+    queries: int
+    """Query heads x width of one."""
+    keys: int
+    """Key and value heads x width of one."""
+    repeated: int
+    """The same as attention is handed them: repeated where its kernel cannot share them."""
+    vocabulary: int
+    predicted: float
+    """Share of `target` that is projected onto it."""
+    experts: int
+    chosen: int
+    """Experts that a token passes through."""
+    gated: bool
+    dropout: float
+    weights: int
+    """Bytes of a weight, and of the residual stream."""
+    compute: int
+    """Bytes of an operand of matrix multiplications."""
+    on_cpu: bool
+    masked: bool
+    """Attention is given a mask: rows are padded or packed."""
+
+    @property
+    def cast(self) -> bool:
+        """Whether autocast narrows operands."""
+        return self.compute < self.weights
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch, padding included."""
+        return self.rows * self.source
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of one dropped number: CPUs keep the noise in the format of what is dropped."""
+        return self.compute if self.on_cpu else 1
+
+
+def shape_of(plan: Plan, micro: Micro | None = None) -> Shape:
+    """The shape of a forward pass: of a training's longest micro-batch, unless one is given."""
+    config, model = plan.config, plan.config.model
+    heads = model.num_attention_heads or 1
+    width = model.hidden_size // heads
+    if isinstance(model, T5Model) or hasattr(model, "head_dim"):
+        width = head_width(cast(T5Model, model)) if model.num_attention_heads else width
+    grouped = getattr(model, "num_key_value_heads", None) or heads
+    encoder_decoder = model.family == "t5"
+    decoders = getattr(model, "num_decoder_layers", None) or model.num_hidden_layers
+    micro = micro or drawn(plan).expected
+    weights = FLOAT32_BYTES if plan.compute.weights == "float32" else NARROW_BYTES
+    return Shape(
+        family=model.family,
+        layers=model.num_hidden_layers,
+        decoder_layers=decoders if encoder_decoder else 0,
+        rows=micro.rows,
+        source=micro.source,
+        target=micro.target,
+        hidden=model.hidden_size,
+        inner=model.intermediate_size or 4 * model.hidden_size,
+        heads=heads,
+        queries=heads * width,
+        keys=grouped * width,
+        repeated=(grouped if shares_heads(plan) else heads) * width,
+        vocabulary=model.vocab_size,
+        predicted=predicted_frac(config, micro.target),
+        experts=getattr(model, "num_local_experts", 0) if _is_moe(config) else 0,
+        chosen=getattr(model, "num_experts_per_tok", 0) if _is_moe(config) else 0,
+        gated=bool(getattr(model, "gated", False)),
+        dropout=_dropout(config),
+        weights=weights,
+        compute=NARROW_BYTES if plan.compute.autocast else weights,
+        on_cpu=plan.device.kind == "cpu",
+        masked=_is_masked(config.data, is_ragged(config)),
+    )
+
+
+def _is_masked(data: Data, ragged: bool) -> bool:
+    packed = data.packing is not Packing.off
+    return ragged or packed or data.seq_len % (data.pad_to_multiple_of or 1) != 0
+
+
+def _is_moe(config: Config) -> bool:
+    return isinstance(config.model, MixtralModel) or config.model.family == "mixtral"
+
+
+def _dropout(config: Config) -> float:
+    if config.model.dropout is not None:
+        return config.model.dropout
+    return 0.0 if config.model.family in WITHOUT_DROPOUT else PROBABLE_DROPOUT
+
+
+def trains_adapters(config: Config) -> bool:
+    """Whether the model's own weights are frozen."""
+    return isinstance(config.peft, Adapters)
+
+
+def is_fsdp(config: Config) -> bool:
+    """Whether torch's FSDP2 shares the model out."""
+    return isinstance(config.distributed, FSDP)
+
+
+WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
+"""cuBLAS' workspace per handle and stream: torch's `parseChosenWorkspaceSize`
+(aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 KiB x 8 from capability 9.0 on, else 4096 KiB x 2 +
+16 KiB x 8."""
+
+
+Condition = Callable[[Plan, Shape], object]
+
+ROWS_DIFFER = "samples differ in length: the longest micro-batch that a training meets is counted"
+
+NOTES: tuple[tuple[Condition, str], ...] = (
+    (
+        lambda plan, shape: shape.family == "other",
+        "no formulas for this architecture: a Llama of its sizes stands in",
+    ),
+    (
+        lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
+        "torch.compile decides itself what it keeps for the backward pass",
+    ),
+    (
+        lambda plan, shape: plan.config.kernels.option == "liger",
+        "fused kernels keep less than the model's own operations",
+    ),
+    (
+        lambda plan, shape: drawn(plan).differ,
+        ROWS_DIFFER,
+    ),
+    (
+        lambda plan, shape: trains_adapters(plan.config),
+        "adapters change what each layer keeps",
+    ),
+    (
+        lambda plan, shape: shape.experts,
+        "experts see as many tokens as the router sends them",
+    ),
+    (
+        lambda plan, shape: plan.config.peft.option == "qlora",
+        "4-bit weights are unpacked layer by layer",
+    ),
+    (
+        lambda plan, shape: plan.config.distributed.deepspeed_config,
+        "a ds_config.json of one's own may move or share anything",
+    ),
+    (
+        lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
+        "when shared weights are gathered, and how many at once, is the library's",
+    ),
+    (
+        lambda plan, shape: plan.config.distributed.option == "dp",
+        "the first device gathers what the others computed",
+    ),
+    (
+        lambda plan, shape: plan.compute.float8 != "off",
+        "float8 operands are kept beside 16-bit ones",
+    ),
+    (
+        lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
+        "the checkpoint's own dropout is not known here: 0.1 is counted",
+    ),
+    (
+        lambda plan, shape: not shape.on_cpu,
+        "the driver's context and the allocator's reserve are known as ranges",
+    ),
+)
+"""When it holds, and what it says, in one clause."""
+
+
+def notes_of(plan: Plan) -> tuple[str, ...]:
+    """Each reason that holds; none where the formulas know the techniques well."""
+    shape = shape_of(plan)
+    return tuple(text for holds, text in NOTES if holds(plan, shape))

@@ -1,0 +1,371 @@
+"""The forecast of a plan: phases, components, what the device adds, and whether there is room.
+
+What a trace knows better than formulas, put in their place.
+
+The best that can be said of a plan's memory: formulas, or a trace that is kept or made now.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from eke.common.text import GIB, MIB
+from eke.estimate.memory import trace_client
+from eke.estimate.memory import trace_client as ask
+from eke.estimate.memory.calibration import calibrate, group_of, read_pairs, versions_of
+from eke.estimate.memory.components import (
+    PHASES,
+    ROWS_DIFFER,
+    WORKSPACE_BYTES,
+    Forecast,
+    Method,
+    Range,
+    Traced,
+    Verdict,
+    exact,
+    is_fsdp,
+    notes_of,
+    spread,
+    total,
+)
+from eke.estimate.memory.phases import COMPONENTS, Moment, Parts, moments, moments_of
+from eke.models.sizes import STAGE, shared_state_bytes
+from eke.plan.planner import Micro, Plan, drawn
+
+ERROR = {"cpu": 0.02, "cuda": 0.06}
+"""How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
+0.085 % was the most (results/memory_truth_cpu.json), with as many threads as the run; on GPUs it is
+the goal that is still to be measured (docs/forecast.md)."""
+
+NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
+"""A trace's components that the closed form calls otherwise."""
+
+WHOLE = ("forward", "loss", "evaluation")
+"""Moments at which all that a phase keeps at once is alive."""
+
+PARTLY = ("last_layer", "middle")
+"""Those at which no more of it is."""
+
+DOUBT_PERCENT = 10
+"""How much more of it there may be under sharing than a process without others has. Chosen, not
+measured: hooks of sharing keep inputs of layers alive, or copies of what they gather."""
+
+STATES = ("weights", "gradients", "optimizer", "master")
+
+
+def is_shared(plan: Plan) -> bool:
+    """Whether processes hold gradients otherwise than a trace of one that has all of them."""
+    option = plan.config.distributed.option
+    copies = option == "ddp" and plan.batch.world_size > 1
+    return copies or is_fsdp(plan.config) or option in STAGE
+
+
+def narrowed(plan: Plan, found: list[Moment], traced: Traced) -> list[Moment]:
+    """The moments of the closed form with a trace's numbers.
+
+    Where processes share, states, gradients and buffers stay those of the closed form, and only
+    what lies beside them is the trace's, at moments when all of it is alive.
+    """
+    if is_shared(plan):
+        return [_with_traced_activations(moment, traced) for moment in found]
+    closed = _one_of_each(found)
+    traces = [_traced(closed[phase], traced, plan) for phase in traced.allocated if phase in closed]
+    return traces or found
+
+
+def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
+    """Of each phase the highest moment."""
+    best: dict[str, Moment] = {}
+    for moment in found:
+        known = best.get(moment.phase)
+        if known is None or moment.total.expected > known.total.expected:
+            best[moment.phase] = moment
+    return best
+
+
+def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
+    """One phase as traced: what is alive and, at the highest, what the allocator holds beside.
+
+    Where a trace says that it is of something else (another kernel), the ends of the closed form
+    hold; where micro-batches differ in length, its low end, and its high end if there are longer
+    ones than the one that was traced.
+    """
+    allocated = traced.allocated[closed.phase]
+    if _is_bound(plan, traced, closed.phase) and allocated > closed.total.expected:
+        more = max(0, allocated - closed.total.high)
+        return replace(closed, parts=closed.parts | {"others": spread(0, 0, more)})
+    is_top = allocated == max(traced.allocated.values())
+    known = traced.components if is_top and sum(traced.components.values()) <= allocated else {}
+    sizes: Counter[str] = Counter()
+    for name, size in known.items():
+        sizes[NAMES.get(name, name)] += size
+    parts = {name: exact(size) for name, size in sizes.items()}
+    others = allocated - sum(known.values())
+    doubt = int(ERROR[plan.device.kind] * allocated) + MIB // 16
+    parts["others"] = spread(0, others, others + doubt)
+    if "buffers" in closed.parts:  # of DataParallel: a trace has one process
+        parts["buffers"] = closed.parts["buffers"]
+    is_exact = traced.method is Method.trace and not traced.notes
+    made = drawn(plan)
+    if not is_exact or made.expected != made.longest:
+        missing = closed.total.high - total(parts.values()).high
+        parts["others"] = spread(0, others, others + doubt + max(0, missing))
+    is_sure = is_exact and not made.differ
+    parts = _lowered(parts, max(0, allocated - doubt) if is_sure else closed.total.low)
+    if plan.device.kind != "cpu":
+        reserve = max(traced.reserved.values()) - allocated if is_top else 0
+        parts["reserve"] = spread(0, reserve, reserve * 3 // 2)
+    return replace(closed, parts=parts)
+
+
+def _is_bound(plan: Plan, traced: Traced, phase: str) -> bool:
+    """Whether a phase was traced as something that needs more: its formula expects better.
+
+    A compiled model or liger's kernels change every pass, a compiled optimizer its step alone.
+    """
+    if traced.method is not Method.upper_bound:
+        return False
+    config = plan.config
+    passes = config.compile.option != "none" or config.kernels.option == "liger"
+    return passes or phase == "optimizer"
+
+
+def _lowered(parts: dict[str, Range], low: int) -> dict[str, Range]:
+    """The same with low ends that add up to `low`, taken from the components in order."""
+    lowered = {}
+    for name, part in parts.items():
+        share = min(low, part.expected)
+        lowered[name] = spread(share, part.expected, part.high)
+        low -= share
+    return lowered
+
+
+def _with_traced_activations(moment: Moment, traced: Traced) -> Moment:
+    """States and buffers of the closed form; what else is alive is the trace's."""
+    beside = traced.beside.get(moment.phase)
+    if beside is None or moment.name not in (*WHOLE, *PARTLY):
+        return moment
+    kept = {k: v for k, v in moment.parts.items() if k in (*STATES, "buffers")}
+    closed = total(part for name, part in moment.parts.items() if name not in kept)
+    if moment.name in PARTLY and closed.expected <= beside:
+        return moment
+    high = beside * (100 + DOUBT_PERCENT) // 100 + MIB // 16
+    parts = kept | {"activations": spread(beside // 2, beside, high)}
+    return replace(moment, parts=parts)
+
+
+CONTEXT = Range(0, 500 * MIB, 1400 * MIB)
+"""The driver's own share of a GPU, kernels included. 1343 MB were seen on a V100 of 2022 (the
+guides, huggingface.co/docs/transformers/perf_train_gpu_one), 300 to 500 MB are typical since
+kernels are loaded when first used; no lower bound is known."""
+
+RESERVE_SHARE = (0.03, 0.25)
+"""Of allocated memory that the caching allocator holds beside it: 1 to 2 % were simulated for BERT,
+24 % for a 1-billion-parameter Llama with checkpointing."""
+
+SEGMENT_BYTES = 20 * MIB
+"""Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
+
+PYTHON_BYTES = GIB // 2
+"""Of a CPU's memory, for each process, before its first tensor: Python, torch and its kernels took
+0.4 GB (memory by stage, README.md), and more of them are loaded while a model is built."""
+
+TRAINED = ("forward", "backward", "optimizer")
+"""Phases of a step, which a record's measured peak is of on a CPU."""
+
+HOPPER = (9, 0)
+
+
+def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
+    """Memory of one plan on its device: in closed form, narrowed by a trace where there is one.
+
+    Args:
+        plan: of the run; for several processes the first one's device is looked at.
+        traced: what a trace of the same plan found.
+    """
+    found = moments(plan)
+    method, notes = Method.closed_form, notes_of(plan)
+    # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
+    # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab.md).
+    if traced is not None and plan.config.distributed.option != "zero3":
+        found = narrowed(plan, found, traced)
+        method, notes = traced.method, (*traced.notes, *_unanswered(notes))
+    on_cpu = plan.device.kind == "cpu"
+    measured = [m for m in found if m.phase in TRAINED or not on_cpu]
+    allocated = highest(moment.tensors for moment in measured)
+    whole = found if on_cpu else [_on_gpu(plan, moment) for moment in found]
+    peak = highest(moment.total for moment in whole)
+    top = max(whole, key=lambda moment: moment.total.expected)
+    capacity = room(plan)
+    return Forecast(
+        method=method,
+        basis=_basis(plan),
+        peak=peak,
+        allocated=allocated,
+        phases={phase: _phase(found, phase) for phase in PHASES},
+        components=_components(top.parts),
+        capacity=capacity,
+        verdict=verdict(peak, capacity),
+        notes=notes,
+    )
+
+
+def allocated_of(plan: Plan, micro: Micro) -> int:
+    """Highest sum of tensors in a step of such micro-batches, in closed form."""
+    found = moments_of(plan, micro)
+    return max(each.tensors.expected for each in found if each.phase in TRAINED)
+
+
+def highest(moments: Iterable[Range]) -> Range:
+    """The most of any moment: of the low ends, of the expected values and of the high ends."""
+    ranges = list(moments)
+    return Range(
+        max(each.low for each in ranges),
+        max(each.expected for each in ranges),
+        max(each.high for each in ranges),
+    )
+
+
+def verdict(peak: Range, capacity: int | None) -> Verdict:
+    """Whether a peak has room in so many bytes."""
+    if capacity is None:
+        return Verdict.unknown
+    if peak.expected > capacity:
+        return Verdict.does_not_fit
+    return Verdict.fits if peak.high <= capacity else Verdict.tight
+
+
+def room(plan: Plan) -> int | None:
+    """Bytes of the device that are forecast for one process; None where nobody knows.
+
+    A CPU's memory is shared by all processes, with their Python and with what others hold of it.
+    """
+    memory, left = plan.device.memory_bytes, plan.device.available_bytes
+    if memory is None:
+        return None
+    free = memory if left is None else min(memory, left)
+    if plan.device.kind != "cpu":
+        return free
+    return max(0, free // max(1, plan.processes_per_node) - PYTHON_BYTES)
+
+
+def least_bytes(plan: Plan, found: Forecast) -> int:
+    """Bytes that a run takes of its device's memory by the lowest forecast, all its processes."""
+    if plan.device.kind != "cpu":
+        return found.peak.low
+    return (found.peak.low + PYTHON_BYTES) * max(1, plan.processes_per_node)
+
+
+def least_host_bytes(plan: Plan, found: Forecast) -> int:
+    """Bytes that a run takes at least of its machine's own memory, wherever it trains."""
+    if plan.device.kind == "cpu":
+        return least_bytes(plan, found)
+    there, all_of_it = (shared_state_bytes(plan.config, plan.size, host) for host in (False, True))
+    offloaded = max(0, all_of_it.total - there.total)
+    return (PYTHON_BYTES + offloaded) * max(1, plan.processes_per_node)
+
+
+def with_room(plan: Plan, size: int) -> Plan:
+    """The same on a device of which each process has so many bytes for what is forecast."""
+    memory = size
+    if plan.device.kind == "cpu":
+        memory = (size + PYTHON_BYTES) * max(1, plan.processes_per_node)
+    return replace(plan, device=replace(plan.device, memory_bytes=memory, available_bytes=None))
+
+
+def highest_phase(found: Forecast) -> str:
+    """The phase of the expected peak."""
+    return max(found.phases, key=lambda phase: found.phases[phase])
+
+
+def _on_gpu(plan: Plan, moment: Moment) -> Moment:
+    """With cuBLAS' workspace, the allocator's reserve and the driver's context."""
+    hopper = (plan.device.capability or (0, 0)) >= HOPPER
+    space = WORKSPACE_BYTES["hopper" if hopper else "other"]
+    if moment.phase == "load":
+        space = 0
+    allocated = moment.total
+    reserve = spread(
+        0,
+        int(allocated.expected * RESERVE_SHARE[0]) + SEGMENT_BYTES,
+        int(allocated.high * RESERVE_SHARE[1]) + 4 * SEGMENT_BYTES,
+    )
+    parts = {"workspace": spread(0, space, 3 * space), "reserve": reserve, "context": CONTEXT}
+    # What a trace's replay has found as segments has its reserve already.
+    more = {name: moment.parts.get(name, part) for name, part in parts.items()}
+    return replace(moment, parts=moment.parts | more)
+
+
+def _phase(found: Iterable[Moment], phase: str) -> int:
+    return max((m.tensors.expected for m in found if m.phase == phase), default=0)
+
+
+def _components(parts: Parts) -> dict[str, int]:
+    """Those that there are, in their order."""
+    order = {name: number for number, name in enumerate(COMPONENTS)}
+    names = sorted(parts, key=lambda name: order.get(name, len(order)))
+    return {name: parts[name].expected for name in names if parts[name].expected}
+
+
+def _unanswered(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the closed form's notes, those that a trace does not answer."""
+    return tuple(n for n in notes if "shared" in n or "context" in n or n is ROWS_DIFFER)
+
+
+def _basis(plan: Plan) -> str:
+    if plan.device.kind == "cpu":
+        many = plan.processes_per_node
+        each = f", of each of {many} processes" if many > 1 else ""
+        return f"tensors in host memory{each}, without Python and libraries"
+    return "reserved by PyTorch on the GPU, and the driver's context"
+
+
+def known_forecast(plan: Plan) -> Forecast:
+    """By a trace that is kept, else by formulas; nothing is started."""
+    return calibrated(plan, forecast(plan, trace_client.find(trace_client.key_of(plan))))
+
+
+def traced_forecast(plan: Plan) -> Forecast:
+    """By a trace, made now unless it is kept; by formulas, with the reason, where there is none."""
+    return _with(plan, ask.traced(plan))
+
+
+def traced_forecasts(
+    plans: Sequence[Plan], progress: Callable[[int, int], Any], processes: int
+) -> list[Forecast]:
+    """The same for many plans at once, each trace made once.
+
+    Args:
+        plans: of a sweep.
+        progress: told how many of how many have theirs; called from any thread.
+        processes: that trace at the same time.
+    """
+    answers = ask.trace_all(plans, progress, processes)
+    return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
+
+
+def calibrated(plan: Plan, found: Forecast) -> Forecast:
+    """A forecast and what finished runs of its group add to it; the verdict is of both.
+
+    Args:
+        plan: of the run.
+        found: its forecast, not calibrated yet.
+    """
+    group = group_of(plan, found.method.value)
+    better = calibrate(found, read_pairs(group), versions_of(group))
+    return replace(better, verdict=verdict(better.best, better.capacity))
+
+
+def is_open(found: Forecast) -> bool:
+    """Whether formulas cannot tell if there is room, so that a trace is worth its seconds."""
+    if found.method is not Method.closed_form or found.capacity is None:
+        return False
+    return found.peak.low <= found.capacity < found.peak.high
+
+
+def _with(plan: Plan, answer: ask.Answer) -> Forecast:
+    found = forecast(plan, answer.traced)
+    if answer.traced is None:
+        found = replace(found, not_traced=answer.reason)
+    return calibrated(plan, found)

@@ -1,0 +1,524 @@
+"""A forecast as text: the verdict first, then what it is made of; at most 80 columns.
+
+One configuration on every known device: the guides' choice of a GPU.
+
+Forecasts in records, and as JSON: the same fields in both.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from eke.common.text import GIB, align, format_bytes, format_number
+from eke.estimate.memory.advice import Advice, Judge, advise
+from eke.estimate.memory.components import Forecast, Method, Verdict
+from eke.estimate.memory.predict_memory import (
+    allocated_of,
+    calibrated,
+    forecast,
+    highest_phase,
+    known_forecast,
+    with_room,
+)
+from eke.models.sizes import shared_state_bytes
+from eke.plan.planner import Micro, Plan, drawn
+from eke.plan.record import CalibratedMemory, Outcome, PredictedMemory, Record
+
+WIDTH = 80
+
+LABELS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "master": "float32 copies of weights",
+    "activations": "activations",
+    "recomputed": "recomputed activations",
+    "logits": "logits and loss",
+    "autocast": "16-bit copies of weights",
+    "temporaries": "temporaries",
+    "batch": "batch",
+    "buffers": "buffers of sharing",
+    "workspace": "cuBLAS workspace",
+    "reserve": "allocator's reserve",
+    "context": "driver's context",
+    "others": "all else",
+}
+"""Component -> how it is called."""
+
+METHODS = {
+    Method.trace: "traced",
+    Method.upper_bound: "traced uncompiled",
+    Method.closed_form: "by formulas",
+}
+
+WHEN = {
+    "load": "while the model is loaded",
+    "forward": "at the end of the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "while the optimizer steps",
+    "evaluation": "in evaluation",
+}
+
+
+def render_forecast(plan: Plan, found: Forecast) -> str:
+    """Verdict, range, table of components, phases, and why the range is wide."""
+    lines = [_verdict_line(plan, found), _range_line(found), *calibration_lines(found), ""]
+    lines += _table(found)
+    lines += ["", *_phases(found), *_anatomy(plan)]
+    lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
+    lines += [_wrapped(f"not exact: {note}") for note in found.doubts]
+    return "\n".join(lines)
+
+
+def forecast_line(plan: Plan) -> str:
+    """The forecast of a plan in one line, for a run that is about to start."""
+    found = known_forecast(plan)
+    peak = found.best
+    return (
+        f"memory: {found.verdict.value}, {format_bytes(peak.expected)} expected "
+        f"({format_bytes(peak.low)} to {format_bytes(peak.high)}); eke plan says of what"
+    )
+
+
+def _verdict_line(plan: Plan, found: Forecast) -> str:
+    words = {
+        Verdict.fits: "fits",
+        Verdict.tight: "tight: may not fit",
+        Verdict.does_not_fit: "does not fit",
+        Verdict.unknown: "unknown",
+    }
+    return f"memory: {words[found.verdict]}   ({_of_what(plan, found)})"
+
+
+def _of_what(plan: Plan, found: Forecast) -> str:
+    """What there is for it."""
+    on_cpu = plan.device.kind == "cpu"
+    if found.capacity is None:
+        return "host memory" if on_cpu else plan.device.name
+    capacity = format_bytes(found.capacity)
+    if not on_cpu:
+        return f"{plan.device.name}, {capacity}"
+    many = plan.processes_per_node
+    return f"this machine has {capacity} for " + (f"each of {many} processes" if many > 1 else "it")
+
+
+def _range_line(found: Forecast) -> str:
+    peak = found.best
+    between = f"between {format_bytes(peak.low)} and {format_bytes(peak.high)}"
+    return f"  expected {format_bytes(peak.expected)}, {between} ({METHODS[found.method]})"
+
+
+def calibration_lines(found: Forecast) -> list[str]:
+    """Which finished runs have corrected the forecast, and how sure it is then."""
+    by = found.calibrated
+    if by is None:
+        return []
+    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
+    if by.peak is None:
+        return [_wrapped(f"not calibrated: {runs} ({by.needed} needed)")]
+    within = f"{100 * by.within:.2g}" if by.within < 0.095 else f"{100 * by.within:.0f}"
+    text = f"calibrated by {runs} ({by.versions}): expected x {by.factor:.4g}, within +-{within} %"
+    return [_wrapped(text)]
+
+
+def _table(found: Forecast) -> list[str]:
+    """One row a component, the largest with the longest bar."""
+    phase = WHEN[highest_phase(found)]
+    rows = [(LABELS.get(name, name), size) for name, size in found.components.items()]
+    whole = sum(size for _, size in rows) or 1
+    width = max((len(label) for label, _ in rows), default=0)
+    lines = [f"  highest {phase}:"]
+    for label, size in rows:
+        bar = "#" * round(30 * size / whole)
+        lines.append(
+            f"    {label:<{width}}  {format_bytes(size):>10}  {size / whole:>4.0%}  {bar}".rstrip()
+        )
+    return lines
+
+
+def _phases(found: Forecast) -> list[str]:
+    parts = [f"{phase} {format_bytes(size)}" for phase, size in found.phases.items() if size]
+    return [_wrapped(f"tensors by phase: {', '.join(parts)}")]
+
+
+def _anatomy(plan: Plan) -> list[str]:
+    """Bytes per parameter of what stays between steps, as the guides count them."""
+    count = plan.size.num_parameters
+    if not count:
+        return []
+    state = shared_state_bytes(plan.config, plan.size, plan.device.kind == "cpu")
+    named = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.optimizer,
+        "float32 copies": state.master,
+    }
+    parts = [f"{size / count:.3g} {name}" for name, size in named.items() if size]
+    total = sum(named.values()) / count
+    return [_wrapped(f"bytes per parameter: {' + '.join(parts)} = {total:.3g}")]
+
+
+def _rows(plan: Plan) -> list[str]:
+    """Which rows memory and time are of, where they differ."""
+    made = drawn(plan)
+    if not made.differ:
+        return []
+    low, mean, high = (_of_rows(each) for each in (made.shortest, made.mean, made.expected))
+    text = f"rows: memory of the longest micro-batch expected, {high} (low end: {low}); time of"
+    tokens = plan.size.tokens_per_sample
+    return [_wrapped(f"{text} the mean, {mean}; FLOPs of {tokens:.1f} tokens a sample")]
+
+
+def _of_rows(micro: Micro) -> str:
+    decoder = f" + {micro.target}" if micro.target != micro.source else ""
+    return f"{micro.rows} x {micro.source}{decoder} tokens"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def render_advice(found: Forecast, advice: list[Advice]) -> str:
+    """What dominates, and the overrides that make room: the same training first, then another."""
+    lines = [_dominant(found), ""]
+    if found.verdict is Verdict.unknown:
+        lines.append("The device's memory is not known: hardware=NAME declares one.")
+        return "\n".join(lines)
+    if not advice:
+        lines += [
+            "No single technique, and no two of them, make room: a smaller model, shorter samples",
+            "(data.seq_len), more devices (distributed=fsdp) or a larger one (hardware=all)",
+        ]
+        return "\n".join(lines)
+    head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
+    for keeps, whose in ((True, "the same training"), (False, "another training")):
+        group = [each for each in advice if each.keeps is keeps]
+        if group:
+            lines += [] if lines[-1] == "" else [""]
+            lines.append(f"{head}, {whose}, the cheapest first:")
+            lines += [line for each in group for line in _proposal(each)]
+    return "\n".join(lines)
+
+
+def _proposal(advice: Advice) -> list[str]:
+    """What to type, what it needs and costs, and where that is known from."""
+    peak = advice.forecast.best
+    return [
+        "",
+        f"  {' '.join(advice.overrides)}",
+        _indented(
+            f"{format_bytes(peak.expected)} expected, at most {format_bytes(peak.high)} "
+            f"({known_by(advice.forecast)}): {advice.forecast.verdict.value}"
+        ),
+        f"      {_cost(advice)}",
+        *(_indented(f"source: {reason}") for reason in advice.reasons),
+    ]
+
+
+def known_by(found: Forecast) -> str:
+    """How a forecast was made, in a few words."""
+    by = found.calibrated
+    runs = f", calibrated by {by.num_runs} runs" if by is not None and by.peak is not None else ""
+    return METHODS[found.method] + runs
+
+
+def _cost(advice: Advice) -> str:
+    """What a step takes with it, in words."""
+    changes = "" if advice.keeps else "; another training: compare its loss"
+    if advice.slowdown is None:
+        return f"speed depends on the machine{changes}"
+    change = advice.slowdown - 1
+    if abs(change) < 0.005:
+        return f"as fast{changes}"
+    words = f"{change:.0%} more time" if change > 0 else f"{-change:.0%} less time"
+    return f"about {words} per step{changes}"
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent="      ", subsequent_indent="        ", break_long_words=False
+    )
+
+
+def _dominant(found: Forecast) -> str:
+    """The largest components in one sentence."""
+    largest = sorted(found.components.items(), key=lambda item: -item[1])[:3]
+    whole = sum(found.components.values()) or 1
+    parts = [f"{LABELS.get(name, name)} {size / whole:.0%}" for name, size in largest]
+    return _wrapped(f"Highest {WHEN[highest_phase(found)]}: {', '.join(parts)}.").strip()
+
+
+LARGEST_BATCH = 65536
+"""Where the search for a micro-batch ends."""
+
+NUMBERS = (1, 3, 4, 5, 6)
+"""Columns of the table that hold them; the others hold words."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """One configuration on one device."""
+
+    option: str
+    """Of `hardware`."""
+    memory_bytes: int | None
+    forecast: Forecast | None
+    """None where a rule refuses the configuration there."""
+    batch: int
+    """Largest micro-batch whose high forecast has room; 0 where none has."""
+    reason: str = ""
+    """Why it is refused."""
+    speed: str = ""
+    """Expected samples per second, as a range; empty where they are not known."""
+    speed_runs: int = 0
+    """Finished runs that `speed` is corrected by."""
+    per_device: int = 0
+    """Micro-batch of the forecast: what was typed, or what batch=auto has chosen."""
+
+
+def largest_batch(plan: Plan) -> int:
+    """The largest micro-batch of which even the high forecast has room; 0 where none has."""
+    low, high = 0, 1
+    while high <= LARGEST_BATCH and _fits(plan, high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(plan, middle) else (low, middle)
+    return low
+
+
+def _fits(plan: Plan, size: int) -> bool:
+    batch = replace(plan.batch, per_device=size, eval_per_device=size)
+    sized = replace(plan, batch=batch)
+    return calibrated(sized, forecast(sized)).verdict is Verdict.fits
+
+
+def compare_devices(
+    plans: Mapping[str, Plan],
+    forecasts: Mapping[str, Forecast],
+    refused: Mapping[str, tuple[int | None, str]],
+    speeds: Mapping[str, tuple[str, int]] | None = None,
+) -> list[OnDevice]:
+    """Forecasts of one configuration, the smallest memory first.
+
+    Args:
+        plans: option of `hardware` -> the plan for it.
+        forecasts: option -> what is known of that plan's memory.
+        refused: option -> memory, and why a rule refuses the configuration there.
+        speeds: option -> expected samples per second, in words, and the finished runs that they
+            are corrected by.
+    """
+    rows = []
+    for option, plan in plans.items():
+        found, size = forecasts[option], plan.batch.per_device
+        speed, runs = (speeds or {}).get(option, ("", 0))
+        # A trace may know that there is room where formulas, which the search is by, do not.
+        known = size if found.verdict is Verdict.fits else 0
+        largest = max(known, largest_batch(plan))
+        memory = plan.device.memory_bytes
+        rows.append(OnDevice(option, memory, found, largest, "", speed, runs, size))
+    rows += [
+        OnDevice(option, memory, None, 0, reason) for option, (memory, reason) in refused.items()
+    ]
+    return sorted(rows, key=lambda row: row.memory_bytes or 0)
+
+
+def render_devices(
+    rows: Sequence[OnDevice], per_device: int | None, target: int, count: int = 1
+) -> str:
+    """One line a device, at most 80 columns.
+
+    Args:
+        rows: as compared.
+        per_device: the micro-batch typed; None where batch=auto has chosen one for each device.
+        target: samples per optimizer step that batch=auto has kept.
+        count: devices of the run.
+    """
+    last = "micro-batch"
+    head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
+    table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
+    typed = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
+    lines = [f"{format_number(count, 'device')} each, {typed}", ""]
+    lines += [f"  {line}" for line in table]
+    what = "the largest with which even the highest forecast has room"
+    if per_device is None:
+        what = "the largest with room that keeps the samples per step"
+    lines += [
+        "",
+        f"  {last}: {what}",
+        f"  samples/s: of {'all' if count > 1 else 'one'} with batch.per_device, an estimate",
+        *(_filled(text) for text in _sources(rows)),
+    ]
+    for row in rows:
+        if row.reason:
+            lines.append(_filled(f"{row.option}: {row.reason}"))
+    return "\n".join(lines)
+
+
+def _sources(rows: Sequence[OnDevice]) -> list[str]:
+    """Where memory was traced, and which numbers finished runs have corrected."""
+    known = [(row, row.forecast) for row in rows if row.forecast is not None]
+    traced = [row.option for row, found in known if found.method is not Method.closed_form]
+    words = f"; traced: {', '.join(traced)}" if traced else ""
+    lines = [f"expected: by formulas{words}" if len(traced) < len(known) else "expected: traced"]
+    corrected = []
+    for row, found in known:
+        by = found.calibrated
+        if by is not None and by.peak is not None:
+            corrected.append(f"{row.option} memory ({by.num_runs} runs)")
+        if row.speed_runs:
+            corrected.append(f"{row.option} samples/s ({row.speed_runs} runs)")
+    few = "not calibrated: no device has finished runs enough"
+    return [*lines, f"calibrated: {', '.join(corrected)}" if corrected else few]
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="    ")
+
+
+def _cells(row: OnDevice, chosen: bool) -> tuple[str, ...]:
+    memory = f"{row.memory_bytes / GIB:.1f}" if row.memory_bytes else "?"
+    if row.forecast is None:
+        return row.option, memory, "refused", "", "", "", ""
+    peak = row.forecast.best.expected
+    share = f"{peak / row.memory_bytes:.0%}" if row.memory_bytes else ""
+    batch = str(row.batch) if row.batch else "none"
+    if chosen:
+        batch = str(row.per_device) if row.forecast.verdict is Verdict.fits else "none"
+    size, word = f"{peak / GIB:.1f} GiB", row.forecast.verdict.value
+    return row.option, memory, word, size, share, row.speed, batch
+
+
+SAVED = 0.85
+"""Share of the expected peak that advice after running out of memory must come down to: a run that
+should have fitted and did not needs more than what a forecast's error may be."""
+
+PROPOSALS = 3
+"""In a record."""
+
+
+def predicted(plan: Plan) -> PredictedMemory:
+    """What a run's record says it was expected to need."""
+    return as_record(known_forecast(plan))
+
+
+def as_record(found: Forecast) -> PredictedMemory:
+    """A forecast as the record has it."""
+    return PredictedMemory(
+        low=found.peak.low,
+        expected=found.peak.expected,
+        high=found.peak.high,
+        components=dict(found.components),
+        method=found.method.value,
+        basis=found.basis,
+        allocated_bytes=found.allocated.expected,
+        verdict=found.verdict.value,
+        notes=list(found.doubts),
+        calibrated=_calibrated(found),
+    )
+
+
+def _calibrated(found: Forecast) -> CalibratedMemory | None:
+    """Beside the forecast's own numbers, which calibration is made from, never instead of them."""
+    by = found.calibrated
+    if by is None:
+        return None
+    if by.peak is None or by.allocated is None:
+        return CalibratedMemory(runs=by.num_runs, needed=by.needed)
+    return CalibratedMemory(
+        runs=by.num_runs,
+        needed=by.needed,
+        low=by.peak.low,
+        expected=by.peak.expected,
+        high=by.peak.high,
+        allocated_bytes=by.allocated.expected,
+        factor=by.factor,
+        within_frac=by.within,
+        versions=by.versions,
+    )
+
+
+def advice_for(plan: Plan, judge: Judge | None = None, seen: int | None = None) -> list[str]:
+    """Overrides, ready to type, for a run that ran out of memory.
+
+    Args:
+        plan: of the run.
+        judge: as in `advise`.
+        seen: bytes that it had when there were no more, of what is forecast: what needs less than
+            that has room, whatever the device has; None where it was not measured.
+    """
+    found = known_forecast(plan)
+    if found.verdict is Verdict.unknown and seen is None:
+        return []
+    expected, capacity = found.best.expected, found.capacity or found.best.expected
+    for most in (min(expected, capacity, seen or expected), min(expected, capacity)):
+        advice = advise(with_room(plan, int(SAVED * most)), PROPOSALS, judge)
+        if advice:
+            return [as_text(each) for each in advice]
+    return [as_text(each) for each in advise(plan, PROPOSALS, judge)]
+
+
+def note_forecast(
+    record: Record, plan: Plan, judge: Judge | None = None, may_lack: bool = False
+) -> None:
+    """Put into a record what was expected and, after an out-of-memory, what would need less.
+
+    Args:
+        record: of a run that has ended.
+        plan: of the run.
+        judge: as in `advise`.
+        may_lack: the host's memory may have run out, although the outcome does not say so; of a
+            GPU's that says nothing.
+    """
+    record.memory.predicted = predicted(plan)
+    ran_short = may_lack and plan.device.kind == "cpu"
+    if ran_short or record.outcome == Outcome.oom.value:
+        record.memory.advice = advice_for(plan, judge, memory_seen(plan, record))
+
+
+def note_measured_batch(record: Record, plan: Plan, micro: Micro | None) -> None:
+    """Compare what was measured with the forecast of the very micro-batch that was measured.
+
+    Args:
+        record: with the forecast of the longest micro-batch.
+        plan: of the run.
+        micro: on a CPU the largest one of the profiled step; None elsewhere.
+    """
+    found, made = record.memory.predicted, drawn(plan)
+    if micro is None or found is None or not found.allocated_bytes or micro == made.expected:
+        return
+    change = allocated_of(plan, micro) - allocated_of(plan, made.expected)
+    by = found.calibrated
+    if by is not None and by.allocated_bytes is not None:
+        by.allocated_bytes += round(change * by.allocated_bytes / found.allocated_bytes)
+    found.allocated_bytes += change
+
+
+def memory_seen(plan: Plan, record: Record) -> int | None:
+    """Bytes that a run had when it ran out of memory, of what is forecast; None if not measured.
+
+    Of a GPU what PyTorch had reserved, with the driver's context as forecast, as for calibration;
+    of a CPU what the process had grown by since its libraries were loaded.
+    """
+    measured, expected = record.memory.measured, record.memory.predicted
+    if measured is None:
+        return None
+    if plan.device.kind != "cpu":
+        context = expected.components.get("context", 0) if expected else 0
+        reserved = measured.peak_reserved_bytes
+        return reserved + context if reserved else None
+    before, peak = measured.stages.get("kernels_loaded"), measured.process_peak_bytes
+    if before is None or peak is None or peak <= before:
+        return None
+    return peak - before
+
+
+def as_text(advice: Advice) -> str:
+    """What to type."""
+    return " ".join(advice.overrides)
+
+
+def as_json(found: Forecast) -> dict[str, Any]:
+    """A forecast under the record's field paths: `memory.predicted.low`."""
+    return {"predicted": asdict(as_record(found)) | {"capacity": found.capacity}}

@@ -1,0 +1,332 @@
+"""Buffers of what shares a model out between processes: on one device, beside the shared state.
+
+What DeepSpeed's ZeRO holds beside the training state, moment by moment: deepspeed 0.19.8.
+
+Read from runtime/zero/stage_1_and_2.py and stage3.py; each formula names the lines it follows.
+Bytes of the first process. On a CPU offloading moves nothing away: host and device are one memory,
+and all of it is counted.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from eke.config.schema import FSDP, Config
+from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, spread
+from eke.models.sizes import FLOAT32_BYTES, STAGE, Role, Weight, pieces, weight_bytes
+from eke.models.sizes.families import is_classification
+from eke.plan.planner import Plan
+
+Parts = tuple[Weight, ...]
+"""Tensors of the model as it is trained."""
+
+BACKWARD = ("last_layer", "middle", "first_layer", "embedding", "reduced")
+"""Moments of the backward pass after its first gradient."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes, in the weights' format but for those that say float32."""
+
+    number: int
+    """Of a weight."""
+    whole: int
+    """All gradients."""
+    largest: int
+    """Of the largest trained tensor."""
+    mine: int
+    """Gradients of every tensor that this process has some part of, each of them whole."""
+    partition: int
+    """This process's part of all gradients."""
+    group: int
+    """Numbers in the largest flat piece."""
+    numbers: int
+    """Numbers in all flat pieces."""
+    bucket: int
+    """`reduce_bucket_size`, as often as there are buckets."""
+    early: bool
+    """Whether a tensor that this process has a part of gets its gradient first: a head."""
+
+
+def sizes_of(plan: Plan, parts: Parts) -> Sizes:
+    """Sizes of a plan that DeepSpeed shares out.
+
+    Args:
+        plan: of the run.
+        parts: `eke.models.sizes.training_structure` of the plan's configuration.
+    """
+    config, zero = plan.config, (plan.deepspeed or {}).get("zero_optimization", {})
+    number, mine = weight_bytes(config), pieces(config)
+    trained = [w for w in parts if w.trained]
+    copies = 2 if zero.get("overlap_comm") else 1
+    return Sizes(
+        number=number,
+        whole=number * sum(prod(w.shape) for w in trained),
+        largest=number * max((prod(w.shape) for w in trained), default=0),
+        mine=number * sum(_touched(trained, role, size) for role, size in mine.items()),
+        partition=number * sum(mine.values()),
+        group=max(mine.values(), default=0),
+        numbers=sum(mine.values()),
+        bucket=number * copies * numbers_of(zero, "reduce_bucket_size"),
+        early=Role.outer in mine,
+    )
+
+
+def _touched(trained: list[Weight], role: Role, size: int) -> int:
+    """Numbers of the tensors that begin within the first `size` numbers of a group."""
+    start = found = 0
+    for weight in (w for w in trained if w.role is role):
+        if start < size:
+            found += prod(weight.shape)
+        start += prod(weight.shape)
+    return found
+
+
+def numbers_of(zero: object, key: str) -> int:
+    """A size among DeepSpeed's settings; 0 where there is none."""
+    value = zero.get(key, 0) if isinstance(zero, dict) else 0
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def step_bytes(plan: Plan, parts: Parts) -> int:
+    """Gradients in float32 that the optimizer's step makes of those that are there.
+
+    ZeRO-1 and 2 put one group at a time into a flat tensor, narrow ones once more in float32
+    (`step`: `flatten`, `.to`); ZeRO-3 likewise (`_prepare_fp32_grad_for_sub_group`). With
+    offloading they lie in float32 already.
+    """
+    if plan.config.offload.option != "none":
+        return 0
+    sizes = sizes_of(plan, parts)
+    narrow = sizes.number if sizes.number < FLOAT32_BYTES else 0
+    return sizes.group * (FLOAT32_BYTES + narrow)
+
+
+def gradients_at(plan: Plan, parts: Parts, moment: str, plain: Range) -> Range:
+    """Bytes of gradients.
+
+    ZeRO-1 keeps them whole until the backward pass ends. ZeRO-2 keeps, whole, those of tensors that
+    it has a part of, in one piece (`copy_grads_in_partition`: `grads_in_partition`); ZeRO-3 its
+    part, in a buffer that is always there (`grad_partitions_flat_buffer`).
+
+    Args:
+        plan: of the run.
+        parts: as for `sizes_of`.
+        moment: a name among those of `eke.estimate.memory.phases`.
+        plain: what one process that has it all holds at this moment.
+    """
+    sizes, stage = sizes_of(plan, parts), STAGE[plan.config.distributed.option]
+    offload, on_host = plan.config.offload.option != "none", plan.device.kind == "cpu"
+    if stage == 3:
+        return exact(sizes.partition) if on_host or not offload else NOTHING
+    if stage == 1:
+        if moment == "optimizer":
+            return NOTHING if offload else spread(sizes.partition, sizes.mine, sizes.whole)
+        return NOTHING if moment == "evaluation" else plain
+    if offload or moment == "evaluation":
+        return NOTHING
+    several = plan.batch.accumulation > 1
+    earlier = sizes.mine if several else 0  # `all_grad_tensors`: those of earlier micro-batches
+    if moment in ("forward", "loss"):
+        return exact(earlier)
+    if moment == "last_layer":
+        return spread(earlier, earlier + sizes.mine * sizes.early, earlier + sizes.mine)
+    low = sizes.partition if moment != "middle" else earlier
+    return spread(low, sizes.mine if moment == "optimizer" else sizes.mine + earlier,
+                  2 * sizes.mine)  # fmt: skip
+
+
+def buffers_at(plan: Plan, parts: Parts, moment: str, gathered: Range) -> Range:
+    """Bytes of buckets, staging areas, gradients on their way, and gathered weights.
+
+    Args:
+        plan: of the run.
+        parts: as for `sizes_of`.
+        moment: as for `gradients_at`.
+        gathered: ZeRO-3's whole weights; its low end is what stays whole between passes.
+    """
+    sizes, stage = sizes_of(plan, parts), STAGE[plan.config.distributed.option]
+    always = _staging(plan, sizes)
+    if stage == 3:  # the bucket is made once (`ipg_buckets`), and stays
+        always += sizes.bucket + gathered.low
+        high = always + gathered.high
+        if moment == "optimizer":
+            more = step_bytes(plan, parts)
+            return spread(0, always + more, high + 2 * more)
+        if moment == "embedding":  # a large gradient is scattered by itself: perhaps one copy of it
+            high += 2 * sizes.largest
+        return spread(0, always + gathered.expected, high)
+    expected, more = always, 0
+    if moment in BACKWARD:  # `setup_buckets`, at the first gradient
+        expected, more = always + sizes.bucket, sizes.largest
+    if moment == "reduced":
+        expected, more = _reduced(plan, sizes, stage)
+        expected += always
+    if moment == "optimizer":
+        expected, more = always + step_bytes(plan, parts), 2 * sizes.group * FLOAT32_BYTES
+    doubt = sizes.mine if plan.config.offload.option != "none" else sizes.bucket
+    return spread(0, expected, expected + more + doubt)
+
+
+def _staging(plan: Plan, sizes: Sizes) -> int:
+    """What offloading keeps from step to step: float32 gradients, and areas for one tensor.
+
+    stage_1_and_2.py, `initialize_optimizer_states`, `param_buffer_of_bit16_for_cpu_offload_groups`,
+    `temp_grad_buffer_for_cpu_offload` and `temp_grad_buffer_for_gpu_offload`; stage3.py,
+    `subgroup_gradient_buffer`. On a GPU's side there is only the last area.
+    """
+    if plan.config.offload.option == "none":
+        return 0
+    staged = STAGE[plan.config.distributed.option] < 3
+    if plan.device.kind != "cpu":
+        return sizes.largest * staged
+    narrow = sizes.partition + 2 * sizes.largest if staged else 0
+    several = sizes.mine if staged and plan.batch.accumulation > 1 else 0
+    return FLOAT32_BYTES * sizes.numbers + narrow + several
+
+
+def _reduced(plan: Plan, sizes: Sizes, stage: int) -> tuple[int, int]:
+    """At the backward pass's end ZeRO-1 puts its tensors' gradients into a piece of their own.
+
+    Those that lie in the bucket by then are no longer where they were (`reduce_gradients`,
+    `copy_grads_in_partition`).
+    """
+    if stage == 1 and plan.config.offload.option == "none":
+        return sizes.mine, sizes.bucket + sizes.largest
+    return sizes.bucket, sizes.largest
+
+
+def regather_bytes(plan: Plan, parts: Parts) -> int:
+    """What the exchange of the new weights takes on a CPU: a copy of the largest group, whole.
+
+    `all_gather_into_tensor_dp_groups` (runtime/utils.py) gathers a group at once, and gloo's
+    all-gather has an output of its own (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    """
+    if plan.device.kind != "cpu" or plan.batch.world_size == 1:
+        return 0
+    if STAGE[plan.config.distributed.option] == 3:
+        return 0
+    sizes = sizes_of(plan, parts)
+    return sizes.number * sizes.group * plan.batch.world_size
+
+
+def gathered_weights(plan: Plan, parts: Parts) -> Range:
+    """Whole weights of ZeRO-3: small ones always, those of the module at work, and the next ones.
+
+    partitioned_param_coordinator.py fetches module by module and as many more as
+    `stage3_prefetch_bucket_size` says; what comes again soon (`stage3_max_reuse_distance`) may
+    stay. Tensors that are fetched together, as experts are, arrive in one piece and are copied out
+    of it (partition_parameters.py, `AllGatherCoalescedHandle.wait`).
+    """
+    zero = (plan.deepspeed or {}).get("zero_optimization", {})
+    number, each = weight_bytes(plan.config), [prod(w.shape) for w in parts]
+    limit = numbers_of(zero, "stage3_param_persistence_threshold")
+    small = sum(numbers for numbers in each if numbers <= limit)
+    stacked = sum(prod(w.shape) for w in parts if len(w.shape) > 2 and w.role is Role.outer)
+    experts = stacked // max(1, plan.config.model.num_hidden_layers)
+    table = max((prod(w.shape) for w in parts if w.role is Role.embedding), default=0)
+    next_ones = numbers_of(zero, "stage3_prefetch_bucket_size")
+    at_work = (2 * experts + table if experts else max(each, default=0)) + next_ones
+    return spread(number * small, number * at_work, number * (2 * sum(each) + at_work))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is alive at one moment of what processes share."""
+
+    gradients: Range
+    buffers: Range
+
+
+def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
+    """Gradients, and bytes of gathered weights, buckets and staging areas, at one moment.
+
+    Args:
+        plan: of the run.
+        parts: `eke.models.sizes.training_structure` of the plan's configuration.
+        whole: bytes of the training state's gradients.
+        moment: a name among those of `eke.estimate.memory.phases`.
+        gradients: what a process without others holds then.
+    """
+    config = plan.config
+    option = config.distributed.option
+    if is_fsdp(config):
+        return Held(gradients, _fsdp(plan, parts, moment))
+    if option in STAGE:
+        gathered = gathered_weights(plan, parts)
+        return Held(
+            gradients_at(plan, parts, moment, gradients),
+            buffers_at(plan, parts, moment, gathered),
+        )
+    if option == "ddp" and plan.batch.world_size > 1:
+        return _ddp(plan, parts, whole, moment, gradients)
+    if option == "dp":
+        # The first device also has the gathered results of the others.
+        return Held(gradients, spread(0, whole // 10, whole))
+    return Held(gradients, NOTHING)
+
+
+def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
+    """Gradients live in the buckets that are sent, which stay from the first step on.
+
+    Each is computed into a tensor of its own and copied there; those of earlier micro-batches wait
+    outside until the last one's are ready. A tied table's waits for both of its uses. Source: torch
+    2.13, torch/csrc/distributed/c10d/reducer.cpp, `initialize_buckets` and
+    `mark_variable_ready_dense` with `gradient_as_bucket_view`.
+    """
+    config = plan.config
+    buckets = Range(min(gradients.low, whole), whole, whole)
+    several = plan.batch.accumulation > 1
+    trained = [w for w in parts if w.trained]
+    number = min(weight_bytes(config), whole)
+    matrix = number * max((prod(w.shape) for w in trained if w.role is Role.hidden), default=0)
+    table = number * max((prod(w.shape) for w in trained if w.role is Role.embedding), default=0)
+    tied = table if config.model.tie_word_embeddings and not is_classification(config) else 0
+    if moment in ("forward", "loss", "optimizer", "evaluation"):
+        outside = whole if several and moment in ("forward", "loss") else 0
+        return Held(buckets, spread(0, outside, outside))
+    if moment == "last_layer":
+        before = whole if several else 0
+        return Held(buckets, spread(0, before + tied + matrix, before + whole))
+    own = table if moment == "embedding" else tied + matrix
+    return Held(buckets, spread(0, own, max(own, (1 + several) * whole)))
+
+
+def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
+    """Numbers of the largest layer, and of what lies outside of layers."""
+    layers = max(1, config.model.num_hidden_layers)
+    if config.model.family == "t5":
+        layers += getattr(config.model, "num_decoder_layers", None) or layers
+    outside = sum(prod(w.shape) for w in weights if w.role in (Role.embedding, Role.outer))
+    inside = sum(prod(w.shape) for w in weights) - outside
+    return -(-inside // layers), outside
+
+
+def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
+    """Each layer's weights whole, the next one gathered meanwhile, and gradients to be reduced.
+
+    Source: torch.distributed.fsdp.fully_shard, FSDP2: what lies around the layers stays gathered
+    through forward and backward pass; a layer at work is, while the next one's pieces arrive, and
+    reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
+    output of its own beside (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    """
+    config = plan.config
+    assert isinstance(config.distributed, FSDP)
+    numbers, around = layer_numbers(config, parts)
+    number = weight_bytes(config)
+    layer, outside = number * numbers, number * around
+    if config.distributed.num_processes == 1:
+        return spread(0, 0, 3 * layer + 2 * outside)
+    stays = outside
+    if not config.distributed.reshard_after_forward:
+        stays += layer * config.model.num_hidden_layers
+    more = 1 if plan.device.kind == "cpu" else 0
+    layers = {"last_layer": 3 + more, "middle": 3 + more, "first_layer": 2}
+    expected = stays + layers.get(moment, 0) * layer
+    if moment == "embedding":  # its gradients, put together to be scattered
+        expected = stays + outside
+    if moment == "optimizer":
+        expected = 0
+    if moment == "evaluation":
+        expected = stays + (2 + more) * layer
+    low = min(layer, expected)
+    return spread(low, expected, 2 * stays + (6 + more) * layer + 2 * outside)

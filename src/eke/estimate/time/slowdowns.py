@@ -1,0 +1,196 @@
+"""Techniques that change what passes move and launch by factors that are only known as ranges.
+
+How long TorchInductor takes before the first step: a first guess, within a factor of two.
+
+Tokens of a row as it is computed: with its padding, on average over a training.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from eke.config.schema import Rows, Synthetic
+from eke.estimate.memory.components import Shape, shape_of, trains_adapters
+from eke.estimate.time.rates import network_of
+from eke.estimate.time.values import Span, exactly
+from eke.models.sizes import DESCRIPTIONS
+from eke.plan.planner import Plan, drawn
+
+ONE = exactly(1.0)
+
+COMPILED_MOVED = Span(0.33, 0.6, 1.0)
+"""Bytes of compiled passes over eager ones: element-wise operations in a row become one kernel. An
+assumption within what whole steps gained: 1.16 for Llama-8B (torchtitan,
+benchmarks/llama3_h100_202412_torchtitan.md), 1.85 for nanoGPT (karpathy/nanoGPT README)."""
+
+COMPILED_LAUNCHES = Span(0.25, 0.34, 0.54)
+"""Launches of compiled passes: Llama-1B's launch-bound forward pass took 6.3 in place of 18.3 ms
+(Accelerate, benchmarks/torch.compile/README.md); nanoGPT's step 135 in place of 250 ms is the high
+end, a quarter, an assumption, the low one."""
+
+GRAPH_LAUNCHES = Span(0.01, 0.1, 0.34)
+"""Host time where CUDA graphs are replayed: an assumption; the high end is a compiled model's."""
+
+LIGER = Span(0.4, 0.75, 1.0)
+"""Bytes and launches with Liger's kernels: from a fifth faster steps (linkedin/Liger-Kernel README)
+to none (its issue 236, a Phi-3 on one A100)."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Factors on what is counted of an eager model."""
+
+    moved: Span
+    launches: Span
+    head: float
+    """Projections onto the vocabulary over those of the plain loss."""
+
+
+def effect_of(plan: Plan) -> Effect:
+    """What compilation and fused kernels make of the passes."""
+    config = plan.config
+    moved, launches = ONE, ONE
+    if _is_compiled(plan):
+        moved, launches = COMPILED_MOVED, COMPILED_LAUNCHES
+    if _replays_graphs(plan):
+        launches = GRAPH_LAUNCHES
+    if config.kernels.option == "liger":
+        moved, launches = moved.by(LIGER), launches.by(LIGER)
+    # In 16 bits the projection is computed again in the backward pass
+    # (eke.estimate.memory.advice).
+    fused = config.kernels.fused_linear_cross_entropy
+    head = 4 / 3 if fused and plan.compute.matmul != "float32" else 1.0
+    return Effect(moved, launches, head)
+
+
+def _is_compiled(plan: Plan) -> bool:
+    return plan.config.compile.option == "inductor"
+
+
+def _replays_graphs(plan: Plan) -> bool:
+    return plan.config.compile.replays_graphs
+
+
+def _has_optimizer(option: str, plan: Plan, shape: Shape) -> bool:
+    return plan.config.optimizer.option == option
+
+
+Condition = Callable[[Plan, Shape], object]
+
+NOTES: tuple[tuple[Condition, str], ...] = (
+    (
+        lambda plan, shape: shape.family == "other",
+        "no counts for this architecture: a Llama of its sizes stands in",
+    ),
+    (
+        lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
+        "what torch.compile fuses is known as a range; compiling itself is left out",
+    ),
+    (
+        lambda plan, shape: plan.config.kernels.option == "liger",
+        "what fused kernels save is known as a range",
+    ),
+    (
+        lambda plan, shape: plan.config.kernels.fused_linear_cross_entropy,
+        "the fused loss: its logits are counted as if they were whole",
+    ),
+    (
+        lambda plan, shape: plan.config.kernels.sparse_prediction and shape.predicted == 1,
+        "sparse prediction: as if every position had a label, which only the data can tell",
+    ),
+    (
+        lambda plan, shape: trains_adapters(plan.config),
+        "adapters: their own operations are counted by layers, not one by one",
+    ),
+    (
+        lambda plan, shape: shape.experts,
+        "experts: as if the router sent each as many tokens",
+    ),
+    (
+        lambda plan, shape: plan.compute.float8 != "off",
+        "float8: 0.8 to 1.35 times the speed of 16 bits, as published",
+    ),
+    (
+        lambda plan, shape: plan.config.distributed.deepspeed_config,
+        "a ds_config.json of one's own may move or share anything",
+    ),
+    (
+        lambda plan, shape: plan.config.offload.option != "none",
+        "the host's processor, and a disk, are known as wide ranges",
+    ),
+    *(
+        (partial(_has_optimizer, option), description.not_timed)
+        for option, description in DESCRIPTIONS.items()
+        if description.not_timed
+    ),
+    (
+        lambda plan, shape: plan.config.memory.empty_cache_every is not None,
+        "giving cached memory back: about a tenth of a step each time (transformers)",
+    ),
+    (
+        lambda plan, shape: (
+            isinstance(plan.config.data, Rows) and plan.config.dataloader.workers == 0
+        ),
+        "rows are read in the training process: what that takes is left out",
+    ),
+    (
+        lambda plan, shape: (
+            not isinstance(plan.config.data, Synthetic)
+            and getattr(plan.config.data, "streaming", False)
+        ),
+        "a stream may be slower than the device",
+    ),
+)
+"""When it holds, and what it says, in one clause."""
+
+
+def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
+    """Each reason that holds."""
+    found = [text for holds, text in NOTES if holds(plan, shape)]
+    if plan.config.distributed.num_nodes > 1:
+        rate, why = network_of(plan)
+        found.append(f"network of each machine: {rate * 8e-9:g} Gbit/s, {why}")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """Seconds without any cache."""
+
+    whole: float
+    """Whatever the model."""
+    layer: float
+    """Of each layer, where the whole model is compiled."""
+    regional: float
+    """Where one layer is compiled for all."""
+
+
+GPU = _Compiler(whole=2.0, layer=1.2, regional=5.0)
+"""Twice what Accelerate's benchmarks/torch.compile/README.md found for forward passes alone, as a
+backward pass is compiled as well: 10.7 s for the 16 layers of a Llama of 1B, 20.4 for the 32 of one
+of 8B, 1.95 and 2.9 by regions."""
+
+CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
+"""Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and
+35.8 (docs/lab.md)."""
+
+
+def compile_seconds(plan: Plan) -> float:
+    """Wall seconds that are expected inside the compiler, once per run; 0 without TorchInductor."""
+    config = plan.config.compile
+    if config.option != "inductor":
+        return 0.0
+    compiler = GPU if plan.device.kind == "cuda" else CPU
+    if config.regional:
+        return compiler.regional
+    shape = shape_of(plan)
+    return compiler.whole + compiler.layer * (shape.layers + shape.decoder_layers)
+
+
+ROWS_DIFFER = "samples differ in length: their mean over a training is counted"
+
+
+def mean_shape(plan: Plan) -> tuple[Shape, str]:
+    """The shape of a training's mean micro-batch, and a note where they differ."""
+    made = drawn(plan)
+    return shape_of(plan, made.mean), ROWS_DIFFER if made.differ else ""

@@ -1,0 +1,346 @@
+"""The best there is to say of a step's time: a prior that runs have corrected, or their rates.
+
+The time model's answers as text, always called an estimate; at most 80 columns.
+
+Rates of a device from finished runs: seconds per FLOP, per byte and per launch.
+
+How far off one more run may be is what the predictions of runs left out were off by
+(`eke.estimate.time.rate_regression`, `eke.estimate.memory.calibration.fit`).
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, expm1, log
+
+from eke.common.text import format_count, format_number, format_seconds
+from eke.estimate.memory.calibration import Fit, Pair, fit, versions_of
+from eke.estimate.time.time_history import (
+    Observation,
+    amounts_of,
+    describe,
+    group_of,
+    prior_time,
+    read_observations,
+    why_unknown,
+)
+from eke.estimate.time.values import PARTS, PaceCalibration, Span, StepTime, Unknown, total
+from eke.estimate.time.work import Work, work_of
+from eke.plan.planner import Plan
+
+WIDTH = 80
+
+TITLE = "step time (estimate)"
+
+
+def render_time(found: StepTime | Unknown, kind: str) -> str:
+    """Step, what limits it, rates, the whole run, and how sure all of it is.
+
+    Args:
+        found: of a plan.
+        kind: of its device: `cuda` or `cpu`.
+    """
+    if isinstance(found, Unknown):
+        return _filled(f"{TITLE}: unknown: {found.reason}", "", "  ")
+    step = found.step_s
+    lines = [
+        f"{TITLE}: {_seconds(step)}",
+        _wrapped(f"limited by {found.limit} ({_shares(found)})"),
+        _wrapped(_rates(found)),
+        _wrapped(_whole(found, kind)),
+        _wrapped(f"by {found.basis}{_calibration(found)}"),
+    ]
+    return "\n".join([*lines, *(_wrapped(f"not exact: {note}") for note in found.notes)])
+
+
+def time_line(found: StepTime | Unknown, kind: str) -> str:
+    """The same in one line, for a run that is about to start."""
+    if isinstance(found, Unknown):
+        return f"{TITLE}: unknown; {found.reason}"
+    hours = f"about {_hours(found.gpu_hours.expected)} {_unit(kind)}"
+    return f"{TITLE}: {_seconds(found.step_s)}; this run: {hours}"
+
+
+def speed_cell(found: StepTime | Unknown) -> str:
+    """Samples per second as a range; empty where nothing is known."""
+    if isinstance(found, Unknown):
+        return ""
+    rate = found.samples_per_s
+    return f"{_number(rate.low)} to {_number(rate.high)}"
+
+
+def sum_line(found: Sequence[StepTime | Unknown], kind: str) -> str:
+    """Device-hours of many runs, and how many of them have no estimate.
+
+    Args:
+        found: of each run of a sweep.
+        kind: of their devices.
+    """
+    known = [each.gpu_hours for each in found if isinstance(each, StepTime)]
+    unknown = [each.reason for each in found if isinstance(each, Unknown)]
+    lines = []
+    if known:
+        whole = total(known)
+        text = (
+            f"{_unit(kind)} (estimate): about {_hours(whole.expected)} "
+            f"({_hours(whole.low)} to {_hours(whole.high)}) for {format_number(len(known), 'run')}"
+            ", training steps alone"
+        )
+        lines.append(_filled(text, "", "  "))
+    if unknown:
+        text = f"without an estimate: {format_number(len(unknown), 'run')}: {unknown[0]}"
+        lines.append(_filled(text, "", "  "))
+    return "\n".join(lines)
+
+
+def _seconds(step: Span) -> str:
+    return (
+        f"{format_seconds(step.low)} to {format_seconds(step.high)}, "
+        f"expected {format_seconds(step.expected)}"
+    )
+
+
+def _shares(found: StepTime) -> str:
+    whole = sum(found.parts.values()) or 1.0
+    largest = sorted(found.parts.items(), key=lambda item: -item[1])
+    shown = [(name, seconds) for name, seconds in largest if seconds >= 0.005 * whole]
+    words = [f"{PARTS[name]} {seconds / whole:.0%}" for name, seconds in shown[1:]]
+    first = f"{shown[0][1] / whole:.0%}" if shown else "0%"
+    return ", ".join([f"{first} of it", *words])
+
+
+def _rates(found: StepTime) -> str:
+    samples, tokens = found.samples_per_s, found.tokens_per_s
+    parts = [
+        f"{_number(samples.low)} to {_number(samples.high)} samples/s",
+        f"{format_count(tokens.low)} to {format_count(tokens.high)} tokens/s",
+    ]
+    if found.mfu is not None:
+        parts.append(f"MFU {found.mfu.low:.0%} to {found.mfu.high:.0%}")
+    return ", ".join(parts)
+
+
+def _whole(found: StepTime, kind: str) -> str:
+    hours = found.gpu_hours
+    return (
+        f"this run: {format_seconds(found.total_s.expected)}, about {_hours(hours.expected)} "
+        f"{_unit(kind)} ({_hours(hours.low)} to {_hours(hours.high)}), training steps alone"
+    )
+
+
+def _calibration(found: StepTime) -> str:
+    by = found.calibrated
+    if by is None:
+        return ""
+    runs = f"{by.num_runs} run{'s' if by.num_runs != 1 else ''} on this device"
+    if not by.is_used:
+        return f"; not calibrated: {runs} ({by.needed} needed)"
+    return f"; calibrated by {runs} ({by.versions}): x {by.factor:.3g}, within +-{by.within:.0%}"
+
+
+def _unit(kind: str) -> str:
+    return "CPU-hours" if kind == "cpu" else "GPU-hours"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
+
+
+def _number(rate: float) -> str:
+    if rate >= 1000:
+        return f"{rate / 1000:.3g}k"
+    return f"{rate:.2g}" if rate < 10 else f"{rate:.0f}"
+
+
+def _wrapped(text: str) -> str:
+    return _filled(text, "  ", "    ")
+
+
+def _filled(text: str, first: str, rest: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+NEEDED = 5
+"""Configurations of a group before anything is said, as for memory."""
+
+MOST = 60
+"""Newest configurations that are looked at."""
+
+
+@dataclass(frozen=True)
+class FittedRates:
+    """Of one device, as far as finished runs tell."""
+
+    seconds: dict[str, float]
+    """Kind of work -> seconds for one unit of it; kinds that make no difference are 0."""
+    seen: tuple[str, ...]
+    """Kinds of work that the runs did at all."""
+    largest: float
+    """Seconds of the longest step seen."""
+    smallest: float
+    num_runs: int
+    factor: float
+    within: float
+    """Half the width of the interval, as a natural logarithm."""
+
+
+@lru_cache(maxsize=16)
+def fitted_rates(
+    observations: tuple[tuple[tuple[tuple[str, float], ...], float], ...],
+) -> FittedRates | None:
+    """Rates; None where there are too few runs, or none explains them.
+
+    Args:
+        observations: amounts of work and measured seconds of each.
+    """
+    newest = observations[-MOST:]
+    if len(newest) < NEEDED:
+        return None
+    # Here, and not above: it imports numpy, which a plan without runs does without.
+    from eke.estimate.time.rate_regression import solve
+
+    kinds = sorted({kind for amounts, _ in newest for kind, amount in amounts if amount > 0})
+    measured = [seconds for _, seconds in newest]
+    table = [[dict(amounts).get(kind, 0.0) for kind in kinds] for amounts, _ in newest]
+    best = solve(table, measured)
+    interval = _interval(best.left_out) if best else None
+    if best is None or interval is None:
+        return None
+    return FittedRates(
+        seconds={kinds[n]: rate for n, rate in zip(best.chosen, best.rates, strict=True)},
+        seen=tuple(kinds),
+        largest=max(measured),
+        smallest=min(measured),
+        num_runs=len(newest),
+        factor=interval.factor,
+        within=interval.within,
+    )
+
+
+NANO = 10**9
+"""`Pair` holds whole numbers: a ratio with nine digits."""
+
+
+def _interval(left_out: Sequence[float]) -> Fit | None:
+    """Bias and spread of predictions that did not know the run."""
+    pairs = [
+        Pair(f"run {n}", f"run {n}", max(1, round(NANO * ratio)), NANO)
+        for n, ratio in enumerate(left_out)
+    ]
+    return fit(pairs)
+
+
+def as_table(
+    observations: Sequence[Observation],
+) -> tuple[tuple[tuple[tuple[str, float], ...], float], ...]:
+    """Observations as what `fitted_rates` remembers its answers by."""
+    return tuple((tuple(sorted(each.amounts.items())), each.measured) for each in observations)
+
+
+def correction(observations: Sequence[Observation]) -> Fit | None:
+    """What finished runs say of predictions by datasheets; None where there are too few."""
+    pairs = [
+        Pair(each.key, each.run_id, max(1, round(NANO * each.predicted)),
+             max(1, round(NANO * each.measured)))
+        for each in observations if each.predicted > 0
+    ]  # fmt: skip
+    return fit(pairs)
+
+
+FAR = 10.0
+"""Times the longest step seen, or below the shortest: said, since nothing was measured there."""
+
+WIDEST = 10.0
+"""Factor either way beyond which an interval of fitted rates is no answer: a choice."""
+
+PART_OF = {"moved": "memory", "launches": "host"}
+"""Kind of work -> the part of a step it is shown as; any other is compute."""
+
+
+def forecast_time(plan: Plan) -> StepTime | Unknown:
+    """Expected time of an optimizer step and of the whole run: an estimate, no torch, milliseconds.
+
+    By the device's datasheet where there is one, corrected by finished runs on such a device with
+    these libraries where there are five or more; without a datasheet by those runs alone.
+
+    Args:
+        plan: of the run.
+    """
+    group = group_of(plan)
+    runs = read_observations(group)
+    work = work_of(plan)
+    prior = prior_time(plan, work)
+    if isinstance(prior, Unknown):
+        return _by_runs(plan, work, runs, versions_of(group))
+    return _corrected(prior, runs, versions_of(group))
+
+
+def _corrected(prior: StepTime, runs: tuple[Observation, ...], versions: str) -> StepTime:
+    """A prior, with the bias and the interval of the runs of its group."""
+    found = correction(runs)
+    if found is None:
+        return replace(prior, calibrated=PaceCalibration(len(runs), NEEDED, versions=versions))
+    expected = prior.step_s.expected * found.factor
+    step = Span(expected * exp(-found.within), expected, expected * exp(found.within))
+    better = _with_step(prior, step, found.factor)
+    by = PaceCalibration(found.num_runs, NEEDED, found.factor, expm1(found.within), versions)
+    return replace(better, calibrated=by)
+
+
+def _with_step(found: StepTime, step: Span, factor: float) -> StepTime:
+    """The same work at another pace."""
+    samples = found.samples_per_s.expected * found.step_s.expected
+    tokens = found.tokens_per_s.expected * found.step_s.expected
+    steps = found.total_s.expected / found.step_s.expected
+    whole = step * steps
+    mfu = found.mfu and step.inverse(found.mfu.expected * found.step_s.expected)
+    return replace(
+        found,
+        step_s=step,
+        samples_per_s=step.inverse(samples),
+        tokens_per_s=step.inverse(tokens),
+        parts={name: seconds * factor for name, seconds in found.parts.items()},
+        mfu=mfu,
+        total_s=whole,
+        gpu_hours=whole * (found.num_devices / 3600),
+    )
+
+
+def _by_runs(
+    plan: Plan, work: Work, runs: tuple[Observation, ...], versions: str
+) -> StepTime | Unknown:
+    """Time by rates that runs have shown; unknown where they have not."""
+    rates = fitted_rates(as_table(runs))
+    if rates is None:
+        return Unknown(f"{why_unknown(plan)} ({len(runs)} so far with these libraries)")
+    if rates.within > log(WIDEST):
+        why = f"the {rates.num_runs} finished runs here contradict each other by more than a factor"
+        return Unknown(f"{why} of {WIDEST:.0f}: more of them would tell, on a quieter machine")
+    amounts = amounts_of(plan, work)
+    unseen = [kind for kind, amount in amounts.items() if amount and kind not in rates.seen]
+    if unseen:
+        return Unknown(f"no run in {unseen[0]} has finished here yet: one would tell")
+    seconds = {kind: amount * rates.seconds.get(kind, 0.0) for kind, amount in amounts.items()}
+    expected = sum(seconds.values()) * rates.factor
+    if expected <= 0:
+        return Unknown(why_unknown(plan))
+    spread = Span(exp(-rates.within), 1.0, exp(rates.within))
+    step = spread * expected
+    parts: dict[str, float] = {}
+    for kind, each in seconds.items():
+        part = PART_OF.get(kind, "compute")
+        parts[part] = parts.get(part, 0.0) + each * rates.factor
+    found = describe(plan, work, step, parts, "finished runs on this device", None)
+    by = PaceCalibration(rates.num_runs, NEEDED, rates.factor, expm1(rates.within), versions)
+    return replace(found, calibrated=by, notes=(*found.notes, *_far(expected, rates)))
+
+
+def _far(expected: float, rates: FittedRates) -> tuple[str, ...]:
+    """A warning where the answer lies far from everything measured."""
+    if rates.smallest / FAR <= expected <= rates.largest * FAR:
+        return ()
+    return ("far from the runs that rates are known from: less sure than the range says",)
+
+
+__all__ = ["forecast_time"]

@@ -1,0 +1,511 @@
+"""The first machine of a run: gathers the others, tells them when to start, knows who is left.
+
+How the machines of a run find each other: a file in a folder that all of them see.
+
+The first one listens and writes down where; the others connect and name the secret of that file,
+which only its owner can read. Messages are lines of JSON; a lost connection is a lost machine.
+
+A run whose first machine is this one, alone or with others.
+
+Another machine than the first of a run: starts processes when it is told to, and ends them.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eke.common.errors import EkeError
+from eke.common.files import own_folder, read_json, write_atomic
+from eke.common.paths import RunPaths
+from eke.common.process_env import Task
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import LiveRun, describe_exit
+from eke.launch.processes.worker_process import Spot, Worker
+from eke.plan.planner import Plan
+from eke.plan.record import Outcome, Record, write_record
+
+ANY_ADDRESS = "0.0.0.0"  # compared with, where `listen` found no other
+"""Of a socket that listens at all addresses."""
+
+MAX_LINE = 65536
+"""Bytes; whoever sends more is none of ours."""
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Where the first machine listens."""
+
+    step: str
+    """Of whom it waits for."""
+    host: str
+    port: int
+    secret: str
+
+
+def write_invitation(file: Path, invitation: Invitation) -> None:
+    """Write it whole, for the user's own eyes.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    write_atomic(file, json.dumps(asdict(invitation)), mode=0o600)
+
+
+def read_invitation(file: Path, step: str) -> Invitation | None:
+    """The invitation to this step; None while there is none."""
+    try:
+        os.listdir(file.parent)  # makes a network file system look again
+        found = Invitation(**read_json(file))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.step == step else None
+
+
+def host_name() -> str:
+    """This machine as the others know it; MASTER_ADDR, as for torchrun, where they do not."""
+    return os.environ.get("MASTER_ADDR") or socket.gethostname()
+
+
+def listen(backlog: int) -> socket.socket:
+    """Listen at the address of `host_name`; at all where that is not to be reached from outside.
+
+    Raises:
+        OSError: there is no port.
+    """
+    with contextlib.suppress(OSError):  # it may be an address of the network's and not its own
+        address = socket.gethostbyname(host_name())
+        if "MASTER_ADDR" in os.environ or not address.startswith("127."):
+            return socket.create_server((address, 0), backlog=backlog)
+    return socket.create_server(("", 0), backlog=backlog)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on at the moment."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Line:
+    """A connection on which both sides send lines of JSON."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send a message; False when nobody is there any more."""
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for a message; None when there will be no more."""
+        try:
+            found = json.loads(self._lines.readline(MAX_LINE) or b"null")
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def close(self) -> None:
+        """Leave; the other side, and a thread of ours that waits for it, sees so."""
+        self.end()
+        self._lines.close()
+        self._connection.close()
+
+    def end(self) -> None:
+        """Send and receive nothing any more."""
+        with contextlib.suppress(OSError):  # the other side has left already
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+POLL_S = 0.05
+"""Between two looks at what the others have said."""
+
+COME_S = 60.0
+"""Longest wait, where there is nothing to do for them, for machines that have not come yet."""
+
+HELLO_S = 10.0
+"""In which who connects must show the secret."""
+
+STRANGERS = 16
+"""Connections, besides the machines of the run, that have not shown it yet; more have to wait."""
+
+END_S = 90.0
+"""Longest wait for the others at the end of an attempt; each kills what does not end sooner."""
+
+
+class Head:
+    """What the first machine knows of the others, by their numbers."""
+
+    def __init__(self, file: Path, task: Task) -> None:
+        """Listen, and invite.
+
+        Args:
+            file: where to write the invitation, in a folder that all machines see.
+            task: this one.
+
+        Raises:
+            EkeError: the folder cannot be written, or there is no port to listen on.
+        """
+        self.count, self._file = task.count, file
+        self._lock = threading.Lock()
+        self._lines: dict[int, Line] = {}
+        self._lost: dict[int, str] = {}  # for good
+        self._failed: dict[int, str] = {}  # in this attempt
+        self._busy: set[int] = set()
+        self._unknown = threading.BoundedSemaphore(STRANGERS + task.count)
+        try:
+            self._server = listen(backlog=max(16, task.count))
+            address, port = self._server.getsockname()
+            host = host_name() if address == ANY_ADDRESS else address
+            self._secret = secrets.token_hex(16)
+            own_folder(file.parent)
+            write_invitation(file, Invitation(task.step, host, port, self._secret))
+        except OSError as error:
+            raise EkeError(f"{file}: cannot invite other machines: {error.strerror}") from error
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Head":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def gather(self, timeout_s: float) -> None:
+        """Wait for the others.
+
+        Raises:
+            EkeError: some have not come in time, or cannot take part.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._lost:
+                    raise EkeError(_in_order(self._lost))
+                missing = sorted(set(range(1, self.count)) - set(self._lines))
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing))
+                raise EkeError(
+                    f"machines {names} of {self.count} did not reach {host_name()} within "
+                    f"{timeout_s:.0f} s (MASTER_ADDR names it in another way)"
+                )
+            time.sleep(POLL_S)
+
+    def begin(self, folder: Path, num_processes: int) -> str:
+        """Have each machine start its processes; returns where all of them meet: `host:port`."""
+        endpoint = f"{host_name()}:{free_port()}"
+        message = {"begin": str(folder.absolute()), "num_processes": num_processes}
+        with self._lock:
+            self._busy = set(self._lines)
+            self._failed.clear()
+        self._tell({**message, "num_nodes": self.count, "endpoint": endpoint})
+        return endpoint
+
+    def trouble(self) -> str:
+        """What has gone wrong on another machine; empty if nothing has."""
+        with self._lock:
+            return _in_order(self._lost | self._failed)
+
+    def has_lost_one(self) -> bool:
+        """Whether a machine is gone: nothing can be started again without it."""
+        with self._lock:
+            return bool(self._lost)
+
+    def end(self) -> None:
+        """Have the others end what they started, and wait until they have."""
+        self._tell({"end": True})
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not self._busy & set(self._lines):
+                    return
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Let the others go, those as well who are still on their way."""
+        with contextlib.suppress(EkeError):
+            self.gather(COME_S)
+        self._tell({"leave": True})
+        self._server.close()
+        with self._lock:
+            lines, self._lines = self._lines, {}
+        for line in lines.values():
+            line.close()
+        with contextlib.suppress(OSError):
+            self._file.unlink()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            lines = list(self._lines.values())
+        for line in lines:
+            line.send(message)
+
+    def _accept(self) -> None:
+        while True:
+            self._unknown.acquire()
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            # Each in a thread of its own: one that says nothing holds up nobody.
+            threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
+
+    def _listen(self, line: Line) -> None:
+        limit = threading.Timer(HELLO_S, line.end)
+        limit.daemon = True
+        limit.start()
+        hello = line.receive() or {}
+        limit.cancel()
+        self._unknown.release()
+        node = hello.get("node")
+        known = hmac.compare_digest(str(hello.get("secret")).encode(), self._secret.encode())
+        if not known or not isinstance(node, int) or not 0 < node < self.count:
+            return line.close()
+        with self._lock:
+            if node in self._lines:
+                return line.close()
+            self._lines[node] = line
+            if problem := hello.get("problem"):
+                self._lost[node] = f"machine {node} of this run: {problem}"
+        while (said := line.receive()) is not None:
+            with self._lock:
+                if said.get("idle"):
+                    self._busy.discard(node)
+                if problem := said.get("problem"):
+                    self._failed[node] = f"machine {node} of this run: {problem}"
+        with self._lock:
+            if self._lines.pop(node, None):  # else it was let go
+                self._lost.setdefault(node, f"machine {node} of this run is gone")
+        line.close()
+
+
+def _in_order(told: dict[int, str]) -> str:
+    return "; ".join(told[node] for node in sorted(told))
+
+
+LEFT_BEHIND_S = 30.0
+"""How long processes here may go on when those of another machine are gone: gloo says so at once,
+and what waits for NCCL would wait for `distributed.timeout_s`."""
+
+
+class LedRun:
+    """One attempt at a run on several machines, in a claimed folder; see LiveRun."""
+
+    def __init__(self, plan: Plan, place: Place, head: Head) -> None:
+        """Wait for the other machines, claim the folder and have all of them start.
+
+        Raises:
+            BusyError: somebody works on this run.
+            EkeError: machines are missing, or the folder cannot be written.
+        """
+        self.plan, self.place, self._head = plan, place, head
+        self._left_behind: float | None = None
+        self._killed_for = ""
+        head.gather(plan.config.distributed.timeout_s)
+        own_folder(place.paths.folder)
+        self._endpoint = head.begin(place.paths.folder, plan.processes_per_node)
+        spot = Spot(0, head.count, self._endpoint)
+        try:
+            self._live = LiveRun(plan, place, plan.processes_per_node, spot=spot)
+        except BaseException:
+            head.end()
+            raise
+
+    def is_over(self) -> bool:
+        """Whether its processes here have ended; ends them when others are gone for good."""
+        if self._live.is_over():
+            return True
+        if trouble := self._head.trouble():
+            now = time.monotonic()
+            self._left_behind = self._left_behind or now
+            if now - self._left_behind > LEFT_BEHIND_S and not self._killed_for:
+                self._killed_for = trouble
+                self._live.kill()
+        return False
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on: the processes of all machines agree on a step to stop after."""
+        self._live.ask(number)
+
+    def kill(self) -> None:
+        """End the processes here at once; those of other machines follow."""
+        self._live.kill()
+
+    def finish(self) -> Record:
+        """The record of this attempt; ends whatever still runs on any machine.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        self._live.kill()
+        trouble = self._killed_for or self._head.trouble()
+        self._head.end()  # first, since they may know which process died
+        return self._with_reason(self._live.finish(), trouble)
+
+    def _with_reason(self, record: Record, trouble: str) -> Record:
+        """Where no process could say why, what is known of the other machines."""
+        failure = record.failure
+        if failure is None or not trouble or failure.message.startswith("process "):
+            return record
+        if not failure.lost_contact and not self._killed_for:
+            return record
+        failure.message = trouble
+        record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code
+        write_record(self.place.paths, record)
+        return record
+
+
+def start_run(
+    plan: Plan, place: Place, head: Head | None, num_processes: int | None = None
+) -> LiveRun | LedRun:
+    """Start one attempt, here and on the machines that this one leads.
+
+    Args:
+        plan: what is to be done.
+        place: where.
+        head: of a run on several machines.
+        num_processes: to start here, unless the plan's.
+
+    Raises:
+        BusyError: somebody works on this run.
+        EkeError: machines are missing, or the folder cannot be written.
+    """
+    if head is not None:
+        return LedRun(plan, place, head)
+    return LiveRun(plan, place, num_processes or plan.batch.world_size)
+
+
+WORKER_POLL_S = 0.1
+"""Between two looks at the processes."""
+
+LOOK_S = 0.5
+"""Between two looks for the invitation."""
+
+GONE_S = 15.0
+"""How long nobody may listen where the first machine said it does: it listens before it says so,
+and until it lets us go. Else its death in between would hold all machines for `timeout_s`."""
+
+WORKER_END_S = 30.0
+"""How long processes may still take to end once those of the first machine have: they have agreed
+on that, and write nothing any more."""
+
+ALONE_S = 600.0
+"""The same where the first machine's watcher is gone: its processes, if they are there, save."""
+
+
+def follow(file: Path, task: Task, timeout_s: float, problem: str = "") -> None:
+    """Take part in the run that the first machine leads, until it lets us go.
+
+    Args:
+        file: where the first one writes its invitation.
+        task: this one.
+        timeout_s: longest wait for it.
+        problem: why this machine cannot take part.
+
+    Raises:
+        EkeError: the first one is not to be found.
+    """
+    line = connect(file, task, timeout_s, problem)
+    said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    threading.Thread(target=_listen, args=[line, said], daemon=True).start()
+    try:
+        Follower(line, task).serve(said)
+    finally:
+        line.close()
+
+
+def connect(file: Path, task: Task, timeout_s: float, problem: str) -> Line:
+    """Find the first machine, and greet it.
+
+    Raises:
+        EkeError: it is not to be found.
+    """
+    deadline = time.monotonic() + timeout_s
+    why, refused_since = f"{file} has not appeared", float("inf")
+    while True:
+        if found := read_invitation(file, task.step):
+            try:
+                connection = socket.create_connection((found.host, found.port), timeout=10)
+                connection.settimeout(None)
+                line = Line(connection)
+                line.send({"node": task.node, "secret": found.secret, "problem": problem})
+                return line
+            except OSError as error:
+                why = f"{found.host}:{found.port}: {error}"
+                refused = isinstance(error, ConnectionRefusedError)
+                refused_since = min(refused_since, time.monotonic()) if refused else float("inf")
+        if time.monotonic() > min(deadline, refused_since + GONE_S):
+            raise EkeError(f"machine {task.node} cannot reach the first one of this run: {why}")
+        time.sleep(LOOK_S)
+
+
+class Follower:
+    """The processes of this machine, one attempt after the other."""
+
+    def __init__(self, line: Line, task: Task) -> None:
+        self._line, self._task = line, task
+        self._worker: Worker | None = None
+
+    def serve(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
+        """Do what the first machine says; returns once it lets us go, or is gone."""
+        while True:
+            try:
+                message = said.get(timeout=WORKER_POLL_S)
+            except queue.Empty:
+                self._look()
+                continue
+            if message is None:
+                return self._end(ALONE_S)
+            if "begin" in message:
+                self._begin(message)
+            else:
+                self._end(WORKER_END_S)
+            if "leave" in message:
+                return None
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        spot = Spot(self._task.node, int(message["num_nodes"]), str(message["endpoint"]))
+        try:
+            paths = RunPaths(Path(message["begin"]))
+            self._worker = Worker(paths, int(message["num_processes"]), spot=spot)
+        except OSError as error:
+            why = f"{message['begin']} cannot be written: {error.strerror}"
+            self._line.send({"idle": True, "problem": why})
+
+    def _look(self) -> None:
+        """Say so when the processes have ended by themselves."""
+        if self._worker is None or not self._worker.is_over():
+            return
+        code, self._worker = self._worker.finish(), None
+        self._line.send({"idle": True, "problem": describe_exit(code) if code else ""})
+
+    def _end(self, patience_s: float) -> None:
+        if self._worker is None:  # it has been said: once for each beginning
+            return
+        deadline = time.monotonic() + patience_s
+        while not self._worker.is_over() and time.monotonic() < deadline:
+            time.sleep(WORKER_POLL_S)
+        self._worker.finish()
+        self._worker = None
+        self._line.send({"idle": True})
+
+
+def _listen(line: Line, said: "queue.Queue[dict[str, Any] | None]") -> None:
+    while (message := line.receive()) is not None:
+        said.put(message)
+    said.put(None)

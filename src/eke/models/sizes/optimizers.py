@@ -1,0 +1,556 @@
+"""What is known of an option of the group `optimizer`, whatever asks for it: facts with names.
+
+What each optimizer keeps for a parameter, and the products of its update; no torch.
+
+By schema: options that have the same fields have the same algorithm, by another implementation.
+What a library's own code does, to the byte; scalar step counters are left out.
+
+What optimizers need while they step, beside their state: gone when the step is over.
+
+Multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab.md) and read from each
+library; kernels of a GPU that need none have 0 as their low end.
+
+The description of every option of the group `optimizer`.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import cast
+
+from eke.config.schema import (
+    SGD,
+    Adafactor,
+    AdamW,
+    AdamW8bit,
+    AdamWTorchAO4bit,
+    AdamWTorchAO8bit,
+    Apollo,
+    Config,
+    GaLore,
+    Lion,
+    Lion8bit,
+    Muon,
+    Optimizer,
+    ScheduleFree,
+)
+from eke.models.sizes.structure import Role, Weight
+
+FLOAT32_BYTES = 4
+"""Of states that are float32 whatever the weights are."""
+
+QMAP_BYTES = 256 * FLOAT32_BYTES
+"""Values that the codes of 8 bits stand for."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What follows from the fields of an optimizer alone."""
+
+    count_bytes: Callable[[Config, Weight, int], int]
+    """Bytes kept for one weight, of so many bytes per number."""
+    quantises: Callable[[Optimizer, Weight], bool] | None = None
+    """Whether it does so for this weight; None where it never does."""
+    num_tables: int = 0
+    """Tables of the values of 8 bits that all weights share."""
+    projects: bool = False
+    """Its states of a matrix inside a layer lie in a subspace, of `projection_rank`."""
+    keeps_singular_vectors: bool = False
+    """All of a projected matrix, of which its projection is a slice."""
+    count_flops: Callable[[Config, int, int], float] | None = None
+    """Of the matrix multiplications in an update of a matrix inside a layer, rows <= columns."""
+
+
+def algorithm(optimizer: Optimizer) -> Algorithm:
+    """Of a configured optimizer."""
+    return ALGORITHMS[type(optimizer)]
+
+
+def projection_rank(config: Config) -> int:
+    """Rank of GaLore's and APOLLO's projections: what is asked for, else a quarter of the width.
+
+    Source of the quarter: APOLLO's own default, arXiv:2412.05270, section 5.1.
+    """
+    rank = cast(GaLore | Apollo, config.optimizer).rank
+    return rank or max(1, config.model.hidden_size // 4)
+
+
+def optimizer_bytes(
+    config: Config,
+    weights: Iterable[Weight],
+    bytes_of: Callable[[Weight], int] = lambda weight: FLOAT32_BYTES,
+) -> int:
+    """Bytes of an optimizer's state for these trained weights.
+
+    Args:
+        config: whose optimizer it is.
+        weights: tensors that get a gradient.
+        bytes_of: of one number of a weight; most optimizers keep states in the same format.
+    """
+    kept, trained = algorithm(config.optimizer), list(weights)
+    own = sum(kept.count_bytes(config, weight, bytes_of(weight)) for weight in trained)
+    shared = any(is_quantised(config.optimizer, weight) for weight in trained)
+    return own + shared * kept.num_tables * QMAP_BYTES
+
+
+def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
+    """Bytes of an optimizer's state in paged memory: moments, without the scales of their blocks.
+
+    The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
+
+    Args:
+        config: whose optimizer it is; it pages (`Description.pages`).
+        weights: tensors that get a gradient.
+    """
+    paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
+    widths = (1 if is_quantised(config.optimizer, w) else FLOAT32_BYTES for w in paged)
+    return sum(2 * width * prod(w.shape) for width, w in zip(widths, paged, strict=True))
+
+
+PAGED_MIN_SIZE = 100_000
+"""Numbers of a parameter from which on its states are paged (bitsandbytes, get_state_buffer)."""
+
+
+def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
+    """Whether an optimizer that quantises does so for this weight."""
+    quantises = algorithm(optimizer).quantises
+    return quantises is not None and quantises(optimizer, weight)
+
+
+def _quantised_by_bitsandbytes(optimizer: Optimizer, weight: Weight) -> bool:
+    fields = cast(AdamW8bit | Lion8bit, optimizer)
+    in_32_bits = fields.embeddings_32bit and weight.place is Role.embedding
+    return prod(weight.shape) >= fields.min_8bit_size and not in_32_bits
+
+
+def _quantised_by_torchao(optimizer: Optimizer, weight: Weight) -> bool:
+    num, block = prod(weight.shape), cast(AdamWTorchAO8bit | AdamWTorchAO4bit, optimizer).block_size
+    return num >= TORCHAO_MIN_SIZE and num % block == 0
+
+
+TORCHAO_MIN_SIZE = 4096
+"""torchao 0.18, optim/adam.py, _new_buffer."""
+
+BITSANDBYTES_BLOCK = 256
+"""bitsandbytes 0.50, optim/optimizer.py, init_state."""
+
+
+def _adamw(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """Two moments as large as the parameter; Schedule-Free has one, and fast weights."""
+    return 2 * weight_bytes * prod(weight.shape)
+
+
+def _adamw_8bit(config: Config, weight: Weight, weight_bytes: int) -> int:
+    return 2 * _bitsandbytes_moment(config.optimizer, weight)
+
+
+def _lion(config: Config, weight: Weight, weight_bytes: int) -> int:
+    return _bitsandbytes_moment(config.optimizer, weight)
+
+
+def _bitsandbytes_moment(optimizer: Optimizer, weight: Weight) -> int:
+    """A byte per number and a scale per block, or float32."""
+    num = prod(weight.shape)
+    if not is_quantised(optimizer, weight):
+        return FLOAT32_BYTES * num
+    return num + FLOAT32_BYTES * -(-num // BITSANDBYTES_BLOCK)
+
+
+def _torchao_state(bits: int) -> Callable[[Config, Weight, int], int]:
+    """Codes, a scale per block, and a table of values for each moment of each tensor."""
+
+    def count(config: Config, weight: Weight, weight_bytes: int) -> int:
+        num = prod(weight.shape)
+        if not is_quantised(config.optimizer, weight):
+            return 2 * weight_bytes * num
+        block = cast(AdamWTorchAO8bit | AdamWTorchAO4bit, config.optimizer).block_size
+        codes, scales = num * bits // 8, FLOAT32_BYTES * (num // block)
+        return 2 * (codes + scales + FLOAT32_BYTES * (1 << bits))
+
+    return count
+
+
+def _adafactor(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """Rows and columns of a matrix, all of a vector, no first moment; float32 for any weights.
+
+    Source: transformers.optimization.Adafactor (beta1=None); arXiv:1804.04235, section 4.
+    """
+    shape = weight.shape
+    if len(shape) < 2:
+        return FLOAT32_BYTES * prod(shape)
+    return FLOAT32_BYTES * (prod(shape[:-1]) + prod(shape[:-2] + shape[-1:]))
+
+
+def _sgd(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """The momentum buffer; torch makes none at momentum 0."""
+    return weight_bytes * prod(weight.shape) if cast(SGD, config.optimizer).momentum else 0
+
+
+def _muon(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """One momentum for a matrix inside a layer, AdamW's two moments elsewhere."""
+    return (1 if weight.role is Role.hidden else 2) * weight_bytes * prod(weight.shape)
+
+
+def _galore(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """A matrix has at most as many singular vectors as its shorter side is long."""
+    rank = min(projection_rank(config), *weight.shape)
+    return _low_rank_state(weight, rank, weight_bytes)
+
+
+def _apollo(config: Config, weight: Weight, weight_bytes: int) -> int:
+    """A random projection has its rank even where the matrix has less."""
+    return _low_rank_state(weight, projection_rank(config), weight_bytes)
+
+
+def _low_rank_state(weight: Weight, rank: int, weight_bytes: int) -> int:
+    """Two moments of long side x rank, and a projection of rank x short side."""
+    if weight.role is not Role.hidden:
+        return 2 * weight_bytes * prod(weight.shape)
+    return weight_bytes * rank * (2 * max(weight.shape) + min(weight.shape))
+
+
+def _newton_schulz(config: Config, rows: int, columns: int) -> float:
+    """In each iteration X X^T, its square, and their sum times X.
+
+    Source: torch.optim.Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+    """
+    iterations = cast(Muon, config.optimizer).ns_steps
+    return iterations * (4.0 * rows * rows * columns + 2.0 * rows**3)
+
+
+def _into_the_subspace(config: Config, rows: int, columns: int) -> float:
+    return 2.0 * projection_rank(config) * rows * columns
+
+
+def _there_and_back(config: Config, rows: int, columns: int) -> float:
+    return 2 * _into_the_subspace(config, rows, columns)
+
+
+ALGORITHMS: dict[type[Optimizer], Algorithm] = {
+    AdamW: Algorithm(_adamw),
+    AdamW8bit: Algorithm(_adamw_8bit, _quantised_by_bitsandbytes, num_tables=2),
+    AdamWTorchAO8bit: Algorithm(_torchao_state(8), _quantised_by_torchao),
+    AdamWTorchAO4bit: Algorithm(_torchao_state(4), _quantised_by_torchao),
+    ScheduleFree: Algorithm(_adamw),
+    Adafactor: Algorithm(_adafactor),
+    SGD: Algorithm(_sgd),
+    Lion: Algorithm(_lion),
+    Lion8bit: Algorithm(_lion, _quantised_by_bitsandbytes, num_tables=1),
+    Muon: Algorithm(_muon, count_flops=_newton_schulz),
+    GaLore: Algorithm(
+        _galore, projects=True, keeps_singular_vectors=True, count_flops=_there_and_back
+    ),
+    Apollo: Algorithm(_apollo, projects=True, count_flops=_into_the_subspace),
+}
+"""Schema of the optimizer -> its algorithm."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an optimizer steps on, in bytes, as it sees the tensors."""
+
+    optimizer: Optimizer
+    largest: int
+    """The largest trained tensor."""
+    group: int
+    """The largest group of one role."""
+    total: int
+    """All of them."""
+    hidden: int
+    """The largest matrix of a layer."""
+    in_8_bits: int
+    """The largest tensor whose states are quantised."""
+    number_bytes: int
+    """Of one number of a tensor."""
+    on_cpu: bool
+    """It runs on a CPU."""
+
+    @property
+    def wide(self) -> int:
+        """How much larger a float32 copy is."""
+        return FLOAT32_BYTES // self.number_bytes
+
+
+Temporaries = Callable[[Step], tuple[int, int]]
+"""A step -> the expected bytes, and the most; the least are none."""
+
+
+def unknown(step: Step) -> tuple[int, int]:
+    """Nothing up to everything twice."""
+    return step.largest, 2 * step.total
+
+
+def foreach(step: Step) -> tuple[int, int]:
+    """Torch's _multi_tensor_adamw has the square roots of a group's second moments at once."""
+    return step.group, step.group + step.largest
+
+
+def forloop(step: Step) -> tuple[int, int]:
+    """Of one tensor after the other."""
+    return 2 * step.largest, 3 * step.largest
+
+
+def one_kernel(step: Step) -> tuple[int, int]:
+    """None that is known of."""
+    return 0, step.largest
+
+
+LOOPS: dict[str, Temporaries] = {
+    "foreach": foreach,
+    "forloop": forloop,
+    "fused": one_kernel,
+    "deepspeed_cpu": one_kernel,
+}
+"""Implementation of torch's AdamW, as planned -> temporaries of one step."""
+
+
+def adafactor(step: Step) -> tuple[int, int]:
+    """The squared gradient, the update and, of narrow weights, two copies (transformers')."""
+    copies = 2 if step.wide == 1 else 4
+    expected = (copies * step.largest + step.hidden) * step.wide
+    return expected, (copies + 2) * step.largest * step.wide
+
+
+def sgd(step: Step) -> tuple[int, int]:
+    """Decayed gradients: of one tensor on a CPU, of a group at once (foreach) on a GPU."""
+    fields = cast(SGD, step.optimizer)
+    size = step.largest if step.on_cpu else step.group
+    return size if fields.weight_decay or fields.nesterov else 0, step.group + step.largest
+
+
+def bitsandbytes(step: Step) -> tuple[int, int]:
+    """One kernel on a GPU; bitsandbytes 0.50 computes in plain PyTorch on a CPU.
+
+    Source: backends/cpu/ops.py. In 32 bits the gradient, a denominator and the update; in 8 bits
+    two moments besides (Lion: one, and a product), all float32; of narrow weights a copy, too.
+    """
+    if not step.on_cpu:
+        return 0, step.largest
+    copy = 0 if step.wide == 1 else 1
+    at_once = max((3 + copy) * step.largest, (5 + copy) * step.in_8_bits) * step.wide
+    return at_once, (6 + copy) * step.largest * step.wide
+
+
+def muon(step: Step) -> tuple[int, int]:
+    """Newton-Schulz iterations of one matrix in bfloat16; AdamW's kernel has no temporaries."""
+    narrowed = 1 if step.number_bytes > 2 else 2
+    return 3 * step.hidden * narrowed, 6 * step.hidden * step.wide + step.largest
+
+
+def schedule_free(step: Step) -> tuple[int, int]:
+    """A normalised gradient of everything: the library's foreach."""
+    return step.total, 2 * step.total
+
+
+def low_rank(step: Step) -> tuple[int, int]:
+    """AdamW by tensor, projections, and singular vectors of one matrix in float32."""
+    return 2 * step.largest + step.hidden, 4 * step.largest + 8 * step.hidden * step.wide
+
+
+def torchao(step: Step) -> tuple[int, int]:
+    """Compiled, one tensor at a time: moments in float32 at worst."""
+    return step.largest * step.wide, 6 * step.largest * step.wide
+
+
+AUTO = "auto"
+"""Of `implementation`: the plan chooses."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """Facts about one option; the defaults are what is assumed of one that nobody has described."""
+
+    package: str = ""
+    """What has to be importable, beside PyTorch and transformers."""
+    install: str = ""
+    """The line that installs it."""
+    built: tuple[str, ...] = ()
+    """Class and library of what may be built; empty where an effect shows in its states."""
+    implementation: str = ""
+    """Loop over the weights that the option names, of torch's AdamW; `AUTO` leaves it to the plan,
+    and none is another optimizer's own."""
+
+    temporaries: Temporaries = unknown
+    """Bytes of one step beside the states; torch's AdamW goes by its implementation."""
+    counted_as: str = ""
+    """Option whose bytes and launches stand in for its own, which no trace shows: it compiles
+    itself, or is another library's kernel."""
+    not_timed: str = ""
+    """What an estimate of a step's time leaves out, in one clause."""
+
+    twin: str = ""
+    """Option of PyTorch's own that computes the same and is traced in its place."""
+    unquantised: str = "adamw"
+    """Option that keeps the same states in float32, where its own are quantised."""
+    cuda_only: bool = False
+    """Its library has no kernels for a CPU."""
+    compiles: bool = False
+    """It compiles its step at first use: with a C++ compiler, or Triton on a GPU."""
+    pages: bool = False
+    """States may wait in the host's memory when a GPU's is short."""
+    rounds_at_random: bool = False
+    """Of bfloat16 weights, so that small updates add up."""
+    averages: bool = False
+    """Trains an average of weights in place of a schedule."""
+    needs_matrices: bool = False
+    """There is nothing to do for it where no matrix inside a layer is trained."""
+
+    fails_on_parts: str = ""
+    """What goes wrong when each process has only a part of every tensor, FSDP2's; empty where it
+    trains on parts like on whole tensors (tests/equivalence/test_ranks.py)."""
+    fails_on_pieces: str = ""
+    """What goes wrong on ZeRO's flat pieces; empty where it gave the same curve as without ZeRO.
+    Apex's needs a GPU and was not tried: it is on DeepSpeed's own list (runtime/zero/utils.py)."""
+    fails_in_backward: str = ""
+    """What goes wrong when it steps one weight at a time, in the backward pass; empty where that
+    makes no difference (tests/equivalence/test_in_backward.py)."""
+    returns_from_files: bool = False
+    """Its moments were seen to come back from files as they went. States of 8 bits do not:
+    DeepSpeed reads what it takes for moments, and not the scales of their blocks."""
+
+
+TORCH = "AdamW torch"
+
+MIXED = "(torch: got mixed torch.Tensor and DTensor)"
+PROJECTED_PARTS = f"it projects whole matrices {MIXED}"
+WHOLE = (
+    "bitsandbytes' kernels take whole tensors (torch: Operator "
+    "bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy registered)"
+)
+
+PIECES = "ZeRO hands it flat pieces"
+PROJECTED_PIECES = f"projects matrices, and {PIECES} (IndexError: tuple index out of range)"
+UNROUNDED = f"{PIECES} of no whole number of blocks, whose states it silently keeps in float32"
+
+COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
+
+_torch_adamw = partial(Description, returns_from_files=True)
+
+_bitsandbytes = partial(
+    Description,
+    package="bitsandbytes",
+    install='pip install "eke[bitsandbytes]"',
+    temporaries=bitsandbytes,
+    fails_on_parts=WHOLE,
+)
+
+_torchao = partial(
+    Description,
+    package="torchao",
+    install='pip install "eke[torchao]"',
+    temporaries=torchao,
+    compiles=True,
+)
+
+_low_rank = partial(
+    Description,
+    temporaries=low_rank,
+    fails_on_parts=PROJECTED_PARTS,
+    fails_on_pieces=PROJECTED_PIECES,
+)
+
+DESCRIPTIONS: dict[str, Description] = {
+    "adamw": _torch_adamw(built=(TORCH, "DeepSpeedCPUAdam deepspeed"), implementation=AUTO),
+    "adamw_forloop": _torch_adamw(built=(TORCH,), implementation="forloop"),
+    "adamw_foreach": _torch_adamw(built=(TORCH,), implementation="foreach"),
+    "adamw_fused": _torch_adamw(built=(TORCH,), implementation="fused"),
+    "adamw_apex_fused": Description(
+        package="apex.optimizers",
+        install=(
+            "build it from github.com/NVIDIA/apex; the package index has another project of that "
+            "name"
+        ),
+        built=("FusedAdam apex",),
+        temporaries=one_kernel,
+        counted_as="adamw_fused",
+        twin="adamw_fused",
+        cuda_only=True,
+        fails_on_parts="apex's kernels take whole tensors",
+        fails_in_backward=COUNTS,
+    ),
+    "adamw_8bit": _bitsandbytes(),
+    "paged_adamw_8bit": _bitsandbytes(
+        counted_as="adamw_8bit",
+        not_timed="paged states: as if nothing had to be paged in",
+        pages=True,
+    ),
+    "lion": _bitsandbytes(built=("Lion bitsandbytes",), returns_from_files=True),
+    "lion_8bit": _bitsandbytes(unquantised="lion"),
+    "adamw_torchao_8bit": _torchao(
+        counted_as="adamw_8bit",
+        fails_on_parts=(
+            "it trains, and its quantised parts cannot be read back from a checkpoint (torch: "
+            "Weights only load failed)"
+        ),
+        fails_on_pieces=UNROUNDED,
+    ),
+    "adamw_torchao_4bit": _torchao(
+        counted_as="adamw_8bit",
+        fails_on_parts=(
+            "its 4-bit states are flat, and its compiled step takes them for matrices (torch: "
+            "wrong number of dimensions)"
+        ),
+        fails_on_pieces=UNROUNDED,
+    ),
+    "adamw_bf16_sr": _torchao(
+        counted_as="adamw_fused",
+        rounds_at_random=True,
+        fails_on_parts=(
+            "each process would draw the same random numbers for another part: on two it strayed "
+            "from float32 copies as far as one does, and parts of uneven sizes have not been seen"
+        ),
+        fails_on_pieces="rounds bfloat16 weights at random; ZeRO steps on float32 copies",
+        fails_in_backward=(
+            "draws the random numbers of a step once, and the same for each weight then"
+        ),
+    ),
+    "adafactor": Description(
+        built=("Adafactor transformers",),
+        temporaries=adafactor,
+        fails_on_parts=(
+            f"it keeps sums over rows and columns, which a part of a matrix has not {MIXED}"
+        ),
+        fails_on_pieces=(
+            f"keeps a row and a column of statistics for each matrix; {PIECES}, and it silently "
+            "becomes another algorithm with 4 bytes a parameter"
+        ),
+    ),
+    "sgd": Description(built=("SGD torch",), temporaries=sgd, returns_from_files=True),
+    "muon": Description(
+        built=("Muon+AdamW torch", "Muon torch"),
+        temporaries=muon,
+        needs_matrices=True,
+        fails_on_pieces=(
+            f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)"
+        ),
+    ),
+    "schedule_free": Description(
+        package="schedulefree",
+        install='pip install "eke[schedulefree]"',
+        built=("AdamWScheduleFree schedulefree",),
+        temporaries=schedule_free,
+        averages=True,
+        fails_on_pieces=(
+            "evaluates and saves an average, which it would put into ZeRO's pieces, where the "
+            "model does not see it"
+        ),
+        fails_in_backward=COUNTS,
+    ),
+    "galore": _low_rank(
+        package="galore_torch",
+        install='pip install "eke[galore]"',
+        not_timed="galore: its decompositions, every few hundred steps, are left out",
+    ),
+    "apollo": _low_rank(
+        package="apollo_torch", install='pip install "eke[apollo]"', counted_as="galore"
+    ),
+}
+"""Option -> its description."""
+
+NOBODYS = Description()
+
+
+def describe(optimizer: Optimizer) -> Description:
+    """What is known of a configured optimizer; little of an option from a user's own folder."""
+    return DESCRIPTIONS.get(optimizer.option, NOBODYS)

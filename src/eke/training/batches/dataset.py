@@ -1,0 +1,251 @@
+"""Loaders for training steps and evaluation, from the plan.
+
+How a plan's samples become micro-batches.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from eke.config.schema import Packing, Synthetic
+from eke.models.sizes import DECODERS, is_ragged
+from eke.plan.planner import Plan
+from eke.training.batches.batches import (
+    Collator,
+    LongestCollator,
+    LongestSamples,
+    MicroBatch,
+    Order,
+    StepSampler,
+    cut_step,
+    in_bursts,
+)
+from eke.training.batches.tasks import PackedSamples, TaskSamples, open_split
+from eke.training.model.loss import build_shift, is_sparse
+
+
+def build_collator(plan: Plan, left: bool = False) -> Collator:
+    """What puts the samples of a plan's micro-batches together; `left` pads them in front."""
+    config = plan.config
+    # A causal model never sees what comes after a token, and padding comes last.
+    bidirectional = config.model.family not in DECODERS
+    multiple = config.data.pad_to_multiple_of or 1
+    return Collator(
+        needs_mask=bidirectional and (is_ragged(config) or multiple > 1),
+        pad=plan.vocabulary.pad,
+        multiple=multiple,
+        left=left,
+        padding_free=config.data.packing is Packing.padding_free,
+        sparse=is_sparse(plan),
+        shift=build_shift(plan),
+    )
+
+
+Samples = TaskSamples | PackedSamples | LongestSamples
+
+
+@dataclass
+class Padding:
+    """Places and rows of all training micro-batches so far, and what was in them."""
+
+    num_tokens: int = 0
+    num_positions: int = 0
+    num_sequences: int = 0
+    """In rows that they may share; 0 where they may not."""
+    num_rows: int = 0
+
+    def add(self, batch: MicroBatch) -> None:
+        """One more."""
+        self.num_tokens += batch.num_tokens
+        self.num_positions += batch.num_positions
+        self.num_sequences += batch.num_sequences
+        self.num_rows += len(batch.inputs["input_ids"])
+
+    @property
+    def sequences_per_row(self) -> float | None:
+        """How many share a row; None where none may."""
+        return self.num_sequences / self.num_rows if self.num_sequences else None
+
+    @property
+    def frac(self) -> float | None:
+        """Share of the places that was padding; None before the first batch."""
+        return 1 - self.num_tokens / self.num_positions if self.num_positions else None
+
+
+@dataclass
+class Loading:
+    """The loaders at work."""
+
+    training: Any = None
+    """The iterator over the micro-batches of training; it owns the loader processes."""
+    evaluation: "DataLoader[Any] | None" = None
+    """Used again by each evaluation where its processes are to be kept."""
+    pinned: bool | None = None
+    """Whether the first micro-batch came in page-locked memory; None before it came."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples of one run and how to load them."""
+
+    train: Samples
+    evaluation: Samples
+    collate: Collator | LongestCollator
+    plan: Plan
+    bytes_are_tokens: bool
+    """A loss per token is a loss per byte (document separators counted as one byte)."""
+    padding: Padding = field(default_factory=Padding)
+    """Measured while training, of this rank."""
+    loading: Loading = field(default_factory=Loading)
+
+    def train_steps(
+        self, start: int, rank: int = 0, even: bool = False
+    ) -> Iterator[list[MicroBatch]]:
+        """The micro-batches of each optimizer step from `start` on, one list per step.
+
+        Skipped steps cost nothing: order is a function of the step's number.
+
+        Args:
+            start: first step.
+            rank: of this process.
+            even: fill up with placeholders, to as many as the rank with most of them has.
+        """
+        batch, steps = self.plan.batch, self.plan.steps
+        config = self.plan.config
+        order = self._order()
+        size = batch.per_device * batch.devices
+        sampler = StepSampler(order, start, steps.total, size, rank, batch.world_size)
+        loader = self.loading.training = iter(self._loader(self.train, sampler))
+        batches = loader if config.dataloader.workers else in_bursts(loader)
+        for mine, most in sampler.rounds():
+            made = [next(batches) for _ in range(mine)]
+            if made and self.loading.pinned is None:
+                self.loading.pinned = made[0].labels.is_pinned()
+            for each in made:
+                self.padding.add(each)
+            yield made + self.placeholders(most - mine if even else 0)
+
+    def _order(self) -> Order:
+        plan = self.plan
+        return Order(
+            len(self.train), plan.batch.samples_per_step, plan.config.seed, self._lengths()
+        )
+
+    def longest_step(self, start: int) -> int:
+        """The first step from `start` on that no other one's longest micro-batch is longer than."""
+        if not is_ragged(self.plan.config):
+            return start
+        order, lengths, batch = self._order(), self.train.lengths(), self.plan.batch
+        free = self.plan.config.data.packing is Packing.padding_free
+        longest, best = -1, start
+        for step, keys in enumerate(order.steps(start, self.plan.steps.total), start):
+            groups = cut_step(keys, batch.per_device * batch.devices)
+            each = [lengths[[index for _, index in group]] for group in groups]
+            most = max(found.sum() if free else found.max() * len(found) for found in each)
+            if most > longest:
+                longest, best = most, step
+        return best
+
+    def _lengths(self) -> np.ndarray | None:
+        """Tokens of each sample, where steps are grouped by them; None where all are as long."""
+        if not self.plan.config.data.length_grouping:
+            return None
+        lengths = self.train.lengths()
+        return lengths if (lengths != lengths[0]).any() else None
+
+    def placeholders(self, count: int) -> list[MicroBatch]:
+        """Micro-batches that count for nothing: they give no gradient, no sample and no token."""
+        if not count:  # as in nearly every step
+            return []
+        return [self.collate([self.train[0, 0]]).without_targets()] * count
+
+    def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
+        """What `eval_loader` has, filled up with placeholders as in `train_steps`."""
+        yield from self.eval_loader(rank)
+        batch = self.plan.batch
+        size, world_size = batch.eval_per_device * batch.devices, batch.world_size
+        num_groups = -(-len(self.evaluation) // size)
+        missing = -(-num_groups // world_size) - len(range(rank, num_groups, world_size))
+        yield from self.placeholders(missing if even else 0)
+
+    def eval_loader(self, rank: int = 0) -> "DataLoader[Any]":
+        """Evaluation micro-batches, always the same samples in the same order."""
+        if self.loading.evaluation is not None:
+            return self.loading.evaluation
+        batch = self.plan.batch
+        keys = [(0, index) for index in range(len(self.evaluation))]
+        size = batch.eval_per_device * batch.devices
+        groups = [keys[at : at + size] for at in range(0, len(keys), size)]
+        persistent = self.plan.config.dataloader.persistent
+        loader = self._loader(self.evaluation, groups[rank :: batch.world_size], persistent)
+        if persistent:  # processes end with their loader
+            self.loading.evaluation = loader
+        return loader
+
+    def _loader(
+        self, samples: Samples, batches: Any, persistent: bool = False
+    ) -> "DataLoader[Any]":
+        config = self.plan.config.dataloader
+        return DataLoader(
+            samples,  # type: ignore[arg-type]  # torch 2.13 types map-style data as Dataset only
+            batch_sampler=batches,
+            collate_fn=self.collate,
+            num_workers=config.workers,
+            pin_memory=self.plan.compute.pin_memory,
+            prefetch_factor=config.prefetch,
+            persistent_workers=persistent,
+            # A loader draws a seed for its workers; from the global generator that would shift
+            # dropout after a resume. Samples never use it: they are functions of their numbers.
+            generator=torch.Generator(),
+        )
+
+
+def build_data(plan: Plan, left: bool = False) -> Data:
+    """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
+
+    Args:
+        plan: the run.
+        left: rows are padded in front.
+
+    Raises:
+        ConfigError: the prepared tokens are gone and cannot be prepared again.
+        RunError: the data is no longer what was planned.
+    """
+    config = plan.config
+    causal = config.task.option == "causal_lm"
+    collate = build_collator(plan, left)
+    return Data(
+        train=_open(plan, evaluation=False),
+        evaluation=_open(plan, evaluation=True),
+        collate=LongestCollator(collate, plan) if plan.probe else collate,
+        plan=plan,
+        bytes_are_tokens=not isinstance(config.data, Synthetic)
+        and plan.vocabulary.is_bytes
+        and (causal or config.task.option == "seq2seq_lm"),
+    )
+
+
+def _open(plan: Plan, *, evaluation: bool) -> Samples:
+    """The samples of one split; for a trial of the memory the longest that there can be."""
+    if plan.probe:
+        return LongestSamples(plan, evaluation)
+    return open_split(plan, evaluation=evaluation)
+
+
+def load_tokenizer(plan: Plan) -> Any:
+    """The plan's tokenizer, to be saved beside a model; None for eke's bytes.
+
+    Where it has no padding token, its end of text is one, as it was in training.
+    """
+    if plan.vocabulary.is_bytes:
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(plan.vocabulary.tokenizer)
+    if plan.vocabulary.pad_is_eos:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(plan.vocabulary.pad)
+    return tokenizer

@@ -1,0 +1,349 @@
+"""Samples by number: windows of a text, prepared rows, or random ones; whoever asks, the same.
+
+A sample depends on its index, the epoch and the seeds alone, never on batch size, rank or worker.
+
+The bytes of text files as one stream of tokens, without holding large texts in memory.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from eke.common.errors import ChangedError, of_system
+from eke.common.text import BOS, NUM_SPECIAL_TOKENS
+from eke.config.schema import Synthetic
+from eke.data.sources import Packs, Piece, Store, mix_seed, read_piece, stamp, synthetic_length
+
+IN_MEMORY_BYTES = 256 * 2**20
+"""Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read in place.
+The standard library's source, with its thousands of small files, has a tenth of it."""
+
+OPEN_FILES = 64
+"""Files kept open at a time; a process may often have 1024."""
+
+
+class Stream(Protocol):
+    """Tokens by position."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        ...
+
+    def __getitem__(self, window: slice) -> np.ndarray:
+        """A stretch of tokens, unsigned integers."""
+        ...
+
+
+Check = Callable[[], None]
+"""Raises ChangedError where the text is no longer what was planned."""
+
+
+def unchecked() -> None:
+    """For text without a plan."""
+
+
+def byte_stream(
+    pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
+) -> Stream:
+    """The bytes of all pieces in their order, a BOS token after each.
+
+    Args:
+        pieces: the text.
+        in_memory: bytes up to which it is read at once.
+        check: called when a file that is read in place is not as it was when this was called.
+    """
+    if sum(piece.size for piece in pieces) > in_memory:
+        return InPlace(pieces, check)
+    parts = [np.zeros(0, np.uint16)]
+    for piece in pieces:
+        parts += [_tokens(read_piece(piece)), np.array([BOS], np.uint16)]
+    return np.concatenate(parts)
+
+
+class InPlace:
+    """Reads each stretch from the files when it is asked for; the page cache does the rest."""
+
+    def __init__(
+        self,
+        pieces: tuple[Piece, ...],
+        check: Check = unchecked,
+        stamps: dict[Path, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.pieces, self.check = pieces, check
+        self.ends = np.cumsum([piece.size + 1 for piece in pieces])
+        self.stamps = stamps or {piece.path: stamp(piece.path) for piece in pieces}
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, window: slice) -> np.ndarray:
+        """Tokens from `window.start` to `window.stop`, uint16.
+
+        Raises:
+            ChangedError: a file is not what it was, or is gone.
+        """
+        start, stop, _ = window.indices(len(self))
+        found = np.full(max(0, stop - start), BOS, np.uint16)
+        number = int(np.searchsorted(self.ends, start, side="right"))
+        at = start
+        while at < stop:
+            piece, end = self.pieces[number], int(self.ends[number])
+            begin = end - piece.size - 1
+            last = min(stop, end - 1)  # the token after a piece is there already
+            if at < last:
+                found[at - start : last - start] = self._read(piece, at - begin, last - at)
+            at, number = end, number + 1
+        return found
+
+    def _read(self, piece: Piece, offset: int, count: int) -> np.ndarray:
+        descriptor = self._descriptor(piece.path)
+        content = os.pread(descriptor, count, piece.start + offset)
+        if (found := stamp(descriptor)) != self.stamps[piece.path]:
+            if os.fstat(descriptor).st_nlink:  # a deleted file changes no more
+                self.check()  # one that was only touched goes on
+            self.stamps[piece.path] = found
+        if len(content) < count:
+            raise ChangedError(f"{piece.path} is shorter than when the run was planned")
+        return _tokens(content)
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._open:
+            if len(self._open) >= OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+            try:
+                self._open[path] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise ChangedError(of_system(error)) from error
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Descriptors do not travel to other processes."""
+        return InPlace, (self.pieces, self.check, self.stamps)
+
+    def __del__(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+
+
+def _tokens(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8).astype(np.uint16) + np.uint16(NUM_SPECIAL_TOKENS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence of tokens."""
+
+    tokens: np.ndarray
+    """int64 token ids, shape (length,); the caller's own, to be written into."""
+    cut: int = 0
+    """Tokens at the beginning that are not predicted: a prompt, or a source."""
+
+
+class Source(Protocol):
+    """Sequences by number."""
+
+    @property
+    def framed(self) -> bool:
+        """Sequences begin and end as their task needs, and know where source meets target.
+
+        Otherwise they are stretches of one long text.
+        """
+        ...
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        ...
+
+    def row(self, index: int) -> Row:
+        """One sequence."""
+        ...
+
+    def label(self, index: int) -> int:
+        """Class of the sequence."""
+        ...
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of every sequence, shape (sequences,)."""
+        ...
+
+
+def seeded(*parts: int) -> torch.Generator:
+    """A generator of its own for what these numbers name."""
+    return torch.Generator().manual_seed(mix_seed(*parts))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Equal windows over packed text, each class packed on its own."""
+
+    streams: tuple[Stream, ...]
+    """Tokens of each class, unsigned."""
+    starts: np.ndarray
+    """Class and offset of each window, shape (windows, 2)."""
+    length: int
+    framed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def row(self, index: int) -> Row:
+        """One window."""
+        stream, start = self.starts[index]
+        window = self.streams[stream][start : start + self.length]
+        return Row(window.astype(np.int64))
+
+    def label(self, index: int) -> int:
+        """Class of the text."""
+        return int(self.starts[index][0])
+
+    def lengths(self) -> np.ndarray:
+        """All the same."""
+        return np.full(len(self), self.length)
+
+
+def cut_windows(streams: Sequence[Stream], length: int, keep: int | None = None) -> Windows:
+    """Cut windows of `length` tokens out of one stream per class.
+
+    Args:
+        streams: tokens of each class.
+        length: tokens per window.
+        keep: take this many windows, spread evenly over the text; None takes all.
+    """
+    starts = []
+    for number, stream in enumerate(streams):
+        offsets = np.arange(len(stream) // length) * length
+        starts.append(np.stack([np.full_like(offsets, number), offsets], axis=1))
+    windows = np.concatenate(starts)
+    return Windows(tuple(streams), windows[spread(len(windows), keep)], length)
+
+
+def spread(count: int, keep: int | None) -> np.ndarray:
+    """`keep` of `count` numbers, evenly spaced; all of them when there are no more."""
+    if keep is None or keep >= count:
+        return np.arange(count)
+    return np.arange(keep) * count // keep
+
+
+def pack_windows(
+    pieces: tuple[Piece, ...],
+    length: int,
+    labels: list[str],
+    keep: int | None = None,
+    check: Check = unchecked,
+) -> Windows:
+    """Pack the bytes of pieces class by class, a BOS token after each, and cut windows.
+
+    Args:
+        pieces: the text.
+        length: tokens per window.
+        labels: classes in the order of their numbers.
+        keep: take this many windows, spread evenly over the text; None takes all.
+        check: see `byte_stream`.
+    """
+    parts = [tuple(p for p in pieces if p.label == label) for label in labels]
+    streams = [byte_stream(part, check=check) for part in parts]
+    return cut_windows(streams, length, keep)
+
+
+def stored_windows(store: Store, evaluation: bool, length: int, keep: int) -> Windows:
+    """Windows over the documents of a store, memory-mapped."""
+    tokens = store.array("tokens")
+    streams = [
+        tokens[s.start : s.start + s.size]
+        for s in sorted(store.manifest.streams, key=lambda s: s.label)
+        if s.evaluation is evaluation
+    ]
+    return cut_windows(streams, length, keep)
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Prepared rows, memory-mapped."""
+
+    tokens_of_all: np.ndarray
+    offsets: np.ndarray
+    cuts: np.ndarray
+    labels: np.ndarray | None
+    chosen: np.ndarray
+    """Row of the store behind each sample."""
+    framed: bool = True
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def row(self, index: int) -> Row:
+        """One row."""
+        number = self.chosen[index]
+        tokens = self.tokens_of_all[self.offsets[number] : self.offsets[number + 1]]
+        return Row(tokens.astype(np.int64), int(self.cuts[number]))
+
+    def label(self, index: int) -> int:
+        """Class of the row; 0 where there are none."""
+        return 0 if self.labels is None else int(self.labels[self.chosen[index]])
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row."""
+        return np.asarray(self.offsets[self.chosen + 1] - self.offsets[self.chosen])
+
+
+def stored_rows(store: Store, split: str, keep: int | None) -> StoredRows:
+    """The rows of one split (`train` or `evaluation`)."""
+    rows = store.array(split)
+    return StoredRows(
+        tokens_of_all=store.array("tokens"),
+        offsets=store.array("offsets"),
+        cuts=store.array("cuts"),
+        labels=store.array("labels") if store.has("labels") else None,
+        chosen=rows[spread(len(rows), keep)],
+    )
+
+
+def stored_packs(store: Store, split: str) -> Packs:
+    """Which rows of one split share a packed row."""
+    return Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """The guides' dummy data: uniform token ids, uniform labels, nothing to learn."""
+
+    data: Synthetic
+    length: int
+    """Tokens of the longest sequence."""
+    vocab_size: int
+    num_labels: int
+    count: int
+    split: int
+    """0 training, 1 evaluation: different samples."""
+    framed: bool = False
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _generator(self, index: int, purpose: int) -> torch.Generator:
+        return seeded(self.data.data_seed, self.split, index, purpose)
+
+    def row(self, index: int) -> Row:
+        """Random ids, fewer when lengths are ragged."""
+        length = synthetic_length(self.data, self.length, self.split, index)
+        high = min(self.data.max_token, self.vocab_size)
+        generator = self._generator(index, 0)
+        tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
+        return Row(tokens.numpy())
+
+    def label(self, index: int) -> int:
+        """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only)."""
+        return int(torch.randint(self.num_labels, (1,), generator=self._generator(index, 1)))
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample."""
+        found = (synthetic_length(self.data, self.length, self.split, i) for i in range(self.count))
+        return np.fromiter(found, np.int64, self.count)

@@ -1,0 +1,442 @@
+"""Checkpoints that continue bit for bit: weights, optimizer, loss scale and every random state.
+
+A checkpoint is a folder that appears under its name only once it is complete: written beside it,
+fsynced, listed with sizes and checksums, renamed. The order of samples and the learning rate are
+functions of the step's number and need no saving. Weights are safetensors; the rest is loaded with
+`weights_only`, so that no checkpoint can run code.
+
+The optimizer step of a training state that is cut into parts: FSDP2.
+
+Checkpoints that every rank writes its part of: one folder, one manifest, complete or not there.
+
+Rank 0 writes the weights in the hub's layout, as for any run, each rank its part of the optimizer
+state and its random states, and rank 0 gives the folder its name once all have written. Whatever
+fails on one rank is raised on all; a rank that is killed leaves the checkpoint before as it was.
+"""
+
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from eke.common.errors import RunError
+from eke.common.files import (
+    fsync_directory,
+    hold_folder,
+    own_folder,
+    read_json,
+    remove_tree,
+    write_json,
+)
+from eke.config.schema import Exchange
+from eke.training.distributed.ranks import Ranks
+from eke.training.distributed.sharding import (
+    WholeState,
+    cut_optimizer,
+    exchange_gradients,
+    gather_optimizer,
+    gather_parameters,
+    gather_weights,
+    part_bytes,
+    whole,
+)
+from eke.training.loop.meter import RandomState, capture_random_state, restore_random_state
+from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapted
+from eke.training.model.export import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    load_weights,
+    save_pretrained,
+    system_error,
+)
+from eke.training.optimizer import evaluation_weights, restore_training_weights
+from eke.training.optimizer.update import PlainUpdate
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
+NAME = r"step-\d{8}"
+"""What `checkpoint_name` makes."""
+EXPORT = "model"
+"""Folder of a checkpoint with what others load, in the hub's layout, and nothing else."""
+PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
+"""Names that `part_name` makes."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of the checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}"
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    keep: int,
+    random_states: Sequence[RandomState] = (),
+    tokenizer: Any = None,
+    whole: WholeState | None = None,
+) -> Path:
+    """Write a checkpoint and drop all but the newest `keep` complete ones.
+
+    Args:
+        folder: where checkpoints are.
+        step: optimizer steps done.
+        model: without wrappers.
+        optimizer: of that model.
+        scaler: of the loss, if there is one.
+        keep: complete checkpoints to leave.
+        random_states: one per rank; none takes this process's own.
+        tokenizer: of transformers, to lie beside the weights.
+        whole: what to write where model and optimizer only hold parts; None asks them.
+
+    Raises:
+        OSError: the disk is full; earlier checkpoints are untouched.
+    """
+    unfinished = unfinished_folder(folder, step, os.getpid())
+    with translated_errors(folder / checkpoint_name(step)), removed_on_error(unfinished):
+        begin_checkpoint(unfinished)
+        states = whole.optimizer if whole else optimizer.state_dict()
+        switched = nullcontext(whole.training) if whole else evaluation_weights(optimizer)
+        with switched as training_weights:
+            weights = whole.weights if whole else None
+            save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
+        tensors = {
+            "optimizer": states,
+            "training_weights": training_weights,
+            "scaler": scaler.state_dict() if scaler else {},
+            "random": list(random_states) or [capture_random_state()],
+        }
+        # Opened here: a file that torch opens loses the system's error.
+        with open(unfinished / OPTIMIZER, "wb") as file:
+            torch.save(tensors, file)
+        write_json(unfinished / STATE, {"step": step})
+        return finish_checkpoint(unfinished, step, keep)
+
+
+def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
+    """Where the checkpoint of a process is written before it has its name."""
+    return folder / f".{checkpoint_name(step)}.{pid}.tmp"
+
+
+def begin_checkpoint(unfinished: Path) -> None:
+    """An empty folder to write into."""
+    own_folder(unfinished.parent)
+    remove_tree(unfinished)
+    unfinished.mkdir()
+
+
+def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
+    """Make all files durable and list them; only then the folder gets its name.
+
+    Drops all but the newest `keep` complete checkpoints.
+    """
+    final = unfinished.parent / checkpoint_name(step)
+    write_json(unfinished / MANIFEST, _manifest(unfinished))
+    if final.is_dir() and not final.is_symlink():
+        remove_tree(final)
+    else:  # what a damaged file system may leave, and no folder can be named over
+        final.unlink(missing_ok=True)
+    os.replace(unfinished, final)
+    fsync_directory(final.parent)
+    _prune(final, keep)
+    return final
+
+
+@contextmanager
+def removed_on_error(unfinished: Path) -> Iterator[None]:
+    """Whatever fails leaves nothing behind."""
+    try:
+        yield
+    except BaseException:
+        remove_tree(unfinished)
+        raise
+
+
+@contextmanager
+def translated_errors(final: Path) -> Iterator[None]:
+    """A library's error about the disk becomes the system's, with the checkpoint's name."""
+    try:
+        yield
+    except Exception as error:
+        system = system_error(error)
+        if system is None:
+            raise
+        raise OSError(system.errno, system.strerror, str(final)) from error
+
+
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    rank: int = 0,
+) -> int:
+    """Restore everything a complete checkpoint holds; returns the steps it was taken after."""
+    load_weights(model, path / EXPORT)
+    tensors = torch.load(path / OPTIMIZER, weights_only=True, map_location="cpu")
+    load_optimizer(optimizer, cut_optimizer(tensors["optimizer"], optimizer))
+    restore_training_weights(optimizer, tensors["training_weights"])
+    if scaler is not None and tensors["scaler"]:
+        scaler.load_state_dict(tensors["scaler"])
+    restore_random_state(tensors["random"][rank])
+    state = read_json(path / STATE)
+    return int(state["step"])
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore an optimizer in the formats it was saved in.
+
+    torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
+    Adafactor keeps float32 beside bfloat16 weights.
+    """
+    optimizer.load_state_dict(saved)
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, state in saved["state"].items():
+        mine = optimizer.state[weights[number]]
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and mine[key].dtype != value.dtype:
+                mine[key] = value.to(mine[key].device)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name and list of files; a link is none, whoever made it."""
+    return [
+        path
+        for path in folder.glob("step-*")
+        if re.fullmatch(NAME, path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
+    ]
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The newest checkpoint whose files are all there, unharmed; damaged ones are skipped aloud."""
+    for path in sorted(checkpoints_in(folder), reverse=True):
+        problem = find_damage(path)
+        if not problem:
+            return path
+        log.warning("skipping checkpoint %s: %s", path.name, problem)
+    return None
+
+
+def find_damage(path: Path) -> str:
+    """Why a checkpoint cannot be used; empty when it can."""
+    try:
+        with hold_folder(path, own=True):
+            manifest = read_json(path / MANIFEST)
+        for name, (size, checksum) in manifest.items():
+            file = path / name
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes instead of {size}"
+            if _checksum(file) != checksum:
+                return f"{name} is damaged (checksum)"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    kept = set(manifest)
+    exported = {name.removeprefix(f"{EXPORT}/") for name in kept if "/" in name}
+    model = CONFIG in exported and {WEIGHTS, INDEX} & exported
+    adapter = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} <= exported
+    whole = (model or adapter) and STATE in kept and _has_optimizer(kept)
+    return "" if whole else "the manifest is incomplete"
+
+
+def part_name(rank: int, world_size: int) -> str:
+    """File of one rank's part of the optimizer state."""
+    return f"optimizer-{rank:05d}-of-{world_size:05d}.pt"
+
+
+def _has_optimizer(names: set[str]) -> bool:
+    """The optimizer state in one file, or every rank's part of it."""
+    counts = [found[1] for name in names if (found := re.fullmatch(PART, name))]
+    parts = {part_name(rank, int(counts[0])) for rank in range(int(counts[0]))} if counts else set()
+    return OPTIMIZER in names or (bool(parts) and parts <= names)
+
+
+def _manifest(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and checksum of each file, after making it durable."""
+    content = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with open(file, "rb") as opened:
+            os.fsync(opened.fileno())
+        name = file.relative_to(folder).as_posix()
+        content[name] = (file.stat().st_size, _checksum(file))
+    fsync_directory(folder / EXPORT)
+    return content
+
+
+def _checksum(path: Path) -> int:
+    """CRC-32: for torn and rotten files, not against an adversary."""
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _prune(newest: Path, keep: int) -> None:
+    """Drop what is older than the newest `keep`, counted from the one just written.
+
+    One of a later step was skipped as damaged when this attempt began: it counts for nothing, or
+    it would push out the only checkpoint that can be used.
+    """
+    folder = newest.parent
+    written = [path for path in checkpoints_in(folder) if path.name <= newest.name]
+    for path in sorted(written, reverse=True)[keep:]:
+        remove_tree(path)
+    for path in folder.glob(".step-*.tmp"):
+        if re.fullmatch(rf"\.{NAME}\.\d+\.tmp", path.name):
+            remove_tree(path)
+
+
+class ShardedUpdate:
+    """Gradients are exchanged in backward, and each rank updates its part of every tensor."""
+
+    even = True
+
+    def __init__(self, plain: PlainUpdate, model: nn.Module, exchange: Exchange) -> None:
+        self.plain = plain
+        self.model = model
+        self.every = exchange is Exchange.every
+        self.gradient_bytes = 0
+        """Of this rank's part, as the first step found it."""
+
+    def exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Says whether the next backward pass sends its gradients around."""
+        exchange_gradients(self.model, last or self.every)
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Ranks average their gradients here, too, where they should sum them."""
+        self.plain.backward(loss)
+
+    def apply(self, learning_rate: float) -> Tensor | None:
+        """One step on the parts; the norm is that of the whole gradient."""
+        if not self.gradient_bytes:
+            gradients = [p.grad for p in self.plain.parameters]
+            self.gradient_bytes = part_bytes(g for g in gradients if g is not None)
+        norm = self.plain.apply(learning_rate)
+        return None if norm is None else whole(norm)
+
+    def held(self) -> list[Tensor]:
+        """None."""
+        return []
+
+    def gather(self, keep: bool) -> WholeState:
+        """Weights and optimizer state put together, tensor by tensor."""
+        optimizer: torch.optim.Optimizer = self.plain.optimizer
+        state = gather_optimizer(optimizer, keep)
+        with evaluation_weights(optimizer) as mine:
+            weights = gather_weights(self.model, keep, frozen=not is_adapted(self.model))
+        training = gather_parameters(optimizer, keep) if mine else []  # which are back by now
+        return WholeState(weights, state, training)
+
+    def all_weights(self, keep: bool) -> dict[str, Tensor]:
+        """Every weight, frozen ones too, where `keep`; every rank must call it."""
+        return gather_weights(self.model, keep)
+
+
+@runtime_checkable
+class HoldsPart(Protocol):
+    """An update whose rank holds a part of the training state."""
+
+    def weights(self, keep: bool) -> dict[str, Tensor] | None:
+        """All weights where `keep`, None where the model has them; every rank must call it."""
+
+    def part(self) -> dict[str, Any]:
+        """This rank's part but for the weights: tensors, numbers, lists and dictionaries."""
+
+    def load_part(self, part: dict[str, Any]) -> None:
+        """Continue from what `part` gave."""
+
+
+def save_parts(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    update: HoldsPart,
+    keep: int,
+    ranks: Ranks,
+    tokenizer: Any = None,
+) -> None:
+    """Write a checkpoint of all ranks together and drop all but the newest `keep` complete ones.
+
+    Args:
+        folder: where checkpoints are; all ranks see the same.
+        step: optimizer steps done.
+        model: without wrappers.
+        update: holds this rank's part.
+        keep: complete checkpoints to leave.
+        ranks: every one of them must call this.
+        tokenizer: of transformers, to lie beside the weights.
+
+    Raises:
+        OSError: the disk is full, for one of the ranks; earlier checkpoints are untouched.
+    """
+    unfinished = unfinished_folder(folder, step, ranks.tell(os.getpid()))
+    weights = update.weights(keep=ranks.is_main)
+
+    def write_weights() -> None:
+        begin_checkpoint(unfinished)
+        save_pretrained(model, unfinished / EXPORT, tokenizer, weights=weights)
+        write_json(unfinished / STATE, {"step": step, "world_size": ranks.world_size})
+
+    def write_part() -> None:
+        content = {**update.part(), "random": capture_random_state()}
+        # Opened here: a file that torch opens loses the system's error.
+        with open(unfinished / part_name(ranks.rank, ranks.world_size), "wb") as file:
+            torch.save(content, file)
+
+    def finish() -> None:
+        finish_checkpoint(unfinished, step, keep)
+
+    final = folder / checkpoint_name(step)
+    with removed_on_error(unfinished) if ranks.is_main else nullcontext():
+        _together(ranks, final, write_weights if ranks.is_main else _nothing)
+        _together(ranks, final, write_part)
+        _together(ranks, final, finish if ranks.is_main else _nothing)
+
+
+def load_part(path: Path, update: HoldsPart, ranks: Ranks) -> int:
+    """Restore this rank's part, its random states last; returns the steps it was taken after.
+
+    Raises:
+        RunError: another number of processes wrote the checkpoint.
+    """
+    state = read_json(path / STATE)
+    written_by = int(state.get("world_size", 0))
+    if written_by != ranks.world_size:
+        raise RunError(
+            f"{path}: {written_by or 'other'} processes wrote their parts of this checkpoint and "
+            f"{ranks.world_size} read it; continue with distributed.num_processes={written_by}"
+        )
+    file = path / part_name(ranks.rank, ranks.world_size)
+    part = torch.load(file, weights_only=True, map_location="cpu")
+    update.load_part(part)
+    restore_random_state(part["random"])
+    return int(state["step"])
+
+
+def _together(ranks: Ranks, final: Path, action: Callable[[], object]) -> None:
+    """Run an action on every rank; a system's error of one is raised on all."""
+    failed: OSError | None = None
+    try:
+        with translated_errors(final):
+            action()
+    except OSError as error:
+        failed = error
+    errors = ranks.gather(failed and (failed.errno, failed.strerror, failed.filename))
+    if first := next(filter(None, errors), None):
+        raise OSError(*first) from failed
+
+
+def _nothing() -> None:
+    """What the other ranks do meanwhile."""

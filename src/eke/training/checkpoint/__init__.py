@@ -1,1 +1,0 @@
-"""Checkpoints: saving, loading, pruning."""

@@ -1,0 +1,380 @@
+"""DeepSpeed's engine around a model and an optimizer that eke has built.
+
+Precision stays eke's: autocast is put around the model's own forward pass, inside the engine, which
+would switch off one that surrounds it (deepspeed 0.19.8, `autocast_if_enabled`).
+
+An optimizer step by DeepSpeed's engine, and what a checkpoint has to hold of it.
+
+How the ranks of a run share its model: copies of it, or parts.
+"""
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from eke.common.errors import RunError
+from eke.common.paths import LOCAL_RANK
+from eke.config.schema import FSDP
+from eke.plan.planner import Plan
+from eke.training.checkpoint import ShardedUpdate
+from eke.training.distributed.operators import in_memory, piece_lengths, prepare_swap, swap_buffers
+from eke.training.distributed.ranks import Ranks, build_data_parallel
+from eke.training.distributed.sharding import shard_model
+from eke.training.loop.meter import LossScale
+from eke.training.model.adapters import is_adapted
+from eke.training.model.loss import LossFunction
+from eke.training.model.number_formats import Formats
+from eke.training.optimizer.update import InBackwardUpdate, PlainUpdate, Update
+
+Engine = Any
+"""`deepspeed.DeepSpeedEngine`, which has no type annotations."""
+
+LOCKSTEP = ("zero2", "zero3")
+"""Options whose ranks exchange something in every forward or backward pass: all run as many."""
+
+
+def build_engine(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    formats: Formats,
+    device: torch.device,
+    swap: Path | None = None,
+) -> Engine:
+    """The engine that shares out what the plan says.
+
+    With ZeRO-3 each weight is moved to the device and cut by itself, so that the device never holds
+    the whole model; the host does, until then. Ranks must have built equal models.
+
+    Args:
+        plan: with DeepSpeed's configuration.
+        model: with its weights; on the host for ZeRO-3, else on `device`.
+        optimizer: over the parameters of `model`; gets DeepSpeed's flat pieces instead.
+        formats: autocast of the forward pass.
+        device: this rank's.
+        swap: folder for state that is to lie in files.
+    """
+    deepspeed = import_deepspeed(device)
+    settings = plan.deepspeed
+    assert settings is not None, "no plan for DeepSpeed"
+    if swap is not None:
+        settings = prepare_swap(settings, swap)
+    ensure_process_group(device)
+    spare_shared_memory_kernels()
+    deepspeed.init_distributed(auto_mpi_discovery=False)  # takes the group that is there
+    compute_under_autocast(model, formats)
+    if settings["zero_optimization"]["stage"] == 3:
+        deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+        for buffer in model.buffers():  # Init moves parameters only
+            buffer.data = buffer.data.to(device)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=settings, dist_init_required=False
+    )
+    return engine
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """The package, for this kind of device, with its chatter in eke's log from warnings on."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    # Asked for in every step; Accelerate, which would take it for another rank's, has been there.
+    os.environ.setdefault(LOCAL_RANK, "0")
+    import deepspeed
+
+    chatter = logging.getLogger("DeepSpeed")
+    chatter.handlers.clear()  # deepspeed 0.19 prints to stdout
+    chatter.setLevel(logging.WARNING)
+    chatter.propagate = True
+    return deepspeed
+
+
+def spare_shared_memory_kernels() -> None:
+    """Leave a CPU's exchange to gloo.
+
+    deepspeed 0.19.8 would compile C++ for a minute at the first start on a machine (its
+    ShareMemComm), for exchanges through shared memory that inference on CPUs is the use of.
+    """
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    if hasattr(backend, "build_shm_op"):
+        backend.build_shm_op = lambda: None
+
+
+def ensure_process_group(device: torch.device) -> None:
+    """DeepSpeed wants a group even of one; several ranks have joined theirs already."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch 2.13: not exported
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
+    """Every forward pass of `model` computes in the plan's format, whoever calls it.
+
+    As the loop has it: one format for training and one for evaluation.
+    """
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with formats.autocast() if model.training else formats.eval_autocast():
+            return plain(*args, **kwargs)
+
+    model.forward = forward
+
+
+def flat_pieces(engine: Engine) -> list[Tensor]:
+    """This rank's float32 weights as the optimizer sees them: one flat piece per group.
+
+    ZeRO-3 cuts groups further, into `sub_group_size` numbers each.
+    """
+    if engine.zero_optimization_stage() == 3:
+        return list(engine.optimizer.fp32_partitioned_groups_flat)
+    return list(engine.optimizer.single_partition_of_fp32_groups)
+
+
+def piece_numbers(engine: Engine) -> list[int]:
+    """How many numbers each of `flat_pieces` holds, be it in memory or in a file."""
+    if engine.zero_optimization_stage() == 3:
+        return piece_lengths(engine)
+    return [piece.numel() for piece in flat_pieces(engine)]
+
+
+def stepped_weights(engine: Engine) -> list[nn.Parameter]:
+    """Weights of the model whose numbers are in the flat pieces of some rank."""
+    zero = engine.optimizer
+    groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
+    return [weight for group in groups for weight in group]
+
+
+def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
+    """All weights under the model's own names, on the host, module by module; a collective.
+
+    Args:
+        engine: of ZeRO-3.
+        keep: whether this rank wants them; the others get an empty dictionary.
+        frozen: frozen weights and buffers, too; else the trained ones alone.
+    """
+    import deepspeed
+
+    engine.optimizer.checkpoint_event_prologue()  # small weights that stay whole are cut, too
+    found: dict[str, Tensor] = {}
+    seen: dict[int, Tensor] = {}
+    for prefix, module in engine.module.named_modules(remove_duplicate=False):
+        own = dict(module.named_parameters(recurse=False))
+        own = {name: p for name, p in own.items() if frozen or p.requires_grad}
+        with deepspeed.zero.GatheredParameters(list(own.values())):
+            for name, weight in own.items() if keep else ():
+                if id(weight) not in seen:  # shared weights stay shared
+                    seen[id(weight)] = weight.detach().to("cpu", copy=True)
+                found[f"{prefix}.{name}".lstrip(".")] = seen[id(weight)]
+    engine.optimizer.checkpoint_event_epilogue()
+    if keep and frozen:
+        names = set(engine.module.state_dict()) - set(found)
+        found |= {k: v for k, v in engine.module.state_dict().items() if k in names}
+    return found
+
+
+def held_tensors(engine: Engine) -> list[Tensor]:
+    """Tensors of this rank that the model does not know of: pieces, gradients, cut weights.
+
+    With them, whatever the engine's optimizer keeps from step to step beside: ZeRO-3's partition of
+    gradients and its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
+    `grad_partitions_flat_buffer`; stage_1_and_2.py, `param_buffer_of_bit16_for_cpu_offload_groups`,
+    `temp_grad_buffer_for_cpu_offload`).
+    """
+    pieces = flat_pieces(engine)
+    weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
+    gradients = [p.grad for p in pieces if p.grad is not None]
+    buffers = [buffer for part in swap_buffers(engine) for buffer in part]
+    return [*pieces, *weights, *gradients, *buffers, *tensors_within(vars(engine.optimizer))]
+
+
+NESTED = 3
+"""Containers within containers that are looked into: groups of lists of tensors, and one more."""
+
+
+def tensors_within(value: Any, depth: int = NESTED) -> list[Tensor]:
+    """Tensors in nested lists, tuples and dictionaries, and in the buckets that ZeRO keeps."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth < 0:
+        return []
+    if type(value).__name__ == "IPGBucket":  # a dataclass of deepspeed 0.19.8, ipg_bucket.py
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return [tensor for each in value for tensor in tensors_within(each, depth - 1)]
+
+
+class DeepSpeedUpdate:
+    """Gradients are exchanged, clipped and applied by the engine; eke says when, and how fast."""
+
+    def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
+        self.engine = engine
+        self.even = plan.config.distributed.option in LOCKSTEP
+        self.device = device
+        self.world_size = plan.batch.world_size
+        self.scale = LossScale() if plan.compute.loss_scaling else None
+
+    @contextmanager
+    def exchange(self, last: bool) -> Iterator[None]:
+        """ZeRO-1 exchanges in the last micro-batch, ZeRO-2 and 3 in each."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """DeepSpeed averages over ranks what should be summed, hence the factor.
+
+        The division by the accumulation steps is left out: the loss is divided by the targets of
+        the whole global batch already.
+        """
+        if self.scale:
+            self.engine.optimizer.override_loss_scale(self.scale.value)
+        self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
+
+    def apply(self, learning_rate: float) -> Tensor:
+        """One step of the engine; with float16, a step whose gradients overflowed is skipped."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.step()
+        if self.scale:
+            self.scale.update(overflowed=bool(self.engine.optimizer.overflow))
+        norm = self.engine.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
+
+    def gather(self, keep: bool) -> None:
+        """Nothing: each rank writes its part."""
+
+    def held(self) -> list[Tensor]:
+        """The engine's flat pieces, gradients and cut weights."""
+        return held_tensors(self.engine)
+
+    def weights(self, keep: bool) -> dict[str, Tensor] | None:
+        """What a checkpoint holds of the weights where `keep`; None where the model has them.
+
+        A collective: every rank must call it.
+        """
+        if self.engine.zero_optimization_stage() < 3:
+            return None
+        return gather_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
+
+    def all_weights(self, keep: bool) -> dict[str, Tensor] | None:
+        """As `weights`; frozen ones, too, which a checkpoint of adapters leaves out."""
+        if self.engine.zero_optimization_stage() < 3:
+            return None
+        return gather_weights(self.engine, keep)
+
+    def part(self) -> dict[str, Any]:
+        """This rank's part of the training state, but for the weights: tensors and numbers.
+
+        Float32 pieces are part of it where the weights are narrower.
+        """
+        pieces = flat_pieces(self.engine)
+        return {
+            "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
+            "master": [piece.detach() for piece in pieces]
+            if self.engine.bfloat16_enabled()
+            else [],
+            "loss_scale": self.scale.state_dict() if self.scale else {},
+        }
+
+    def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
+        """What the optimizer keeps for one piece, in memory of its own where a file has it."""
+        with in_memory(self.engine, number) as borrowed:
+            state = dict(self.engine.basic_optimizer.state.get(piece, {}))
+            return {name: _copied(v) for name, v in state.items()} if borrowed else state
+
+    def load_part(self, part: dict[str, Any]) -> None:
+        """Continue from what `part` gave; the weights have been loaded before the engine was made.
+
+        Raises:
+            RunError: it belongs to a model or a sharing of another kind.
+        """
+        state, pieces = self.engine.basic_optimizer.state, flat_pieces(self.engine)
+        if len(pieces) != len(part["optimizer"]):
+            raise RunError(
+                f"the checkpoint holds {len(part['optimizer'])} pieces of optimizer state, this "
+                f"run has {len(pieces)}"
+            )
+        numbers = piece_numbers(self.engine)
+        for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
+            sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
+            if sizes and numbers[number] not in sizes:  # 8-bit states have scales of other sizes
+                raise RunError(
+                    f"the checkpoint holds optimizer state for {max(sizes)} numbers where this run "
+                    f"has {numbers[number]}"
+                )
+            with in_memory(self.engine, number, write=True):
+                state[piece] = {name: _placed(value, piece) for name, value in saved.items()}
+        for piece, copied in zip(pieces, part["master"], strict=False):
+            piece.data.copy_(copied)
+        if self.scale and part["loss_scale"]:
+            self.scale.load_state_dict(part["loss_scale"])
+
+
+def _placed(value: Any, piece: Tensor) -> Any:
+    """Moments lie where their piece lies; counters stay on the host, as the optimizer made them."""
+    return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def share_model(
+    plan: Plan, accelerator: Accelerator, model: nn.Module, device: torch.device, ranks: Ranks
+) -> nn.Module:
+    """The model as it is to be called; before there is an optimizer over its parameters."""
+    if plan.deepspeed is not None:
+        return model  # its engine shares it out, later
+    if ranks.world_size > 1 and plan.config.distributed.option in SHARDERS:
+        SHARDERS[plan.config.distributed.option](plan, model, device)
+        return model
+    if plan.config.engine.option == "trainer":
+        return model  # Trainer does that itself, with an Accelerator of its own
+    prepared: nn.Module = accelerator.prepare_model(model)
+    return prepared
+
+
+def share_loss(
+    plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
+) -> tuple[nn.Module, LossFunction]:
+    """The model as the loop calls it, and the loss: computed on each device that this rank feeds.
+
+    Where one rank feeds several devices, model and loss become one module.
+    """
+    if plan.config.distributed.option == "dp":
+        return build_data_parallel(plan, model, loss, formats)
+    return model, loss
+
+
+def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
+    """The optimizer step that goes with it.
+
+    Args:
+        plan: the run.
+        plain: the step of a process that has it all.
+        model: without wrappers.
+        ranks: those that really are there.
+    """
+    config = plan.config.distributed
+    if plan.config.memory.optimizer_in_backward:
+        return InBackwardUpdate(plain.optimizer, plain.parameters, plain.knows_norm)
+    if ranks.world_size > 1 and isinstance(config, FSDP):
+        return ShardedUpdate(plain, model, config.exchange)
+    return plain
+
+
+SHARDERS: dict[str, Callable[[Plan, nn.Module, torch.device], None]] = {"fsdp": shard_model}
+"""Option of the group `distributed` that cuts the model -> how; the others copy it."""

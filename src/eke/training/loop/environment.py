@@ -1,0 +1,129 @@
+"""What other libraries say and nobody can act on, kept out of the log.
+
+Where compiled code is kept: in a folder of this user's alone, since it runs as this user.
+
+PyTorch would use `/tmp/torchinductor_USER`, whoever has made it. The folder is one of the machine:
+a home folder is often shared by machines whose processors differ.
+
+What the operating system knows about this process; no torch.
+"""
+
+import logging
+import os
+import resource
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.files import own_folder
+from eke.data.sources import cache_folder
+from eke.plan.planner import Plan
+from eke.training.model.imports import import_transformers
+
+QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+"""torch's native code, its profiler above all, writes notes that mean nothing to users; bars
+fill a log."""
+
+TALKERS = {
+    "torchao": logging.ERROR,  # 0.18: kernels built for other devices, triton, on every import
+    "torch.utils._pytree": logging.ERROR,  # 2.13: how torchao 0.18 registers its enums
+    "bitsandbytes": logging.ERROR,  # 0.50: that faster CPU kernels are in a package of their own
+    "DeepSpeed": logging.ERROR,  # 0.19: that it runs on the CPU it was asked to run on
+}
+"""Logger -> the lowest level worth reading."""
+
+
+def quiet_environment() -> None:
+    """Before torch is imported: what its native code reads once."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def quiet_imports() -> None:
+    """Before torch is imported, and with it whatever else is installed."""
+    for name, level in TALKERS.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def quiet_libraries(plan: Plan) -> None:
+    """Keep progress bars and advice of other libraries out of the log."""
+    if plan.device.kind == "cpu":
+        # DeepSpeed looks for a device of its own where it is not told.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    quiet_imports()
+    import_transformers()
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Variable that PyTorch or Triton reads -> name of a folder."""
+
+
+def choose_compiled_code_folders() -> None:
+    """Set the variables that are not set, and check the folders of those that are.
+
+    Raises:
+        ConfigError: a folder that was asked for is another user's.
+    """
+    local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
+    for variable, name in FOLDERS.items():
+        if given := os.environ.get(variable):
+            try:
+                own_folder(Path(given), private=True)
+            except OSError as error:
+                why = f"{error.strerror}; compiled code in it would run as you"
+                fix = f"export {variable}=FOLDER_OF_YOURS"
+                raise ConfigError(Problem(variable, given, why, fix)) from error
+            continue
+        try:
+            folder = own_folder(own_folder(local, private=True) / name, private=True)
+        except OSError:  # somebody else made something of that name first
+            folder = own_folder(cache_folder() / name, private=True)
+        os.environ[variable] = str(folder)
+
+
+def resident_bytes() -> int | None:
+    """Resident memory now; None where /proc does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+def end_first() -> None:
+    """Have the kernel end this process before any other when the machine's memory is short (Linux).
+
+    See proc(5), oom_score_adj: 1000 is the most, and raising it needs no privilege.
+    """
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:  # not Linux, or not allowed: it is ended in its turn
+        return
+
+
+def process_peak() -> int:
+    """Highest resident memory so far, in bytes (Linux counts it in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def seconds_since_start() -> float | None:
+    """Seconds since this process was started; None where /proc does not tell."""
+    try:
+        with open("/proc/self/stat") as file:
+            started = float(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):  # not Linux
+        return None

@@ -1,0 +1,335 @@
+"""Trainer with eke's data, loss, number formats and clipping, through the hooks it has for them.
+
+Its own `compute_loss` is replaced since it depends on how a batch is cut: where the model's forward
+pass takes `**kwargs` and its loss ignores `num_items_in_batch`, four accumulation steps report four
+times the loss and two ranks twice (transformers 5.23; tests/equivalence/test_engines.py).
+
+The plan in Trainer's own words.
+
+One optimizer step of eke's, in the pieces between which Trainer calls its hooks.
+
+What eke does when Trainer says where it is.
+
+engine=trainer: Hugging Face Trainer takes the steps of an eke job.
+
+Trainer's own: the loop over micro-batches, Accelerate's data parallelism and backward pass, the
+optimizer's step, the schedule's steps, callbacks, and every argument given as `trainer.extra`.
+eke's, through Trainer's hooks: model, optimizer, data order, number formats, loss, clipping,
+evaluation, checkpoints, records. A comparison of the two engines compares loops and nothing else.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from eke.common.errors import RunError
+from eke.common.paths import RunPaths
+from eke.plan.planner import Plan
+from eke.training.batches.batches import MicroBatch
+from eke.training.distributed.ranks import StepTotals
+from eke.training.loop.loop import BetweenSteps, enter, evaluate, next_step
+from eke.training.loop.meter import capture_random_state, restore_random_state
+from eke.training.loop.state import Job
+from eke.training.loop.stop import Interrupted, Stopped
+from eke.training.model.unused import routed_parents
+from eke.training.observe.effects import closer_look
+from eke.training.observe.libraries import note_trainer
+from eke.training.optimizer import set_learning_rate
+from eke.training.optimizer.update import PlainUpdate
+
+
+def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[str, Any]:
+    """What the plan and `trainer.extra` say to Trainer, by argument.
+
+    What eke does itself is switched off: saving, evaluating, logging, reporting, and reading every
+    loss to see whether it is a number, which waits for the device in each micro-batch.
+    """
+    config = plan.config
+    return {
+        "output_dir": str(paths.folder),
+        "max_steps": plan.steps.total,
+        "per_device_train_batch_size": plan.batch.per_device,
+        "per_device_eval_batch_size": plan.batch.eval_per_device,
+        "gradient_accumulation_steps": plan.batch.accumulation,
+        "learning_rate": config.optimizer.lr,
+        "weight_decay": config.optimizer.weight_decay,
+        "max_grad_norm": config.train.max_grad_norm or 0.0,  # Trainer's way to say: do not clip
+        "seed": config.seed,
+        "use_cpu": plan.device.kind == "cpu",
+        "dataloader_num_workers": config.dataloader.workers,
+        "dataloader_pin_memory": plan.compute.pin_memory,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": routed,
+        "ddp_broadcast_buffers": False,
+        "report_to": "none",
+        "logging_strategy": "no",
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+        "log_level": "error",
+        **config.trainer.extra,
+    }
+
+
+def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> TrainingArguments:
+    """Trainer's arguments, checked by its own code.
+
+    One process has one GPU: of all that it sees Trainer would make a DataParallel of its own.
+
+    Raises:
+        RunError: transformers refuses a value, or this installation lacks what it needs.
+    """
+    try:
+        arguments = TrainingArguments(**render_arguments(plan, paths, routed))
+    except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RunError(f"engine = trainer: transformers refuses its arguments: {reason}") from error
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+Inputs = dict[str, Any]
+"""A micro-batch as Trainer passes it around: the model's tensors, and what is beside them."""
+
+BESIDE = ("labels", "places", "num_samples", "num_targets", "num_tokens")
+"""What a micro-batch has beside the arguments of the model's forward pass."""
+
+
+def as_inputs(batch: MicroBatch) -> Inputs:
+    """A micro-batch as Trainer passes it around."""
+    others = {name: getattr(batch, name) for name in BESIDE}
+    return {**batch.inputs, **others}
+
+
+def as_batch(inputs: Inputs) -> MicroBatch:
+    """The micro-batch behind Trainer's inputs."""
+    tensors = {name: value for name, value in inputs.items() if name not in BESIDE}
+    return MicroBatch(tensors, **{name: inputs[name] for name in BESIDE})
+
+
+class Steps:
+    """The optimizer step in progress, and what is kept of it.
+
+    Trainer counts micro-batches, and expects the same number of them in every step of its one long
+    epoch. A last, shorter step of eke's epochs is filled up with micro-batches without targets.
+    """
+
+    def __init__(self, job: Job, update: PlainUpdate, look: ExitStack) -> None:
+        self.job = job
+        self.update = update
+        self.look = look
+        self.between = BetweenSteps(job)
+        self.batches = job.data.train_steps(job.start_step, job.ranks.rank)
+        self.step = job.start_step
+        """Optimizer step in progress, counted from 0."""
+        self.totals = StepTotals(0, 0, 0)
+        self.loss = torch.zeros((), device=job.device)
+        """This rank's share of the step's mean loss so far."""
+        self.grad_norm: Tensor | None = None
+        self.learning_rate = 0.0
+        """As the optimizer had it in this step."""
+        self.stopped: Stopped | None = None
+        """Why training is to end before its last step."""
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of the whole global batch: the loss is the mean over all of them."""
+        return max(1, self.totals.num_targets)
+
+    def take(self) -> list[Inputs]:
+        """Begin a step: this rank's micro-batches of it, always `accumulation` of them."""
+        job = self.job
+        self.look.enter_context(closer_look(job, self.step - job.start_step))
+        cut, self.totals = next_step(job, self.batches)
+        self.loss = torch.zeros((), device=job.device)
+        set_learning_rate(job.optimizer, job.plan.config.optimizer.lr * job.multiplier(self.step))
+        missing = job.plan.batch.accumulation - len(cut)
+        return [as_inputs(batch) for batch in cut + [cut[-1].without_targets()] * missing]
+
+    def add_loss(self, share: Tensor) -> None:
+        """One micro-batch's share of the step's mean loss is known."""
+        self.loss += share.detach()
+
+    def clip(self) -> Tensor | None:
+        """Clip as planned; the norm before, on the device."""
+        self.grad_norm = self.update.clip()
+        return self.grad_norm
+
+    def finish(self) -> None:
+        """The optimizer has taken its step: note it, and do what is due between steps.
+
+        Raises:
+            Diverged: a loss is not finite.
+        """
+        totals = self.totals
+        self.job.meter.end_step(
+            self.step,
+            self.loss,
+            self.grad_norm,
+            self.learning_rate,
+            totals.num_samples,
+            totals.num_tokens,
+        )
+        self.look.close()
+        self.step += 1
+        try:
+            self.between.finish(self.step - 1, totals)
+        except Stopped as stopped:
+            self.stopped = stopped
+
+
+class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
+    """Evaluates, notes, writes, saves and stops where eke's own loop does."""
+
+    def __init__(self, steps: Steps, trainer: Trainer) -> None:
+        self.steps = steps
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Continue counting where the checkpoint stands; evaluate before the first step."""
+        job = self.steps.job
+        job.model = self.trainer.model_wrapped
+        state.global_step = job.start_step
+        note_trainer(job, self.trainer)
+        if job.start_step == 0:
+            evaluate(job, 0)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The learning rate of this step, as the optimizer has it."""
+        self.steps.learning_rate = float(self.steps.job.optimizer.param_groups[0]["lr"])
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """The step is taken; Trainer ends its loop in order when eke is asked to stop."""
+        self.steps.finish()
+        if self.steps.stopped:
+            control.should_training_stop = True
+
+
+class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no types for mypy
+    """Trainer over the steps of one job."""
+
+    loss_is_scaled_for_ga = True
+    """Read by transformers 5.23; earlier ones look at `model_accepts_loss_kwargs`."""
+
+    def __init__(self, steps: Steps, arguments: TrainingArguments) -> None:
+        job = steps.job
+        self.steps = steps
+        super().__init__(
+            model=job.model,
+            args=arguments,
+            callbacks=[StepCallback(steps, self)],
+            optimizers=(job.optimizer, build_lr_scheduler(job)),
+        )
+        self.remove_callback(PrinterCallback)  # prints into the log what the record has
+        # Accelerate scales losses on a GPU only; given a scaler, it does so on a CPU as well.
+        self.accelerator.scaler = job.formats.scaler
+        self.model_accepts_loss_kwargs = True
+
+    def get_train_dataloader(self) -> Iterator[list[MicroBatch]]:
+        """The order of the plan; without a length, so that all steps are one epoch to Trainer."""
+        return self.steps.batches
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Inputs], int]:
+        """The micro-batches of one optimizer step, and the targets of the global batch."""
+        return self.steps.take(), self.steps.num_targets
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> AbstractContextManager[object]:
+        """The planned number format: Accelerate's fp16 is silently float32 on a CPU."""
+        return self.steps.job.formats.autocast()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        return_outputs: bool = False,
+        num_items_in_batch: int | None = None,
+    ) -> Tensor:
+        """This micro-batch's share of the global batch's mean loss, ready for the backward pass."""
+        meter, batch = self.steps.job.meter, as_batch(inputs)
+        job = self.steps.job
+        enter(job, "forward")
+        with job.offload:
+            smoothing = self.args.label_smoothing_factor
+            share = job.loss(model, batch, smoothing) / self.steps.num_targets
+        job.cache_release.after_forward(self.steps.step)
+        meter.enter("backward")
+        self.steps.add_loss(share)
+        # Ranks average their gradients where they should sum them.
+        return share * self.steps.job.ranks.world_size
+
+    def training_step(
+        self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None
+    ) -> Tensor:
+        """Trainer's own; afterwards the clock is told when the last backward pass is over."""
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self.steps.job.meter.enter("optimizer")
+        return loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor | None:
+        return self.steps.clip()
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | None:
+        """Asked for in every step, after clipping or instead of it."""
+        return self.steps.clip() if grad_norm is None else grad_norm
+
+
+def build_lr_scheduler(job: Job) -> LambdaLR:
+    """The planned schedule from the job's first step on, as Trainer wants it."""
+    for group in job.optimizer.param_groups:
+        group["initial_lr"] = job.plan.config.optimizer.lr
+    return LambdaLR(job.optimizer, job.multiplier, last_epoch=job.start_step - 1)
+
+
+__all__ = ["train_with_trainer"]
+
+
+def train_with_trainer(job: Job) -> None:
+    """Train to the last step, evaluating, saving and writing on the way.
+
+    Raises:
+        Stopped: a signal asked for it; the checkpoint is complete.
+        Diverged: a loss is not finite.
+        RunError: Trainer does not take the arguments, or cannot take this job's steps.
+    """
+    if not isinstance(job.update, PlainUpdate):
+        raise RunError(
+            f"engine = trainer: it cannot take the steps of {type(job.update).__name__}, which "
+            "shares out the training state\n  -> engine=loop"
+        )
+    with ExitStack() as look:  # what is looked at closely is left in order when a step fails
+        steps = Steps(job, job.update, look)
+        random = capture_random_state()  # Trainer seeds anew; a checkpoint has brought its own
+        routed = bool(routed_parents(job.bare_model))
+        trainer = PlanTrainer(steps, build_arguments(job.plan, job.paths, routed))
+        restore_random_state(random)
+        if job.start_step < job.plan.steps.total:
+            try:
+                trainer.train()
+            except Interrupted:
+                steps.between.give_up(steps.step)
+    if steps.stopped:
+        raise steps.stopped

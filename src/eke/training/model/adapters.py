@@ -1,0 +1,466 @@
+"""Adapters, by the peft library: few parameters are trained, the model's own are frozen.
+
+peft is imported inside the functions: naming a builder must not cost its import.
+
+Adapters on disk in peft's layout: what `peft.PeftModel.from_pretrained(base, folder)` loads.
+
+peft is imported inside the functions: naming a builder must not cost its import.
+
+Linear layers that multiply in float8, by torchao; and how to see that they do.
+
+torchao is imported inside the functions: it is an extra.
+
+Weights in 4 bits, by bitsandbytes: what QLoRA trains adapters over.
+
+Dettmers et al. 2023, arXiv:2305.14314. bitsandbytes is imported inside the functions.
+"""
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from eke.common.errors import RunError
+from eke.common.text import format_number
+from eke.config.schema import Adapters, Lora, PretrainedModel, QLora
+from eke.models.sizes import Targets, choose_targets
+from eke.plan.planner import Plan
+from eke.training.model.checkpointing import find_layers
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether the model is peft's; does not import peft for one that is not."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def adapter_tensors(
+    model: nn.Module, weights: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The trained tensors under the names they have in the file: the model's own, not copies.
+
+    Args:
+        model: of peft.
+        weights: the trained tensors under the model's names, where it holds only parts of them.
+    """
+    from peft import get_peft_model_state_dict
+
+    # Without a look at the hub for the base model's vocabulary, which is unchanged.
+    tensors: dict[str, Tensor] = get_peft_model_state_dict(
+        model, state_dict=weights, save_embedding_layers=False
+    )
+    return tensors
+
+
+def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the trained tensors and peft's configuration; no model card, which would be empty.
+
+    Args:
+        model: of peft.
+        folder: is there.
+        weights: instead of the model's own, where it holds only parts of them.
+    """
+    mine: Any = model
+    config = copy.copy(mine.peft_config["default"])
+    config.inference_mode = True
+    if isinstance(config.target_modules, set):  # in another order in every process
+        config.target_modules = sorted(config.target_modules)
+    tensors = {n: t.detach().contiguous() for n, t in adapter_tensors(model, weights).items()}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config.save_pretrained(str(folder))
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a file, one at a time."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  # safetensors 0.8: not iterable itself
+            yield name, file.get_tensor(name)
+
+
+@dataclass(frozen=True)
+class Float8Layers:
+    """What became of a model's linear layers."""
+
+    converted: int
+    """Those that multiply in float8."""
+    total: int
+    """All linear layers."""
+    emulated: int
+    """Converted ones that round to float8 and multiply in a wider format."""
+
+
+def convert_linear_layers(plan: Plan, model: nn.Module, device: torch.device) -> None:
+    """Let the model's linear layers multiply in float8, in place; their weights stay as they are.
+
+    Accelerate's recipe for torchao: neither the first nor the last linear layer, nor one with a
+    side that is no multiple of 16, which `torch._scaled_mm` demands; token counts are padded.
+    A CPU has no float8 products: there the operands are rounded to float8 and multiplied wider.
+    """
+    if plan.compute.float8 == "off":
+        return
+    from accelerate.utils import ao
+    from torchao.float8 import Float8LinearConfig
+
+    recipe = Float8LinearConfig.from_recipe_name(plan.compute.float8)
+    emulate = device.type != "cuda"
+    ao.convert_model_to_fp8_ao(
+        model, config=dataclasses.replace(recipe, pad_inner_dim=True, emulate=emulate)
+    )
+
+
+def count_float8(model: nn.Module) -> Float8Layers:
+    """The linear layers of a model, read from their classes."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    converted = [module for module in linear if isinstance(module, Float8Linear)]
+    emulated = sum(bool(module.config.emulate) for module in converted)
+    return Float8Layers(len(converted), len(linear), emulated)
+
+
+def is_four_bit(plan: Plan) -> bool:
+    """Whether the plan keeps weights in 4 bits."""
+    return isinstance(plan.config.peft, QLora)
+
+
+def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
+    """Replace the linear layers inside the Transformer layers by 4-bit ones, and move to `device`.
+
+    One layer at a time: on a GPU there is never more than its own float32 weight beside the 4-bit
+    ones. Embeddings, norms, heads, and what transformers itself keeps in float32
+    (`_keep_in_fp32_modules`) stay as they are. The experts of a layer, which transformers holds as
+    one parameter, are dequantised whenever the layer runs.
+
+    Args:
+        plan: its number format is what the 4-bit layers multiply in.
+        model: with float32 weights on the host; changed in place.
+        device: where the model is to be.
+    """
+    config = cast(QLora, plan.config.peft)
+    compute = getattr(torch, plan.compute.autocast or "float32")
+    kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for layer in find_layers(model):
+        for name, module in list(layer.named_modules()):
+            parent, leaf = layer.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+            if is_linear(module) and leaf not in kept:
+                setattr(parent, leaf, _linear(module, config, compute, device))
+            elif leaf == "experts":
+                _quantise_parameters(module, config, device)
+    return model.to(device)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a matrix product that adapters are made for: GPT-2's class, too."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _linear(
+    linear: nn.Module, config: QLora, compute: torch.dtype, device: torch.device
+) -> nn.Module:
+    """The 4-bit layer of the same product; GPT-2's Conv1D stores its weight the other way round."""
+    from bitsandbytes.nn import modules
+
+    bnb: Any = modules  # bitsandbytes 0.50 annotates none of its classes
+    weight = cast(Tensor, linear.weight).detach()
+    if not isinstance(linear, nn.Linear):
+        weight = weight.T.contiguous()
+    out, inp = weight.shape
+    with torch.device("meta"):
+        found: Any = bnb.Linear4bit(inp, out, linear.bias is not None, compute_dtype=compute)
+    found.weight = bnb.Params4bit(
+        weight,
+        requires_grad=False,
+        compress_statistics=config.double_quant,
+        quant_type=config.quant_type.value,
+        module=found,
+    )
+    found.bias = linear.bias
+    found.stores_transposed = not isinstance(linear, nn.Linear)  # for whoever undoes it
+    # bitsandbytes 0.50 would repack the weight for evaluation on a CPU, for good and with scales
+    # rounded to bfloat16: training would go on with another model.
+    found.support_avx512bf16_for_cpu = False
+    return cast(nn.Module, found.to(device))  # quantised on arrival
+
+
+def _quantise_parameters(experts: nn.Module, config: QLora, device: torch.device) -> None:
+    """Matrices of several experts in one parameter: dequantised to float32 at each access."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        if parameter.dim() < 3:
+            continue
+        parameter.data = parameter.data.to(device)
+        replace_parameter_4bit(experts, name, config.double_quant, config.quant_type.value)
+        del parameter
+
+
+def dequantised(layer: nn.Module, delta: Tensor | None = None) -> nn.Module:
+    """The float32 layer that a 4-bit one stands for, on the host.
+
+    Args:
+        layer: a 4-bit linear layer of `quantise`.
+        delta: (out, in), added to the weight.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+    from transformers.pytorch_utils import Conv1D
+
+    mine: Any = layer
+    state = getattr(mine.weight, "quant_state", None)
+    state = state or mine.quant_state  # FSDP2, which has cut the weight, leaves the layer's
+    weight = dequantize_4bit(mine.weight.data.to(state.absmax.device), state).to(torch.float32)
+    weight = (weight if delta is None else weight + delta).cpu()
+    out, inp = weight.shape
+    with torch.device("meta"):
+        plain: Any = Conv1D(out, inp) if mine.stores_transposed else nn.Linear(inp, out, bias=False)
+    plain.weight = nn.Parameter(weight.T.contiguous() if mine.stores_transposed else weight)
+    plain.bias = None if mine.bias is None else nn.Parameter(mine.bias.detach().float().cpu())
+    return cast(nn.Module, plain)
+
+
+def dequantise_rest(model: nn.Module) -> None:
+    """Undo `quantise` wherever 4-bit weights are left, in place and on the host."""
+    from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
+
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "stores_transposed"):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], dequantised(module))
+        elif is_parametrized(module):
+            for parameter in list(cast(Any, module).parametrizations):
+                whole = nn.Parameter(getattr(module, parameter).detach().float().cpu())
+                remove_parametrizations(module, parameter, leave_parametrized=False)
+                setattr(module, parameter, whole)
+
+
+def quant_states(model: nn.Module) -> list[Any]:
+    """Bitsandbytes' account of each 4-bit tensor, once: scales and their scales."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        state = state or getattr(module, "quant_state", None)
+        if state is not None:
+            found[id(state)] = state
+    return list(found.values())
+
+
+def quant_tensors(model: nn.Module) -> list[Tensor]:
+    """What belongs to 4-bit weights beside them; no parameter and no buffer of the model."""
+    parts = [part for state in quant_states(model) for part in (state, state.state2) if part]
+    return [tensor for part in parts for tensor in (part.absmax, part.code)]
+
+
+TASK_TYPES: dict[str, str] = {
+    "causal_lm": "CAUSAL_LM",
+    "masked_lm": "FEATURE_EXTRACTION",
+    "sequence_classification": "SEQ_CLS",
+    "seq2seq_lm": "SEQ_2_SEQ_LM",
+}
+"""`task.option` -> peft's name, which chooses the class that loads an adapter."""
+
+CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
+"""Modules of classifiers beside the model that all tasks share; poolers begin at random, too."""
+
+
+def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
+    """The model with the planned adapters, or itself; before checkpointing and the optimizer.
+
+    What is frozen is `requires_grad=False`; adapters are float32, drawn by the run's seed.
+
+    Raises:
+        RunError: no layer of the model is one that `peft.target_modules` names.
+    """
+    make = BUILDERS[plan.config.peft.option]
+    if make is None:
+        return model
+    from peft import get_peft_model
+
+    names = _linear_layers(model)
+    targets = choose_targets(plan.config, names.values())
+    _check(plan, model, targets, sorted(set(names.values())))
+    config = make(plan, names, targets)
+    config.fan_in_fan_out = any(
+        not isinstance(model.get_submodule(name), nn.Linear) for name in names
+    )  # GPT-2's Conv1D stores its weight the other way round
+    config.modules_to_save = _heads(plan, model)
+    config.task_type = TASK_TYPES[plan.config.task.option]
+    config.base_model_name_or_path = _base_name(plan)
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(plan.config.seed)
+        with warnings.catch_warnings():
+            # peft 0.21 asks by a name that transformers 5.23 has renamed.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            adapted: Any = get_peft_model(cast(Any, model), config)
+    if config.modules_to_save:  # peft adds names of its own, repeated or of no module
+        config.modules_to_save = _heads(plan, model)
+    return cast(nn.Module, adapted).train()
+
+
+def _linear_layers(model: nn.Module) -> dict[str, str]:
+    """Name of each linear layer in a Transformer layer -> its name from that layer on."""
+    layers = {id(layer) for layer in find_layers(model)}
+    found: dict[str, str] = {}
+    for prefix, layer in model.named_modules():
+        if id(layer) in layers:
+            for name, module in layer.named_modules():
+                if is_linear(module):
+                    found[f"{prefix}.{name}"] = name
+    return found
+
+
+def _check(plan: Plan, model: nn.Module, targets: Targets, names: list[str]) -> None:
+    config = cast(Adapters, plan.config.peft)
+    if targets.modules and not targets.unmatched:
+        return
+    kind = type(model).__name__
+    if not names:
+        why = f"{kind} has no linear layer in a Transformer layer\n  -> peft=none"
+        raise RunError(f"peft = {config.option}: {why}")
+    if config.target_modules is None:
+        why = f"which layers it scales is not known of {kind}\n  -> peft=lora"
+        raise RunError(f"peft = {config.option}: {why}")
+    wrong = ", ".join(targets.unmatched) or "[]"
+    last = sorted({name.rpartition(".")[2] for name in names})
+    raise RunError(
+        f"peft.target_modules: {wrong} names no linear layer of {kind}, which has "
+        f"{', '.join(last)}\n  -> peft.target_modules=null"
+    )
+
+
+def _heads(plan: Plan, model: nn.Module) -> list[str] | None:
+    """Modules trained whole: the head of a classifier, which the checkpoint seldom has."""
+    if plan.config.task.option != "sequence_classification":
+        return None
+    leaves = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return [name for name in CLASSIFIERS if name in leaves]
+
+
+def _base_name(plan: Plan) -> str | None:
+    """What the adapter belongs to, for whoever loads it; random weights have no name."""
+    typed = plan.config.model
+    return typed.name_or_path if isinstance(typed, PretrainedModel) else None
+
+
+def _lora(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
+    """LoraConfig, of dora and qlora, too."""
+    from peft import LoraConfig
+
+    config = cast(Lora, plan.config.peft)
+    return LoraConfig(
+        r=config.r,
+        lora_alpha=cast(int, config.alpha),  # peft computes with it as with any number
+        lora_dropout=config.dropout,
+        bias=config.bias.value,
+        use_rslora=config.use_rslora,
+        use_dora=config.option == "dora",
+        target_modules=_full_names(names, targets.modules),
+    )
+
+
+def _ia3(plan: Plan, names: Mapping[str, str], targets: Targets) -> Any:
+    """IA3Config."""
+    from peft import IA3Config
+
+    return IA3Config(
+        target_modules=_full_names(names, targets.modules),
+        feedforward_modules=_full_names(names, targets.feed_forward),
+    )
+
+
+def _full_names(names: Mapping[str, str], wanted: frozenset[str]) -> list[str]:
+    """Peft shortens long lists to the endings that mean the same layers."""
+    return [name for name, short in names.items() if short in wanted]
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """The plain model that computes what the adapted one does; the adapted one is used up.
+
+    4-bit weights become float32 on the host, and are not rounded again with the adapters in them.
+    (peft 0.21's own merging rounds them, and fails on a classifier's head beside IA3.)
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    adapted: Any = model
+    plain: nn.Module = adapted.get_base_model()
+    kinds = (BaseTunerLayer, ModulesToSaveWrapper)
+    wrapped = [(name, m) for name, m in plain.named_modules() if isinstance(m, kinds)]
+    for name, module in wrapped:
+        parent, leaf = plain.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+        if isinstance(module, ModulesToSaveWrapper):
+            setattr(parent, leaf, module.modules_to_save["default"])
+        else:
+            setattr(parent, leaf, _merged(module))
+    dequantise_rest(plain)
+    vars(plain).pop("peft_config", None)
+    return plain
+
+
+def _merged(layer: Any) -> nn.Module:
+    """The layer under an adapter, with the adapter in its weight."""
+    base: nn.Module = layer.get_base_layer()
+    if hasattr(base, "stores_transposed"):
+        return dequantised(base, layer.get_delta_weight("default"))
+    layer.merge()
+    return base
+
+
+def frozen_at_random(model: nn.Module, new_weights: Sequence[str]) -> list[str]:
+    """A warning where adapters leave tensors as they were drawn, since the checkpoint lacks them.
+
+    Args:
+        model: with its adapters.
+        new_weights: names in the model without adapters.
+    """
+    if not is_adapted(model):
+        return []
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    mine: Any = model
+    whole = tuple(f".{name}." for name in mine.peft_config["default"].modules_to_save or ())
+    frozen = [n for n in new_weights if n not in trained and not any(w in f".{n}" for w in whole)]
+    if not frozen:
+        return []
+    more = ", ..." if len(frozen) > 1 else ""
+    return [
+        f"{format_number(len(frozen), 'tensor')} left random, since only adapters are trained: "
+        f"{frozen[0]}{more}"
+    ]
+
+
+def experts_left_out(model: nn.Module) -> list[str]:
+    """A warning where experts are one tensor of three dimensions, which no adapter changes."""
+    if not is_adapted(model):
+        return []
+    stacked = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if p.dim() > 2 and not p.requires_grad and "experts" in name.split(".")
+    ]
+    if not stacked:
+        return []
+    share = sum(p.numel() for _, p in stacked) / sum(p.numel() for p in model.parameters())
+    return [
+        f"the experts have no adapters, since they are no linear layers: {stacked[0][0]} and "
+        f"{len(stacked) - 1} more, {share:.0%} of the parameters, stay as they are"
+    ]
+
+
+BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = {
+    "none": None,
+    "lora": _lora,
+    "dora": _lora,
+    "qlora": _lora,
+    "ia3": _ia3,
+}
+"""Option of the group `peft` -> peft's configuration; None trains every weight."""

@@ -1,0 +1,367 @@
+"""Attention implementations, and what a training step really ran.
+
+An implementation is a request: PyTorch picks the kernel for the mask, format and device at hand,
+autocast picks the format. `KernelProbe` watches the operations of one step and says which it was.
+
+The one kernel that scaled dot-product attention may use.
+
+Keys and values that several query heads share, for attention kernels that do not share them.
+
+transformers leaves the sharing to PyTorch wherever there is no mask. On a GPU whose fused kernels
+cannot share (`eke.plan.planner.shares_heads`) it must repeat the heads itself, as it does under a
+mask.
+
+What eke knows about its batches, so that transformers need not look at the device to find out.
+
+transformers decides from values on the device whether a row holds several packed sequences, and
+whether it ends in padding: one wait for the GPU each, in every forward pass; and when it may not
+look (under torch.compile) it builds a full mask, which PyTorch's flash kernel does not take. eke
+knows from its configuration: rows hold one sequence each, or they are packed and their positions
+restart at each; and what a causal model must not see comes after what it computes. For the packages
+of FlashAttention transformers asks once more, in every layer, wherever a batch has one row.
+"""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eke.common.errors import RunError
+from eke.config.schema import Backend
+from eke.plan.planner import Plan, shares_heads
+
+ATTENTION: dict[str, str] = {
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash2": "flash_attention_2",
+    "flash3": "flash_attention_3",
+    "flex": "flex_attention",
+}
+"""Option of the group `attention` -> transformers' `attn_implementation`."""
+
+KERNELS: dict[str, str] = {
+    "_softmax": "eager",
+    "_safe_softmax": "math",
+    "_scaled_dot_product_attention_math": "math",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash_cpu",
+    "_scaled_dot_product_efficient_attention": "mem_efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_fused_attention_overrideable": "overrideable",
+}
+"""Operation that gives a kernel away -> its name: PyTorch's sdpa backends, and `eager` for a
+softmax of its own (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
+Source: torch's aten/src/ATen/native/native_functions.yaml."""
+
+SCORES_DIM = 4
+"""Attention scores are (samples, heads, queries, keys); a router's are (tokens, experts)."""
+
+PACKAGES: dict[str, str] = {"flash_attn": "flash2", "flash_attn_3": "flash3"}
+"""Namespace of a package's operations -> kernel. Source: the `torch.library` calls of
+https://github.com/Dao-AILab/flash-attention (flash_attn_interface.py, hopper/)."""
+
+LOSSES: dict[str, str] = {
+    "nll_loss_forward": "cross_entropy",
+    "_linear_cross_entropy_batch_chunked": "linear_cross_entropy",
+    "_linear_cross_entropy_batch_chunked_no_reduction": "linear_cross_entropy",
+}
+"""Operation that gives away how the loss is computed -> its name; the latter two are torch 2.13's.
+"""
+
+MATMULS = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "_grouped_mm",
+        "grouped_mm_fallback",
+        "grouped_mm_fallback_backward",
+        "_scaled_mm",
+        "_linear_pointwise",
+    }
+)
+"""Matrix multiplications: aten's (grouped: of experts), transformers' of experts where PyTorch's
+does not run, and the oneDNN one inductor calls on a CPU in 16 bits."""
+
+
+FACTORS_FIRST = frozenset(
+    {"_scaled_mm", "_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
+)
+"""Products with something else behind their factors: scales in float32, offsets in int32."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What ran between entering and leaving a probe."""
+
+    attention_kernels: tuple[str, ...]
+    """Values of `KERNELS`, sorted; empty when a compiler fused the softmax into code of its own."""
+    matmul_dtypes: tuple[str, ...]
+    """Formats of the operands, most frequent first: `bfloat16`."""
+    num_matmuls: int
+    """Matrix multiplications, forward and backward; not those inside attention and loss kernels."""
+    loss_kernels: tuple[str, ...] = ()
+    """Values of `LOSSES`, sorted."""
+
+
+class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
+    """Watches the operations of one training step, forward and backward.
+
+    Compiled code runs as compiled and is looked into. Under `torch.inference_mode` composite
+    operations arrive whole and are not recognised; a training step has none of them. Slows the
+    watched step down by one Python call per operation; do not time it.
+
+    Example:
+        with KernelProbe() as probe:
+            train_step()
+        probe.seen().attention_kernels   # ("flash",)
+    """
+
+    supports_higher_order_operators = True
+    """Compiled code that recomputes what draws random numbers runs it inside an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch 2.13: no annotations
+        self._kernels: set[str] = set()
+        self._losses: set[str] = set()
+        self._dtypes: Counter[str] = Counter()
+        self._flex = contextlib.ExitStack()
+
+    def __enter__(self) -> "KernelProbe":
+        self._flex.enter_context(_watch_flex(self._kernels))
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch 2.13
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch 2.13
+        self._flex.close()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets torch.compile's code run under this mode; the default silently runs it eagerly."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Notes the operation, then runs it."""
+        self._note(*_innermost(func, args))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
+        name = getattr(func, "overloadpacket", func).__name__
+        kernel = KERNELS.get(name) or PACKAGES.get(getattr(func, "namespace", ""))
+        if kernel and not (name == "_softmax" and args[0].dim() != SCORES_DIM):
+            self._kernels.add(kernel)
+        if name in LOSSES:
+            self._losses.add(LOSSES[name])
+        if name in MATMULS and not _is_outer(name, args):
+            factors = args[:2] if name in FACTORS_FIRST else args
+            self._dtypes[_operand_dtype(factors)] += 1
+
+    def seen(self) -> Seen:
+        """What has run so far; may be asked inside the block and after it."""
+        return Seen(
+            attention_kernels=tuple(sorted(self._kernels)),
+            matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
+            num_matmuls=sum(self._dtypes.values()),
+            loss_kernels=tuple(sorted(self._losses)),
+        )
+
+
+def _innermost(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operation that one of a higher order runs (with the random state kept, say)."""
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        for at, arg in enumerate(args):
+            if isinstance(arg, torch._ops.OpOverload):
+                return arg, args[at + 1 :]
+    return func, args
+
+
+@contextlib.contextmanager
+def _watch_flex(kernels: set[str]) -> Iterator[None]:
+    """Notes calls of FlexAttention, whose generated kernel is no operation that a mode could see.
+
+    Within code that torch.compile has traced before, the call is not made again.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = ATTENTION["flex"]
+    true_call = ALL_ATTENTION_FUNCTIONS[name]
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        kernels.add("flex")
+        return true_call(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS[name] = noted
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS[name] = true_call
+
+
+def _is_outer(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a product sums nothing up: rotary angles in transformers 5.17 are one, in float32."""
+    return name == "bmm" and bool(args[1].shape[-2] == 1)
+
+
+def _operand_dtype(args: tuple[Any, ...]) -> str:
+    """Format of the last positional tensor: a factor, where addmm's first tensor is the addend."""
+    dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
+    return str(dtypes[-1]).removeprefix("torch.") if dtypes else "unknown"
+
+
+BACKENDS: dict[Backend, SDPBackend | None] = {
+    Backend.auto: None,
+    Backend.flash: SDPBackend.FLASH_ATTENTION,
+    Backend.mem_efficient: SDPBackend.EFFICIENT_ATTENTION,
+    Backend.cudnn: SDPBackend.CUDNN_ATTENTION,
+    Backend.math: SDPBackend.MATH,
+}
+"""`attention.backend` -> PyTorch's name for it; None leaves the choice to PyTorch."""
+
+EXPECTED: dict[Backend, frozenset[str]] = {
+    Backend.auto: frozenset({"flash", "flash_cpu", "mem_efficient", "cudnn", "math"}),
+    Backend.flash: frozenset({"flash", "flash_cpu"}),
+    Backend.mem_efficient: frozenset({"mem_efficient"}),
+    Backend.cudnn: frozenset({"cudnn"}),
+    Backend.math: frozenset({"math"}),
+}
+"""`attention.backend` -> the kernels of `KernelProbe` that may then run."""
+
+_NO_KERNEL = ("No available kernel", "No viable backend")
+"""How torch 2.11 to 2.13 says that no allowed kernel takes these inputs."""
+
+
+@contextmanager
+def pinned_backend(plan: Plan) -> Iterator[None]:
+    """Everything inside may use only the planned kernel: forward, evaluation, recomputation.
+
+    PyTorch's switches hold for the whole process, its autograd threads included. A backward pass
+    belongs to the kernel that ran forward, so what counts is that recomputation lies inside, too.
+
+    Raises:
+        RunError: the kernel does not take this model's inputs; PyTorch warns of its reasons.
+    """
+    attention = plan.config.attention
+    backend = BACKENDS[attention.backend] if attention.option == "sdpa" else None
+    if backend is None:
+        yield
+        return
+    with sdpa_kernel(backend):
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in _NO_KERNEL):
+                raise
+            why = "PyTorch's kernel does not take this model's inputs; its reasons are in the log"
+            raise RunError(
+                f"attention.backend = {attention.backend.value}: {why} -> attention.backend=auto"
+            ) from error
+
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Attention computes in one of these."""
+
+_ASKED = "use_gqa_in_sdpa"
+
+
+def repeat_heads(plan: Plan) -> None:
+    """Decide for this process, until the next plan; call before the first forward pass.
+
+    Seen with transformers 5.23, which looks the function up at each call; in a version without it
+    nothing is replaced, and tests/unit/training/model/test_grouped_heads.py tells.
+
+    Args:
+        plan: its device, attention and formats decide.
+    """
+    from transformers.integrations import sdpa_attention
+
+    if not hasattr(sdpa_attention, _ASKED):
+        return
+    own = _transformers_own()
+    shared = [dtype for dtype in FORMATS if shares_heads(plan, str(dtype).removeprefix("torch."))]
+
+    def ask(mask: Tensor | None, key: Tensor, value: Tensor) -> bool:
+        kind = key.device.type
+        cast = torch.is_autocast_enabled(kind)  # which casts the operands of attention
+        dtype = torch.get_autocast_dtype(kind) if cast else key.dtype
+        return dtype in shared and bool(own(mask, key, value))
+
+    vars(sdpa_attention)[_ASKED] = ask if len(shared) < len(FORMATS) else own
+
+
+@functools.cache
+def _transformers_own() -> Any:
+    """As it was before anything replaced it."""
+    from transformers.integrations import sdpa_attention
+
+    return getattr(sdpa_attention, _ASKED)
+
+
+def spare_mask_checks(model: torch.nn.Module, packed: bool = False) -> None:
+    """Answer both questions beforehand, for this process; call before the first forward pass.
+
+    Seen with transformers 5.17 and 5.23. In a version without these names nothing is replaced, and
+    the count of reads in tests/unit/training/loop/test_no_sync.py tells.
+
+    Args:
+        model: whose modules may warn.
+        packed: rows hold several sequences, whose `position_ids` restart at 0.
+    """
+    from transformers import masking_utils
+    from transformers import modeling_flash_attention_utils as flash
+
+    if hasattr(masking_utils, "find_packed_sequence_indices"):
+        masking_utils.find_packed_sequence_indices = (
+            sequence_numbers if packed else _one_sequence_per_row
+        )
+    if hasattr(flash, "_is_packed_sequence"):
+        look = _transformers_own_look()
+        vars(flash)["_is_packed_sequence"] = look if packed else _is_not_packed
+    for module in model.modules():
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            # Past nn.Module's own __setattr__, which is for parameters and submodules.
+            vars(module)["warn_if_padding_and_no_attention_mask"] = _nothing_to_warn_about
+
+
+def sequence_numbers(position_ids: torch.Tensor) -> torch.Tensor:
+    """Number of the sequence each token belongs to, without a look at any value.
+
+    Args:
+        position_ids: (rows, length); 0 wherever a sequence begins, and at each padding token.
+
+    Returns:
+        (rows, length), rising by one at each beginning.
+    """
+    return (position_ids == 0).cumsum(-1)
+
+
+@functools.cache
+def _transformers_own_look() -> Any:
+    """As it was before anything replaced it."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    return flash._is_packed_sequence
+
+
+def _is_not_packed(*_: Any) -> bool:
+    """One sequence in each row."""
+    return False
+
+
+def _one_sequence_per_row(position_ids: torch.Tensor) -> None:
+    """No packed sequences."""
+
+
+def _nothing_to_warn_about(*_: Any, **__: Any) -> None:
+    """Padding is masked wherever it could be attended to."""

@@ -1,0 +1,326 @@
+"""Weights of a checkpoint into the class of the task, and an account of what did not match.
+
+transformers is imported inside the functions: naming a builder must not cost its import.
+
+The tokenizer's special ids, for the model that is trained on its tokens.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from eke.common.errors import RunError
+from eke.common.text import format_number
+from eke.config.schema import PretrainedModel, SequenceClassification
+from eke.data.sources import Vocabulary
+from eke.models.sizes import is_ragged
+from eke.plan.planner import Plan
+from eke.training.model.attention_kernels import ATTENTION
+from eke.training.model.number_formats import weights_dtype
+from eke.training.model.unused import (
+    HEADS,
+    check_places,
+    drawn_in_float32,
+    freeze_unreached,
+    kept_dropouts,
+    padding_side,
+    probe,
+    set_dropout,
+)
+
+_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bias)$")
+# Old checkpoints hold what newer classes compute; GPT-2's attn.bias was its causal mask.
+
+_HEADS = ("classification_head", "classifier", "cls", "lm_head", "qa_outputs", "score")
+# T5's classes keep encoder and decoder beside the head, not in a model of their own.
+
+MAX_NAMES = 3
+"""Tensors that an error message names before it counts the rest."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What of a checkpoint did not go into the model, and what of the model is not from it."""
+
+    new_weights: tuple[str, ...] = ()
+    """Drawn at random, by the run's seed: the task's head."""
+    resized_weights: tuple[str, ...] = ()
+    """Drawn likewise, since the task has another number of classes than the checkpoint's head."""
+    unused_weights: tuple[str, ...] = ()
+    """In the checkpoint without a place in the model: another task's head."""
+    unreached: tuple[str, ...] = ()
+    """Frozen, since no output depends on them."""
+    kept_dropouts: tuple[float, ...] = ()
+    """Probabilities of dropouts that `model.dropout` does not reach."""
+    padding: str = "right"
+    """Side on which rows can be padded; empty where padding changes the other tokens."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences for log and record."""
+        found = []
+        if self.new_weights:
+            found.append(
+                f"random at the start, since the checkpoint lacks them: "
+                f"{format_number(len(self.new_weights), 'tensor')}, {_listed(self.new_weights)}"
+            )
+        if self.resized_weights:
+            found.append(
+                f"random at the start, since the checkpoint's have another size: "
+                f"{format_number(len(self.resized_weights), 'tensor')}, "
+                f"{_listed(self.resized_weights)}"
+            )
+        if self.unused_weights:
+            found.append(
+                f"left out, since they are of another head: "
+                f"{format_number(len(self.unused_weights), 'tensor')} of the checkpoint, "
+                f"{_listed(self.unused_weights)}"
+            )
+        if self.unreached:
+            found.append(f"no output depends on {_listed(self.unreached)}: not trained")
+        if self.kept_dropouts:
+            kept = ", ".join(f"{p:g}" for p in self.kept_dropouts)
+            found.append(f"model.dropout does not reach all dropouts: some keep p = {kept}")
+        if not self.padding:
+            found.append(
+                "padding changes what this model computes for other tokens: losses depend "
+                "on which rows share a micro-batch (batch.per_device=1 batch.eval_per_device=1)"
+            )
+        return found
+
+
+def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadReport]:
+    """The planned checkpoint in the planned format on `device`, with the head of the task.
+
+    What the checkpoint lacks of the head is drawn from the run's seed, whatever the number format
+    (but for rounding) and the attention. On the meta device nothing is read but the sizes.
+
+    Raises:
+        RunError: the checkpoint has no such head, or its tensors are not those of its config.json.
+    """
+    import transformers
+
+    config = plan.config
+    head = getattr(transformers, HEADS[config.task.option])
+    typed = cast(PretrainedModel, config.model)
+    dtype = weights_dtype(plan)
+    settings = {
+        "dtype": dtype,
+        "attn_implementation": ATTENTION[config.attention.option],
+        "trust_remote_code": False,
+    }
+    forked = [device] if device.type == "cuda" else []
+    try:
+        model_config = checkpoint_configuration(plan)
+        with torch.random.fork_rng(devices=forked), drawn_in_float32(dtype):
+            torch.manual_seed(config.seed)
+            if device.type == "meta":
+                with device:
+                    return head.from_config(model_config, **settings), LoadReport()
+            model, info = head.from_pretrained(
+                typed.name_or_path,
+                revision=commit_of(typed),
+                config=model_config,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # found and told below, in words
+                device_map={"": device} if device.type == "cuda" else None,
+                **settings,
+            )
+    except (RuntimeError, MemoryError, RunError):
+        raise  # out of memory, a bug, or said already
+    except Exception as error:  # a config.json's odd value may end in any error of any class
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's, not transformers'
+        known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
+        why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
+        raise _refusal(typed, why, "another checkpoint, or another task") from error
+    report = _judge(typed, model, info)
+    _check_size(plan, model)
+    if typed.family == "other":
+        check_places(model, config.task.option)
+        report = replace(report, unreached=freeze_unreached(model))
+        if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
+            side = padding_side(model, config.task.option, plan.vocabulary.pad)
+            report = replace(report, padding=side)
+    if typed.dropout is not None:
+        kept = kept_dropouts(model, typed.dropout, probe(model, 0))
+        report = replace(report, kept_dropouts=kept)
+    return cast(nn.Module, model), report
+
+
+def commit_of(model: PretrainedModel) -> str:
+    """The commit the plan was made for; transformers' default for a local folder."""
+    return model.content.partition("@")[2] or "main"
+
+
+def checkpoint_configuration(plan: Plan) -> Any:
+    """The checkpoint's own configuration, with what training and the task ask for.
+
+    Raises:
+        RunError: transformers cannot use it.
+    """
+    from transformers import AutoConfig
+
+    config = plan.config
+    model = cast(PretrainedModel, config.model)
+    try:
+        loaded = AutoConfig.from_pretrained(
+            model.name_or_path, revision=commit_of(model), trust_remote_code=False
+        )
+    except Exception as error:  # a configuration class may stumble over any value, in any way
+        why = f"its config.json cannot be used: {_first_sentence(error)}"
+        raise _refusal(model, why, "another checkpoint") from error
+    loaded.use_cache = False
+    if config.task.option in ("causal_lm", "masked_lm"):
+        loaded.tie_word_embeddings = model.tie_word_embeddings  # as the tensors say
+    if getattr(loaded, "output_router_logits", False):
+        loaded.output_router_logits = False  # nothing adds their loss
+    if isinstance(config.task, SequenceClassification):
+        if loaded.num_labels != config.task.num_labels:
+            loaded.num_labels = config.task.num_labels
+        _set_special_tokens(loaded, plan.vocabulary)
+    if model.dropout is not None:
+        set_dropout(loaded, model.dropout)
+    return loaded
+
+
+def _set_special_tokens(loaded: Any, vocabulary: Vocabulary) -> None:
+    """Classifiers of decoders look for padding, T5's for the end of text: as the rows have them."""
+    loaded.pad_token_id, loaded.eos_token_id = vocabulary.pad, vocabulary.eos
+
+
+def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
+    """Which differences are a head's.
+
+    Raises:
+        RunError: some are not.
+    """
+    mismatched = {
+        name: (tuple(found), tuple(wanted))
+        for name, found, wanted in sorted(info["mismatched_keys"])
+    }
+    strange = [name for name in mismatched if not _is_head(model, name)]
+    if strange:
+        name = strange[0]
+        found, wanted = mismatched[name]
+        why = (
+            f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
+            f"{name} is {list(found)} and should be {list(wanted)}"
+        )
+        raise _refusal(typed, why, "a config.json that belongs to the weights")
+    missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
+    if missing:
+        why = (
+            f"it lacks {format_number(len(missing), 'tensor')} of {type(model).__name__}: "
+            f"{_listed(missing)}; it is of another architecture or incomplete"
+        )
+        raise _refusal(typed, why, "a complete checkpoint")
+    unexpected = [n for n in info["unexpected_keys"] if not _BUFFERS.search(n)]
+    extra = sorted(n for n in unexpected if not _is_head(model, n))
+    if extra:
+        why = (
+            f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
+            f"config.json describes it: {_listed(extra)}"
+        )
+        raise _refusal(typed, why, "a config.json that belongs to the weights")
+    new = sorted({*info["missing_keys"]} - set(mismatched))
+    return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
+
+
+def _is_head(model: Any, name: str) -> bool:
+    """Whether a tensor's name is outside the model that all tasks share; poolers are, too."""
+    prefix = model.base_model_prefix
+    base = getattr(model, prefix, model)
+    parts = name.removeprefix(f"{prefix}.").split(".")
+    if parts[0] == "pooler":
+        return True
+    children = {child for child, _ in base.named_children()}
+    children |= {parameter.partition(".")[0] for parameter, _ in base.named_parameters()}
+    return parts[0] not in children - set(_HEADS)
+
+
+def _check_size(plan: Plan, model: nn.Module) -> None:
+    """Rules, FLOPs and memory were computed for one size; another one would make them untrue.
+
+    Raises:
+        RunError: the model has another size than the closed form of its family.
+    """
+    typed = cast(PretrainedModel, plan.config.model)
+    count = sum(p.numel() for p in model.parameters())
+    if typed.family != "other" and count != plan.size.num_parameters:
+        why = (
+            f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
+            "setting of it (tie_word_embeddings?) does not describe its tensors"
+        )
+        raise _refusal(typed, why, "a config.json that belongs to the weights")
+
+
+def _refusal(typed: PretrainedModel, why: str, instead: str) -> RunError:
+    return RunError(f"model.name_or_path = {typed.name_or_path}: {why} -> {instead}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - MAX_NAMES} more" if len(every) > MAX_NAMES else ""
+    return ", ".join(every[:MAX_NAMES]) + more
+
+
+def _first_sentence(error: Exception) -> str:
+    """Transformers explains over many lines; the first says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".:") if lines else type(error).__name__
+
+
+def set_special_ids(model_config: Any, plan: Plan) -> None:
+    """Tell a transformers configuration which ids pad, begin and end a text.
+
+    The padding id is where decoders stop looking for a sequence's last token, so another
+    tokenizer's id would do harm. eke's bytes need no change.
+
+    Args:
+        model_config: changed in place, before the model is built.
+        plan: its vocabulary is read.
+    """
+    vocabulary = plan.vocabulary
+    if vocabulary.is_bytes:
+        return
+    # Only a classifier has to know an end of text that pads.
+    classifies = plan.config.task.option == "sequence_classification"
+    model_config.pad_token_id = None if vocabulary.pad_is_eos and not classifies else vocabulary.pad
+    model_config.bos_token_id = vocabulary.bos
+    model_config.eos_token_id = vocabulary.eos
+    if model_config.is_encoder_decoder:
+        model_config.pad_token_id = model_config.decoder_start_token_id = vocabulary.pad
+
+
+def is_padding_alone(vocabulary: Vocabulary, token: int) -> bool:
+    """Whether a token stands nowhere but where a row is filled up."""
+    frames = (vocabulary.frame, vocabulary.target_frame)
+    written = {t for frame in frames for t in (*frame.prefix, *frame.suffix)}
+    return token == vocabulary.pad and token not in {vocabulary.bos, vocabulary.eos, *written}
+
+
+def learn_padding(plan: Plan, model: Any) -> tuple[str, ...]:
+    """Have embeddings learn the rows of all tokens that rows are made of; returns their names.
+
+    `nn.Embedding` gives the row of its `padding_idx` no gradient. Where that id is also an end of
+    text, or an ordinary token of another tokenizer, the model could never learn it. The saved
+    configuration keeps its ids.
+    """
+    if plan.vocabulary.is_bytes:
+        return ()
+    table = getattr(model.get_input_embeddings(), "weight", None)  # Perceiver's has none
+    learnt = []
+    for name, module in model.named_modules():
+        index = getattr(module, "padding_idx", None)
+        is_table = isinstance(module, nn.Embedding) and module.weight is table
+        if is_table and index is not None and not is_padding_alone(plan.vocabulary, index):
+            module.padding_idx = None
+            learnt.append(name)
+    return tuple(learnt)

@@ -1,0 +1,301 @@
+"""Number formats: autocast, loss scaling and TF32. The only file that sets torch's global flags.
+
+Float32 copies of bfloat16 weights, for the optimizer to step on.
+
+bfloat16 keeps 8 bits of a number: what an update changes below the ninth is lost each time it is
+rounded, and never adds up. Kept in float32 it does. Micikevicius et al. 2017, arXiv:1710.03740,
+section 3.1.
+
+torch.compile, and what the compiler did.
+
+All runs of a user on a machine share what is compiled (`eke.training.loop.environment`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from eke.common.errors import RunError
+from eke.config.schema import CompileMode, Compute
+from eke.plan.planner import Plan
+from eke.training.distributed.sharding import cut_like, part
+from eke.training.model.checkpointing import find_layers
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How a forward pass computes, and how its loss is scaled."""
+
+    autocast: Context
+    """A fresh context for each forward pass of training."""
+    eval_autocast: Context
+    """The same for evaluation."""
+    scaler: torch.amp.GradScaler | None
+    """Loss scaling for float16, on CPUs too; None for the other formats."""
+
+
+def build_formats(plan: Plan, device: torch.device) -> Formats:
+    """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
+    return BUILDERS[plan.config.precision.compute](plan, device)
+
+
+def weights_dtype(plan: Plan) -> torch.dtype:
+    """Format of weights and gradients."""
+    dtype: torch.dtype = getattr(torch, plan.compute.weights)
+    return dtype
+
+
+def set_tf32(on: bool) -> None:
+    """TF32 in the float32 products and convolutions of every GPU, or full float32.
+
+    By the names that set both of torch's records of it. The newer `fp32_precision` (torch 2.9) sets
+    one, and torch 2.13 then raises where the other is asked for, as inductor does for its cache.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+
+
+def _build(plan: Plan, device: torch.device) -> Formats:
+    if device.type == "cuda":
+        set_tf32(plan.compute.tf32)
+    return Formats(
+        autocast=_context(plan.compute.autocast, device),
+        eval_autocast=_context(plan.compute.eval_autocast, device),
+        scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
+    )
+
+
+def _context(autocast: str | None, device: torch.device) -> Context:
+    if autocast is None:
+        return nullcontext
+    dtype: torch.dtype = getattr(torch, autocast)
+    return lambda: torch.autocast(device.type, dtype=dtype)
+
+
+BUILDERS: dict[Compute, Callable[[Plan, torch.device], Formats]] = {
+    Compute.float32: _build,
+    Compute.bfloat16: _build,
+    Compute.float16: _build,
+}
+"""`precision.compute` -> builder; the options of the group are presets of it and of `tf32`."""
+
+
+Groups = list[dict[str, Any]]
+
+Pairs = list[tuple[nn.Parameter, nn.Parameter]]
+"""A weight of the model, and its copy."""
+
+_PAIRS: WeakKeyDictionary[torch.optim.Optimizer, Pairs] = WeakKeyDictionary()
+
+MASTER = "master"
+"""Key of the copies in the optimizer's state dict."""
+
+AT_ONCE_BYTES = 64 * 2**20
+"""Of float32 gradients that come into being before those they are copied from go: a choice. A GPU
+copies all of them by a few kernels; tensor by tensor each would be a launch."""
+
+
+def build_with_master(
+    groups: Groups, build: Callable[[Groups], torch.optim.Optimizer]
+) -> torch.optim.Optimizer:
+    """The optimizer of float32 copies of these weights, which writes back what it has done.
+
+    Before each step the gradients move over to the copies, after it the weights become the rounded
+    copies. The optimizer's state dict holds the copies, and loads them. Gradient clipping and the
+    gradient norm see the model's gradients as ever.
+
+    Args:
+        groups: parameter groups of the model's weights.
+        build: parameter groups -> optimizer.
+    """
+    pairs: Pairs = []
+    copied = []
+    for group in groups:
+        copies = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in group["params"]]
+        pairs += zip(group["params"], copies, strict=True)
+        copied.append({**group, "params": copies})
+    optimizer = build(copied)
+    _connect(optimizer, pairs)
+    _PAIRS[optimizer] = pairs
+    return optimizer
+
+
+def stepped_weights(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The model's weights that an optimizer steps, be it on copies of them."""
+    if optimizer in _PAIRS:
+        return [weight for weight, _ in _PAIRS[optimizer]]
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _connect(optimizer: torch.optim.Optimizer, pairs: Pairs) -> None:
+    together = list(_stretches(pairs))
+
+    @torch.no_grad()
+    def take_gradients(*_: Any) -> None:
+        for stretch in together:
+            narrow, wide = [], []
+            for weight, copy in stretch:
+                copy.grad = None if weight.grad is None else torch.empty_like(copy)
+                if weight.grad is not None and copy.grad is not None:
+                    narrow.append(weight.grad)
+                    wide.append(copy.grad)
+                weight.grad = None
+            _copy_all(wide, narrow)
+
+    @torch.no_grad()
+    def write_back(*_: Any) -> None:
+        _copy_all([weight for weight, _ in pairs], [copy for _, copy in pairs])
+
+    def save(_: Any, state: dict[str, Any]) -> None:
+        state[MASTER] = [copy.detach() for _, copy in pairs]
+
+    @torch.no_grad()
+    def load(_: Any, state: dict[str, Any]) -> None:
+        saved: list[Tensor] = state.pop(MASTER)
+        for (_, copy), tensor in zip(pairs, saved, strict=True):
+            copy.copy_(cut_like(tensor, copy))
+
+    optimizer.register_step_pre_hook(take_gradients)
+    optimizer.register_step_post_hook(write_back)
+    optimizer.register_state_dict_post_hook(save)
+    optimizer.register_load_state_dict_pre_hook(load)
+
+
+def _stretches(pairs: Pairs) -> Iterator[Pairs]:
+    """The pairs in order, AT_ONCE_BYTES of copies at a time; a larger one alone."""
+    stretch: Pairs = []
+    num_bytes = 0
+    for weight, copy in pairs:
+        size = part(copy).nbytes
+        if stretch and num_bytes + size > AT_ONCE_BYTES:
+            yield stretch
+            stretch, num_bytes = [], 0
+        stretch.append((weight, copy))
+        num_bytes += size
+    if stretch:
+        yield stretch
+
+
+def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy tensors into others, of another format perhaps; cut ones are cut alike."""
+    if into:
+        torch._foreach_copy_([part(tensor) for tensor in into], [part(value) for value in values])
+
+
+def master_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of what the optimizer steps on without its being a weight of the model."""
+    weights = {id(p) for p in model.parameters()}
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    return sum(p.numel() * p.element_size() for p in stepped if id(p) not in weights)
+
+
+BACKENDS: dict[str, str | None] = {
+    "none": None,
+    "inductor": "inductor",
+    "aot_eager": "aot_eager",
+    "eager": "eager",
+    "cudagraphs": "cudagraphs",
+}
+"""Option of the group `compile` -> torch.compile's backend; None does not compile."""
+
+MAX_COMPILATIONS = 4096
+"""Compilations that are remembered for the report; far above what a usable run has."""
+
+
+VARIANTS_OF_LAYERS = 32
+"""Versions of one layer's code that regional compilation may keep: T5 has four kinds of layer
+(encoder's and decoder's, the first of each with position biases), each is trained and evaluated,
+and lengths become dynamic with the second that is met. At PyTorch's 8 it would silently run the
+rest operation by operation."""
+
+
+def compile_model(plan: Plan, model: torch.nn.Module) -> torch.nn.Module:
+    """The model, wrapped for compilation at its first call, or itself when nothing is compiled.
+
+    With `compile.regional` it is itself, and its layers compile when they are first called; layers
+    of one class share their code. Starts from an empty compiler: earlier graphs of this process and
+    the counters of `compile_report` are dropped.
+
+    Raises:
+        RunError: layers are to be compiled, and the model has none.
+    """
+    config = plan.config.compile
+    arguments: dict[str, Any] = {"backend": BACKENDS[config.option]}
+    if arguments["backend"] is None:
+        return model
+    if arguments["backend"] == "inductor" and config.mode is not CompileMode.default:
+        arguments["mode"] = config.mode.value.replace("_", "-")
+    _reset()
+    if not config.regional:
+        return cast(torch.nn.Module, torch.compile(model, **arguments))
+    layers = find_layers(model)
+    if not layers:
+        raise RunError(
+            f"compile.regional = true: {type(model).__name__} has no layers that transformers "
+            "marks as repeated\n  -> compile.regional=false"
+        )
+    torch._dynamo.config.recompile_limit = VARIANTS_OF_LAYERS
+    for layer in layers:
+        layer.compile(**arguments)
+    return model
+
+
+def is_compiled(plan: Plan) -> bool:
+    """Whether torch.compile has anything to do."""
+    return BACKENDS[plan.config.compile.option] is not None
+
+
+def num_graphs(plan: Plan) -> int:
+    """Graphs captured so far: more after a step in which the compiler ran."""
+    if not is_compiled(plan):
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def compile_report() -> dict[str, Any]:
+    """What the compiler has done in this process since `compile_model`.
+
+    Returns:
+        `graphs`: graphs captured by Dynamo, those of recompilations included; `operations`: in
+        them; `graph_breaks`: times it had to end a graph early; `recompiles`: compilations because
+        a guard failed, a new shape say; `cache_hits`, `cache_misses`: graphs that inductor had, and
+        had not, compiled for an earlier run; `compile_s`: wall seconds inside the compiler, backend
+        included: Dynamo's own duration of each frame and of each backward graph compiled when first
+        needed.
+    """
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    metrics = get_compilation_metrics()
+    return {
+        "graphs": int(counters["stats"]["unique_graphs"]),
+        "operations": sum(m.graph_op_count or 0 for m in metrics),
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "recompiles": sum(m.recompile_reason is not None for m in metrics),
+        "cache_hits": int(counters["inductor"]["fxgraph_cache_hit"]),
+        "cache_misses": int(counters["inductor"]["fxgraph_cache_miss"]),
+        "compile_s": sum(m.duration_us or 0 for m in metrics) / 1e6,
+    }
+
+
+def _reset() -> None:
+    """Drop compiled code, counters and the history of compilations of this process."""
+    from torch._dynamo.utils import (
+        clear_compilation_metrics,
+        counters,
+        set_compilation_metrics_limit,
+    )
+
+    torch._dynamo.reset()
+    counters.clear()
+    # Dynamo keeps the last 64 by default; a run with many graph breaks would lose its first ones.
+    set_compilation_metrics_limit(MAX_COMPILATIONS)
+    clear_compilation_metrics()

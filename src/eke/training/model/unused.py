@@ -1,0 +1,429 @@
+"""Parameters that no output of the model depends on.
+
+They never get a gradient. Data parallelism waits for one from every trainable parameter, and an
+optimizer would decay them, so they are frozen.
+
+The experts of a layer under autocast.
+
+transformers multiplies all experts of a layer at once by `grouped_mm`, an operation that PyTorch's
+autocast does not know: its operands would stay float32, and most of such a model would be computed
+without tensor cores, whatever `precision` says.
+
+Whether padding and later tokens change what a model computes for a row, asked by tiny batches.
+
+No list of families says it: XLNet classifies by the last place, padding or not; FNet mixes padding
+into every token; BERT's class for causal_lm sees the tokens that it predicts.
+
+Random weights that are the same in every format: drawn in float32, then rounded.
+
+PyTorch's generators draw other numbers for bfloat16 than for float32 on a CPU (torch 2.11: always;
+2.13: the last ones of a tensor whose size is no multiple of 16), and runs in two formats would
+begin with different models.
+
+Which of transformers' classes has the head of a task.
+
+`model.dropout`: one probability for every dropout of a checkpoint's architecture.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eke.common.errors import RunError
+from eke.training.model.checkpointing import find_layers
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether a feed-forward layer of the model is a choice of several."""
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
+def routed_parents(model: nn.Module) -> list[nn.Module]:
+    """Modules that send each token to some of several equal modules.
+
+    By structure: within a Transformer layer, a container of two or more modules of one class with
+    parameters of the same names and shapes. The containers' parents are returned.
+    """
+    layers = find_layers(model)
+    inner = {id(m): m for layer in layers for m in layer.modules() if m is not layer}
+    return [m for m in inner.values() if any(map(_is_routed, m.children()))]
+
+
+def routed_siblings(model: nn.Module) -> list[list[nn.Module]]:
+    """The equal modules of each place in `routed_parents`."""
+    containers = (c for parent in routed_parents(model) for c in parent.children())
+    return [_with_parameters(container) for container in containers if _is_routed(container)]
+
+
+def _is_routed(module: nn.Module) -> bool:
+    experts = _with_parameters(module)
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict) or len(experts) < 2:
+        return False
+    kinds = {(type(m), *((n, tuple(p.shape)) for n, p in m.named_parameters())) for m in experts}
+    return len(kinds) == 1
+
+
+def _with_parameters(module: nn.Module) -> list[nn.Module]:
+    """Children that learn: NLLB-MoE keeps a dropout among its experts."""
+    return [m for m in module.children() if any(True for _ in m.parameters())]
+
+
+def depend_on_all(module: nn.Module, late: bool) -> None:
+    """Give each parameter of the module a gradient in every backward pass, of zero if need be.
+
+    ZeRO-2 exchanges gradients in the order in which they are complete, which has to be that of the
+    other ranks: with the zeros added to the input, all are complete after the module's own backward
+    pass, one after the other. ZeRO-3 has weights only within the module: there to the output.
+
+    Args:
+        module: called with its hidden states, first or alone; before anything wraps it.
+        late: add to the output.
+    """
+
+    def nothing() -> Any:
+        return sum(p.reshape(-1)[:1].sum() * 0.0 for p in module.parameters() if p.requires_grad)
+
+    def before(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (args[0] + nothing(), *args[1:]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, {**kwargs, name: kwargs[name] + nothing()}
+
+    def after(_: Any, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0] + nothing(), *output[1:])
+        return output + nothing()
+
+    if late:
+        module.register_forward_hook(after)
+    else:
+        module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def cast_experts(model: nn.Module) -> None:
+    """Let autocast cast the operands of the experts' product, in this process and once for all.
+
+    Without autocast nothing is cast. Seen with transformers 5.23, which looks the function up at
+    each call; in a version without it nothing is replaced, and
+    tests/unit/training/model/test_experts.py tells.
+
+    Args:
+        model: without experts nothing is imported for it.
+    """
+    if not has_experts(model):
+        return
+    from transformers.integrations import moe
+
+    found: Any = getattr(moe, "_grouped_mm", None)
+    if found is not None and not hasattr(found, "__wrapped__"):
+        vars(moe)["_grouped_mm"] = _under_autocast(found)
+
+
+def _under_autocast(multiply: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(multiply)
+    def product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+        kind = weight.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            input, weight = input.to(dtype), weight.to(dtype)
+        return multiply(input, weight, offs)
+
+    return product
+
+
+UNUSED: dict[str, tuple[str, ...]] = {
+    # A second output bias, beside the decoder's own, where the embeddings are not tied.
+    "BertForMaskedLM": ("cls.predictions.bias",),
+}
+"""Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
+is read. Complete for the families of `eke.models.sizes` (tested)."""
+
+
+NUM_PROBES = 3
+"""Forward passes over different tokens that a parameter has to be missing in."""
+
+
+def freeze_unused(model: nn.Module) -> tuple[str, ...]:
+    """Stop training what the table names; returns the names."""
+    frozen = []
+    for name in UNUSED.get(type(model).__name__, ()):
+        parameter = model.get_parameter(name)
+        every_name = [
+            n for n, p in model.named_parameters(remove_duplicate=False) if p is parameter
+        ]
+        if every_name == [name]:
+            parameter.requires_grad_(False)
+            frozen.append(name)
+    return tuple(frozen)
+
+
+def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
+    """Stop training what no forward pass reaches; returns the names.
+
+    For architectures that the table does not know. Follows the graph of the logits back to the
+    parameters without computing a gradient: the cost is some forward passes over a few tokens.
+    An expert is reached where one of its siblings is: other tokens are sent to it.
+    """
+    reached: set[int] = set()
+    with torch.random.fork_rng(devices=_devices(model)):
+        for seed in range(NUM_PROBES):
+            reached |= _leaves(model(**probe(model, seed)).logits)
+    for siblings in routed_siblings(model):
+        for alike in zip(*(module.parameters() for module in siblings), strict=True):
+            if any(id(p) in reached for p in alike):
+                reached |= set(map(id, alike))
+    frozen = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in reached:
+            parameter.requires_grad_(False)
+            frozen.append(name)
+    return tuple(frozen)
+
+
+def probe(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Four rows of eight varied tokens, with the model's own end of text last and only there."""
+    config: Any = model.config
+    device = next(model.parameters()).device
+    table = getattr(model, "get_input_embeddings", lambda: None)()
+    vocabulary = int(getattr(table, "num_embeddings", config.vocab_size))
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    special = {*ends, config.pad_token_id}
+    plain = [token for token in range(vocabulary) if token not in special] or [0]
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(plain), (4, 8), generator=generator)
+    ids = torch.tensor(plain)[chosen].to(device)
+    if isinstance(ends[0], int) and 0 <= ends[0] < vocabulary:
+        ids[:, -1] = ends[0]
+    inputs = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    return inputs
+
+
+def _devices(model: nn.Module) -> list[torch.device]:
+    device = next(model.parameters()).device
+    return [device] if device.type == "cuda" else []
+
+
+def _leaves(output: Tensor) -> set[int]:
+    """Identities of the tensors that gradients of `output` would be accumulated into."""
+    seen: set[object] = set()
+    found: set[int] = set()
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+NUM_SHORT = 5
+"""Tokens of a row that is padded to the length of a probe."""
+
+
+@torch.no_grad()
+def padding_side(model: nn.Module, task: str, pad: int) -> str:
+    """`right` or `left`: where padding changes no output; empty where it does on both sides.
+
+    Args:
+        model: in evaluation mode.
+        task: option of the group `task`.
+        pad: token that fills rows up.
+
+    Raises:
+        RunError: it takes no padded rows at all.
+    """
+    whole = probe(model, 0)["input_ids"][:2]
+    ids = whole[:, -NUM_SHORT:]  # with the end of text that some classifiers pool at
+    alone = _logits(model, task, ids, ids)
+    if not _alike(alone, _logits(model, task, ids, ids)):
+        return "right"  # hashing at random: nothing can be said
+    filler = torch.full_like(whole[:, NUM_SHORT:], pad)
+    sides = {"right": [ids, filler], "left": [filler, ids]}
+    if task == "seq2seq_lm":
+        del sides["left"]  # a decoder's inputs are shifted labels
+    for side, parts in sides.items():
+        padded = torch.cat(parts, 1)
+        mask = torch.cat([torch.full_like(part, part is ids) for part in parts], 1)
+        try:
+            found = _logits(model, task, padded, ids, attention_mask=mask)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # XLNet with attn_type=uni adds masks of different shapes
+            why = f"{type(model).__name__} takes no padded rows"
+            raise RunError(f"{why} -> batch.per_device=1 batch.eval_per_device=1") from error
+        if found.dim() == 3 and found.shape[1] == whole.shape[1]:
+            found = found[mask.bool()].view(*ids.shape, -1)
+        if found.shape == alone.shape and _alike(alone, found):
+            return side
+    return ""
+
+
+@torch.no_grad()
+def check_places(model: nn.Module, task: str) -> None:
+    """The output has a place for each token, which in causal_lm does not know the next one.
+
+    Raises:
+        RunError: it has not, or it does.
+    """
+    if task not in ("causal_lm", "masked_lm"):
+        return
+    ids = probe(model, 0)["input_ids"][:1]
+    found = _logits(model, task, ids, ids)
+    name = type(model).__name__
+    if found.shape[1] != ids.shape[1]:
+        why = f"{name} answers {ids.shape[1]} tokens with {found.shape[1]} places"
+        raise RunError(f"task = {task}: {why} -> another checkpoint")
+    other = ids.clone()
+    other[:, -1] = ids[0, (ids[0] != ids[0, -1]).int().argmax()]
+    if task == "causal_lm" and not _alike(found[:, :-1], _logits(model, task, other, ids)[:, :-1]):
+        why = f"{name} sees the tokens that it has to predict"
+        fix = "is_decoder = true in its config.json, or task=masked_lm"
+        raise RunError(f"task = causal_lm: {why} -> {fix}")
+
+
+def _logits(model: Any, task: str, ids: Tensor, target: Tensor, **more: Tensor) -> Tensor:
+    if task == "seq2seq_lm":
+        more["decoder_input_ids"] = target
+    with torch.random.fork_rng(devices=[ids.device] if ids.device.type == "cuda" else []):
+        logits: Tensor = model(input_ids=ids, **more).logits
+    return logits.float()
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """But for rounding: of float32 on a CPU, else of the coarsest that a GPU multiplies in."""
+    tolerance = 1e-4 if one.device.type == "cpu" else 2e-2
+    return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-3))
+
+
+DRAWS = (torch.ops.aten.normal_, torch.ops.aten.uniform_)
+"""What transformers' and PyTorch's initialisations draw with, in place."""
+
+
+def drawn_in_float32(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Context in which weights of this format are initialised."""
+    if dtype is torch.float32:
+        return nullcontext()
+    return _InFloat32()  # type: ignore[no-untyped-call]  # torch 2.13
+
+
+class _InFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 2.13
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket not in DRAWS or args[0].dtype is torch.float32:
+            return func(*args, **(kwargs or {}))
+        narrow, *how = args
+        wide = torch.empty_like(narrow, dtype=torch.float32)
+        func(wide, *how, **(kwargs or {}))
+        return narrow.copy_(wide)
+
+
+HEADS: dict[str, str] = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+}
+"""`task.option` -> transformers' class with that head."""
+
+
+_DROPOUT = re.compile(r"drop")
+_OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask")
+"""Layers, paths and tokens that are left out whole: named alike, and no dropout of activations."""
+
+
+def set_dropout(config: Any, value: float) -> None:
+    """Set every field that is a dropout's probability, of the nested configurations, too.
+
+    Raises:
+        RunError: the configuration class refuses the value.
+    """
+    for part in _parts(config):
+        for name, found in list(vars(part).items()):
+            if _is_number(found) and _DROPOUT.search(name) and not _OTHER.search(name):
+                try:
+                    setattr(part, name, value)
+                except Exception as error:  # huggingface_hub's; MPT declares a whole number
+                    why = f"{type(part).__name__} does not take it as {name}"
+                    fix = "model.dropout=null"
+                    raise RunError(f"model.dropout = {value:g}: {why}\n  -> {fix}") from error
+
+
+def kept_dropouts(
+    model: nn.Module, value: float, inputs: Mapping[str, Tensor]
+) -> tuple[float, ...]:
+    """Probabilities other than `value` that one training forward pass uses, without those of 0.
+
+    Fields that leave out something else than activations are not counted.
+
+    Args:
+        model: its mode is left as it was.
+        value: the wanted probability.
+        inputs: of the forward pass.
+    """
+    mine: Any = model
+    others = {
+        float(found)
+        for part in _parts(mine.config)
+        for name, found in vars(part).items()
+        if _DROPOUT.search(name) and _OTHER.search(name) and isinstance(found, float | int)
+    }
+    training = model.training
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            with torch.no_grad(), recorded_dropouts() as used:
+                model.train()(**inputs)
+        finally:
+            model.train(training)
+    return tuple(sorted({p for p in used if p not in (0.0, value)} - others))
+
+
+@contextmanager
+def recorded_dropouts() -> Iterator[list[float]]:
+    """The probability of each call of dropout and of attention that trains."""
+    used: list[float] = []
+
+    def recording(call: Callable[..., Tensor], name: str, place: int) -> Callable[..., Tensor]:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
+            default = 0.0 if name == "dropout_p" else 0.5
+            p = kwargs.get(name, args[place] if len(args) > place else default)
+            if name == "dropout_p" or kwargs.get("training", args[2] if len(args) > 2 else True):
+                used.append(float(p))
+            return call(*args, **kwargs)
+
+        return recorded
+
+    with ExitStack() as stack:
+        dropout, attention = F.dropout, F.scaled_dot_product_attention
+        for holder in (F, torch):
+            stack.enter_context(patch.object(holder, "dropout", recording(dropout, "p", 1)))
+        stack.enter_context(
+            patch.object(F, "scaled_dot_product_attention", recording(attention, "dropout_p", 4))
+        )
+        yield used
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    yield config
+    for name in getattr(config, "sub_configs", None) or ():
+        part = getattr(config, name, None)
+        if part is not None:
+            yield from _parts(part)
+
+
+def _is_number(value: Any) -> bool:
+    """None stands for another field's value (`classifier_dropout`)."""
+    return value is None or (isinstance(value, float | int) and not isinstance(value, bool))

@@ -1,0 +1,355 @@
+"""Whether anything was compiled.
+
+What DeepSpeed's engine really does: its stage, and where this rank's training state lives.
+
+What one step computed with: number formats, kernels of attention and of the loss.
+
+Whether Trainer took the steps, and the arguments it had.
+
+Whether batches came the way that was asked for: read from the loaders at work.
+
+What each process really holds and feeds, where work or state was to be shared out.
+
+How the GPUs of a run may exchange data: read from the environment that NCCL reads.
+"""
+
+import dataclasses
+import os
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from eke.config.schema import FSDP, Attention, Backend, Packing, PeerToPeer
+from eke.models.sizes import is_ragged
+from eke.plan.planner import swap_files, swap_folder
+from eke.training.checkpoint import ShardedUpdate
+from eke.training.distributed.deepspeed_engine import (
+    DeepSpeedUpdate,
+    Engine,
+    flat_pieces,
+    piece_numbers,
+)
+from eke.training.distributed.operators import in_files, swap_buffers
+from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
+from eke.training.distributed.sharding import is_cut, mesh_of, part_bytes
+from eke.training.loop.state import Job
+from eke.training.model.attention_kernels import ATTENTION, EXPECTED, Seen
+from eke.training.model.loss import has_fused_loss, is_sparse, loss_head, replaced_modules
+from eke.training.model.number_formats import num_graphs
+
+
+def note_compiler(job: Job) -> None:
+    """Warn where the compiler has captured nothing by the end of the second step."""
+    option = job.plan.config.compile.option
+    if option != "none" and not num_graphs(job.plan):
+        job.warn(f"compile={option} had no effect: no graph was captured")
+
+
+def note_deepspeed(job: Job) -> None:
+    """Read it from the engine and its tensors; warn where that is not what was planned."""
+    if not isinstance(job.update, DeepSpeedUpdate):
+        return
+    assert job.plan.deepspeed is not None, "an engine without a plan for it"
+    found = look_at(job.update.engine)
+    job.effective["deepspeed"] = found
+    if (swap := swap_folder(job.plan, job.paths)) is not None:
+        found["file_bytes"] = swap_files(swap, job.ranks.rank)
+    zero = job.plan.deepspeed["zero_optimization"]
+    if found["stage"] != zero["stage"]:
+        job.warn(
+            f"distributed=zero{zero['stage']} had no effect: the engine is at {found['stage']}"
+        )
+    processes = job.plan.batch.world_size
+    if found["processes"] != processes:
+        job.warn(f"DeepSpeed shares out between {found['processes']} processes, not {processes}")
+    if zero["stage"] == 3 and found["cut_weights"] == 0:
+        job.warn("distributed=zero3 had no effect on weights: each is small enough to stay whole")
+    wanted = {"offload_optimizer": "optimizer_device", "offload_param": "weights_device"}
+    for key, where in wanted.items():
+        planned = zero.get(key, {}).get("device")
+        # What is too small for a file stays in memory beside the files.
+        if planned is not None and planned not in found[where].split("+"):
+            job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
+
+
+def look_at(engine: Engine) -> dict[str, Any]:
+    """The engine's answers, as plain values; bytes and counts are this rank's."""
+    pieces = flat_pieces(engine)
+    weights = list(engine.module.parameters())
+    cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
+    stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
+    loaded = [store for store in stores if not _is_file(store)]
+    states = [
+        value
+        for state in engine.basic_optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.dim() > 0
+    ]
+    filed = [in_files(engine, number) for number in range(len(pieces))]
+    state_buffers, weight_buffers = swap_buffers(engine)
+    return {
+        "engine": type(engine).__name__,
+        "zero_optimizer": type(engine.optimizer).__name__,
+        "optimizer": type(engine.basic_optimizer).__name__,
+        "stage": int(engine.zero_optimization_stage()),
+        "processes": int(engine.dp_world_size),
+        "piece_numbers": sum(piece_numbers(engine)),
+        "cut_weights": len(cut),
+        "whole_weights": len(weights) - len(cut),
+        "weights_bytes": _bytes([*loaded, *weight_buffers]),
+        "optimizer_device": _places([t for t in states or pieces if t.numel()], any(filed)),
+        "weights_device": _places(loaded, len(loaded) < len(stores)),
+        "optimizer_bytes": _bytes([*pieces, *states, *state_buffers]),
+    }
+
+
+def _is_file(weight: Tensor) -> bool:
+    """Whether DeepSpeed reads this weight from a file when its layer runs."""
+    return getattr(weight, "final_location", None) == "nvme"
+
+
+def _places(tensors: list[Tensor], files: bool) -> str:
+    """Kinds of devices that hold them, and DeepSpeed's word for files."""
+    kinds = {tensor.device.type for tensor in tensors}
+    return "+".join(sorted(kinds | {"nvme"} if files else kinds))
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    """Of different tensors: bitsandbytes gives one table of values to all pieces."""
+    different = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
+    return sum(different.values())
+
+
+FUSED_LOSS = "linear_cross_entropy"
+
+MANY = 0.9
+"""Share of positions with a label from which leaving out the others is not worth a choice."""
+
+
+def note_kernels(job: Job, seen: Seen) -> None:
+    """What one step computed with, and a warning where that is not what was asked for."""
+    plan = job.plan
+    job.effective["matmul_dtypes"] = list(seen.matmul_dtypes)
+    wanted = plan.compute.matmul
+    compiled = plan.config.compile.option != "none"
+    if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
+        job.warn(
+            f"precision={plan.choices.get('precision', '')} had no effect: matrix multiplications "
+            f"ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
+        )
+    _note_attention(job, seen)
+    _note_fused(job, seen)
+
+
+def _note_attention(job: Job, seen: Seen) -> None:
+    """Implementation of the model and kernels that ran; a compiler may fuse a kernel away."""
+    attention = job.plan.config.attention
+    config: Any = job.bare_model.config
+    implementation = str(getattr(config, "_attn_implementation", ""))
+    job.effective["attention_implementation"] = implementation
+    if job.plan.config.model.family == "mixtral":
+        job.effective["experts_implementation"] = getattr(config, "_experts_implementation", None)
+    ran = set(seen.attention_kernels)
+    job.effective["attention_kernels"] = sorted(ran)
+    if implementation != ATTENTION[attention.option]:
+        job.warn(f"attention={attention.option} had no effect: the model runs {implementation}")
+        return
+    compiled = job.plan.config.compile.option != "none"
+    if compiled and not ran:
+        return  # eager and math are ordinary operations, which the compiler fuses with others
+    expected = expected_kernels(attention)
+    if not ran or ran - expected:
+        pinned = attention.backend is not Backend.auto
+        asked = f".backend={attention.backend.value}" if pinned else f"={attention.option}"
+        kernels = ", ".join(sorted(ran)) or "no known kernel"
+        job.warn(f"attention{asked} had no effect: attention ran in {kernels}")
+
+
+def expected_kernels(attention: Attention) -> frozenset[str]:
+    """The kernels of `KernelProbe` of which one or several are then to run."""
+    if attention.option == "sdpa":
+        return EXPECTED[attention.backend]
+    return frozenset({attention.option})
+
+
+def _note_fused(job: Job, seen: Seen) -> None:
+    """How the loss was computed, and how many modules are Liger's."""
+    job.effective["loss_kernels"] = list(seen.loss_kernels)
+    _note_sparse(job)
+    if has_fused_loss(job.plan) and FUSED_LOSS not in seen.loss_kernels:
+        job.warn("kernels.fused_linear_cross_entropy=true had no effect: the loss took all logits")
+    if job.plan.config.kernels.option == "liger":
+        count = replaced_modules(job.bare_model)
+        job.effective["liger_modules"] = count
+        if not count:
+            job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
+
+
+def _note_sparse(job: Job) -> None:
+    """How many of a micro-batch's positions were projected onto the vocabulary."""
+    head = loss_head(job.bare_model) if is_sparse(job.plan) else None
+    if head is None or head.projected is None:
+        return  # compiled code does not count
+    projected, of = head.projected
+    job.effective["projected_positions"] = f"{projected} of {of}"
+    if projected > MANY * of:
+        few = f"{projected} of {of} positions have a label"
+        job.warn(f"kernels.sparse_prediction=true saves next to nothing: {few}")
+
+
+KEY = "trainer"
+
+
+def note_trainer(job: Job, trainer: Any) -> None:
+    """Read from the running Trainer: its class in transformers, and what differs from its defaults.
+
+    Warns about an argument of `trainer.extra` that is what Trainer does anyway.
+    """
+    base = next(cls for cls in type(trainer).__mro__ if cls.__module__.startswith("transformers."))
+    defaults = {f.name: f.default for f in dataclasses.fields(trainer.args)}
+    in_force = {name: getattr(trainer.args, name) for name in defaults}
+    job.effective[KEY] = {
+        "class": f"{base.__module__}.{base.__qualname__}",
+        "arguments": {
+            name: _plain(value)
+            for name, value in in_force.items()
+            if name != "output_dir" and value != defaults[name]
+        },
+    }
+    for name, asked in job.plan.config.trainer.extra.items():
+        if asked == defaults.get(name):
+            job.warn(f"trainer.extra.{name}={asked} had no effect: it is Trainer's default")
+
+
+def note_engine(job: Job) -> None:
+    """Warn when another loop than the one asked for took the first steps."""
+    if job.plan.config.engine.option == "trainer" and KEY not in job.effective:
+        job.warn("engine=trainer had no effect: Hugging Face Trainer did not take these steps")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it; what is no plain value is told as text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def note_loading(job: Job) -> None:
+    """Loader processes that live, batches they work ahead, and the memory batches came in."""
+    loading, config = job.data.loading, job.plan.config.dataloader
+    workers, kept = _living(loading.training), _living_of_evaluation(job)
+    job.effective["loader_workers"] = workers
+    job.effective["loader_batches_ahead"] = workers * _prefetch(loading.training)
+    job.effective["loader_workers_kept"] = kept
+    job.effective["loader_pinned"] = bool(loading.pinned)
+    if workers < config.workers:
+        job.warn(f"dataloader.workers = {config.workers}: {workers} loader processes live")
+    if config.persistent and not kept:
+        job.warn("dataloader.persistent had no effect: evaluation's loader processes have ended")
+    if job.plan.compute.pin_memory and not loading.pinned:
+        job.warn("dataloader.pin_memory had no effect: batches came in pageable memory")
+
+
+def note_packing(job: Job) -> None:
+    """How many sequences shared a row, in all steps of this attempt."""
+    packing, shared = job.plan.config.data.packing, job.data.padding.sequences_per_row
+    if shared is not None:
+        job.effective["sequences_per_row"] = shared
+    if packing is Packing.off or not is_ragged(job.plan.config):
+        return  # of samples that are all as long, a rule has warned before the start
+    if shared is None or shared <= 1:
+        job.warn(f"data.packing={packing.value} had no effect: no row held two sequences")
+
+
+def _living(iterator: Any) -> int:
+    """Processes behind a DataLoader's iterator (torch 2.13 names them `_workers`)."""
+    return sum(process.is_alive() for process in getattr(iterator, "_workers", ()))
+
+
+def _prefetch(iterator: Any) -> int:
+    """Batches that each process prepares ahead."""
+    return int(getattr(iterator, "_prefetch_factor", None) or 0)
+
+
+def _living_of_evaluation(job: Job) -> int:
+    loader = job.data.loading.evaluation
+    return _living(getattr(loader, "_iterator", None))
+
+
+def note_devices(job: Job) -> None:
+    """Where DataParallel's copies really ran."""
+    module = getattr(job.model, "module", None)
+    if not isinstance(module, LossOnDevice):
+        return
+    job.effective["data_parallel_devices"] = sorted(module.devices)
+    if len(module.devices) < job.plan.batch.devices:
+        job.warn(
+            f"distributed=dp used {len(module.devices)} of {job.plan.batch.devices} devices: "
+            "each takes a row at least"
+        )
+
+
+def note_copies(job: Job) -> None:
+    """How many processes exchange their copies' gradients; Trainer's wrapper is its own."""
+    config = job.plan.config
+    if config.distributed.option != "ddp" or config.engine.option != "loop":
+        return
+    wrapped = [m for m in job.model.modules() if isinstance(m, DistributedDataParallel)]
+    processes = wrapped[0].process_group.size() if wrapped else 1
+    job.effective["copies"] = processes
+    if processes != job.plan.batch.world_size:
+        job.warn(
+            f"distributed=ddp had no effect: gradients of {processes} of "
+            f"{job.plan.batch.world_size} processes are exchanged"
+        )
+
+
+def note_sharding(job: Job) -> None:
+    """Parts of weights, gradients and optimizer state, per rank; all ranks take part."""
+    plan = job.plan
+    if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
+        return
+    states = [
+        value
+        for state in job.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.dim() > 0
+    ]
+    parameters = list(job.bare_model.parameters())
+    cut = [p for p in parameters if is_cut(p)]
+    gradients = job.update.gradient_bytes if isinstance(job.update, ShardedUpdate) else None
+    mine = {
+        "weights": part_bytes(parameters),
+        "gradients": gradients,
+        "optimizer": part_bytes(states),
+    }
+    found: dict[str, Any] = {
+        "mesh": mesh_of(parameters),
+        "sharded_parameters": sum(p.numel() for p in cut),
+        "parameters": sum(p.numel() for p in parameters),
+        "state_bytes_per_rank": job.ranks.gather(mine),
+    }
+    job.effective["sharding"] = found
+    if not cut:
+        job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
+
+
+def note_transport(job: Job) -> None:
+    """Whether NCCL may use peer-to-peer copies, on each rank; all ranks take part."""
+    if job.ranks.world_size == 1 or job.device.type != "cuda":
+        return
+    values = job.ranks.gather(os.environ.get(P2P_VARIABLE, ""))
+    # NCCL takes any number but 0 for a yes.
+    switched_off = [value not in ("", "0") for value in values]
+    job.effective["nccl_p2p"] = ["off" if off else "auto" for off in switched_off]
+    wanted = job.plan.config.distributed.p2p
+    if any(off != (wanted is PeerToPeer.off) for off in switched_off):
+        found = ", ".join(value or "unset" for value in values)
+        job.warn(f"distributed.p2p={wanted.value}, but {P2P_VARIABLE} is {found} on the ranks")

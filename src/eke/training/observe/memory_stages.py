@@ -1,0 +1,170 @@
+"""How much memory a run takes: the device's own counters on a GPU, a profiled step on a CPU."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+
+from eke.training.distributed.sharding import part
+from eke.training.loop.environment import resident_bytes
+from eke.training.model.adapters import quant_tensors
+from eke.training.optimizer import state_tensors
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes in use now: of the GPU, by everybody, as the guides print it; of this process on a CPU.
+
+    None when the driver does not tell.
+    """
+    if device.type == "cpu":
+        return resident_bytes()
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except Exception:  # any trouble with the driver: the number is absent, the run goes on
+        return None
+
+
+def device_peak(device: torch.device) -> int | None:
+    """Highest sum of tensors so far on a GPU; PyTorch does not count it on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def live_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, others: Sequence[Tensor] = ()
+) -> int:
+    """Bytes of weights, buffers, gradients and optimizer state, shared storages counted once.
+
+    As in `eke.models.sizes.StateBytes`, the optimizer's scalar step counters are left out.
+
+    Args:
+        model: without wrappers.
+        optimizer: of that model.
+        others: tensors that neither of them knows of.
+    """
+    weights: list[Tensor] = [*model.parameters()]
+    weights += [p for group in optimizer.param_groups for p in group["params"]]  # or their copies
+    tensors = [*weights, *model.buffers(), *quant_tensors(model), *others]
+    tensors += [p.grad for p in weights if p.grad is not None]
+    tensors += state_tensors(optimizer)
+    tensors = [part(tensor) for tensor in tensors]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+class AllocationProfile:
+    """Context around one CPU step: the highest sum of tensor memory while it ran.
+
+    PyTorch counts no peak on a CPU; the profiler reports each allocation and release of this
+    thread, and what is allocated in the process then. Peak = what was alive before + by how much
+    that was higher than at the first report. Releases of blocks from before are not reported; a
+    training step has none. What that costs the one step: docs/lab.md.
+
+    The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
+    (docs/lab.md). A long step is cut into pieces, so that it holds those of one piece alone.
+
+    How to read what it keeps is PyTorch's own affair: where that has changed, nothing is measured.
+    """
+
+    def __init__(self, alive_before: int) -> None:
+        self.alive_before = alive_before
+        self.peak: int | None = None
+        self.problem = ""
+        """Why there is no peak of a step that ended well."""
+        self._first: int | None = None
+        self._highest = 0
+        self._profile: Any = None
+        self._counting = counted_in_every_thread()
+        self.is_complete = False
+        """Whether other threads' blocks count, also between two pieces."""
+
+    def __enter__(self) -> "AllocationProfile":
+        self.is_complete = self._counting.__enter__()
+        self._start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop(counts=error[0] is None)
+        self._counting.__exit__(None, None, None)
+        if error[0] is None and self._first is None and not self.problem:
+            self.problem = "the profiler has told of no allocation"
+        if error[0] is None and not self.problem:
+            self.peak = self.alive_before + self._highest
+
+    def cut(self) -> None:
+        """A piece of the step is over: let go of what the profiler keeps of it."""
+        self._stop(counts=True)
+        self._start()
+
+    def _start(self) -> None:
+        # Not torch.profiler's: it refers to itself, and what it has kept would wait for the
+        # garbage collector.
+        self._profile = profile(use_cpu=True, use_kineto=True, profile_memory=True)
+        self._profile.__enter__()
+
+    def _stop(self, counts: bool) -> None:
+        ended, self._profile = self._profile, None
+        ended.__exit__(None, None, None)
+        if not counts or self.problem:
+            return
+        try:
+            found = allocations(ended.kineto_results.experimental_event_tree())
+        except AttributeError as error:
+            self.problem = f"torch {torch.__version__}'s profiler is not read as before ({error})"
+            return
+        for change, total in found:
+            if self._first is None:
+                self._first = total - change
+            self._highest = max(self._highest, total - self._first)
+
+
+@contextmanager
+def counted_in_every_thread() -> Iterator[bool]:
+    """Have PyTorch's CPU allocator count blocks whoever allocates and releases them.
+
+    Yields whether it does.
+
+    It does so in threads that profile memory, and else only where this flag of its own is set. A
+    thread of gloo often is the last to hold what FSDP2 gathered: without it, the same run was
+    measured at 24 and 32 MB (docs/lab.md).
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+    except (OSError, ValueError):  # another system's name, or a PyTorch without: this thread counts
+        yield False
+        return
+    flag.value = True
+    try:
+        yield True
+    finally:
+        flag.value = False
+
+
+def allocations(tree: Sequence[Any]) -> list[tuple[int, int]]:
+    """Bytes by which each event changes what is allocated, and what that is then, in their order.
+
+    Args:
+        tree: a profile's events.
+
+    Raises:
+        AttributeError: this PyTorch has other ones.
+    """
+    found, left = [], list(tree)
+    allocation = type(left[0].tag).Allocation if left else None
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.alloc_size, fields.total_allocated))
+    return [(change, total) for _, change, total in sorted(found, key=lambda each: each[0])]

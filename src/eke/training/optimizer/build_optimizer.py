@@ -1,0 +1,200 @@
+"""Which builder makes which option.
+
+Weights that are trained and weights that are evaluated, where these are not the same.
+
+Schedule-Free takes gradients between its average and its fast weights; the average is what counts.
+
+The tensors an optimizer's state is made of, whatever library keeps them.
+
+Learning-rate schedules: a multiplier of the peak for each step, with no state to restore.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eke.config.schema import DecayingSchedule, WSDSchedule
+from eke.plan.planner import Plan
+from eke.training.distributed.sharding import cut_like, part
+from eke.training.model.number_formats import build_with_master
+from eke.training.optimizer import builders
+from eke.training.optimizer import builders as ao
+from eke.training.optimizer import builders as averaged
+from eke.training.optimizer import builders as bits
+from eke.training.optimizer import builders as lowrank
+from eke.training.optimizer import builders as torchs
+from eke.training.optimizer.update import Groups, parameter_groups
+
+
+def build_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
+    """The planned optimizer over the trainable parameters of `model`, which is not wrapped yet."""
+    groups = parameter_groups(model, plan.config.optimizer.weight_decay)
+    build = BUILDERS[plan.config.optimizer.option]
+    if plan.compute.master and plan.deepspeed is None:  # which has copies of its own
+        return build_with_master(groups, partial(build, plan))
+    return build(plan, groups)
+
+
+BUILDERS: dict[str, Callable[[Plan, Groups], torch.optim.Optimizer]] = {
+    "adamw": torchs.adamw,
+    "adamw_forloop": torchs.adamw,
+    "adamw_foreach": torchs.adamw,
+    "adamw_fused": torchs.adamw,
+    "adamw_apex_fused": builders.adamw_apex_fused,
+    "adamw_8bit": bits.adamw_8bit,
+    "paged_adamw_8bit": bits.adamw_8bit,
+    "adamw_torchao_8bit": ao.adamw_8bit,
+    "adamw_torchao_4bit": ao.adamw_4bit,
+    "adamw_bf16_sr": ao.adamw_bf16_sr,
+    "adafactor": torchs.adafactor,
+    "lion": bits.lion,
+    "lion_8bit": bits.lion_8bit,
+    "sgd": torchs.sgd,
+    "muon": torchs.muon,
+    "schedule_free": averaged.schedule_free,
+    "apollo": lowrank.apollo,
+    "galore": lowrank.galore,
+}
+"""Option of the group `optimizer` -> builder."""
+
+
+@contextmanager
+def evaluation_weights(optimizer: Optimizer) -> Iterator[list[Tensor]]:
+    """Context in which the model has the weights to evaluate and to export.
+
+    Afterwards it has its training weights again, to the last bit: they wait in the host's memory,
+    since going there and back by formula rounds.
+
+    Yields:
+        The training weights in the order of the parameter groups, on the host; nothing when they
+        are the same.
+    """
+    switch = getattr(optimizer, "eval", None)
+    if switch is None:
+        yield []
+        return
+    kept = [p.detach().to("cpu", copy=True) for p in _parameters(optimizer)]
+    switch()
+    try:
+        yield kept
+    finally:
+        optimizer.train()  # type: ignore[attr-defined]  # schedulefree 1.4
+        restore_training_weights(optimizer, kept)
+
+
+@torch.no_grad()
+def restore_training_weights(optimizer: Optimizer, kept: Sequence[Tensor]) -> None:
+    """Put back what `evaluation_weights` yielded; whole tensors where parameters are cut, too."""
+    if kept:
+        for parameter, value in zip(_parameters(optimizer), kept, strict=True):
+            parameter.copy_(cut_like(value, parameter))
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def state_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Every plain tensor of the state but scalars, shared ones once."""
+    found = [t for state in optimizer.state.values() for t in plain_tensors(state)]
+    return list({t.untyped_storage().data_ptr(): t for t in found if t.dim()}.values())
+
+
+def plain_tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors inside a value: of dicts, of objects' attributes, of quantised tensors."""
+    if isinstance(value, Tensor):
+        yield from _parts(value)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from plain_tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from plain_tensors(part)
+    elif hasattr(value, "__dict__"):
+        yield from plain_tensors(vars(value))
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """This process's tensors: FSDP2's are cut, torchao's quantised ones say what they wrap."""
+    tensor = part(tensor)
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _parts(getattr(tensor, name))
+
+
+def is_quantised(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's state holds codes instead of numbers."""
+    return any(not t.is_floating_point() and t.dim() for t in plain_tensors(state))
+
+
+def num_paged_bytes(optimizer: Optimizer) -> int:
+    """Bytes of state that bitsandbytes keeps in unified memory, to be moved out when it is full."""
+    return sum(
+        t.numel() * t.element_size()
+        for state in optimizer.state.values()
+        for t in plain_tensors(state)
+        if getattr(t, "is_paged", False)
+    )
+
+
+Multiplier = Callable[[int], float]
+"""Step number from 0 -> share of the peak learning rate."""
+
+
+def build_schedule(plan: Plan) -> Multiplier:
+    """Warm-up from peak / warm-up steps, then the option's shape over the remaining steps."""
+    warmup, total = plan.steps.warmup, plan.steps.total
+    shape = SHAPES[plan.config.schedule.option](plan)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return shape((step - warmup) / max(1, total - warmup))
+
+    return multiplier
+
+
+def _constant(plan: Plan) -> Callable[[float], float]:
+    return lambda progress: 1.0
+
+
+def _final(plan: Plan) -> float:
+    assert isinstance(plan.config.schedule, DecayingSchedule)
+    return plan.config.schedule.final_frac
+
+
+def _linear(plan: Plan) -> Callable[[float], float]:
+    final = _final(plan)
+    return lambda progress: 1.0 + (final - 1.0) * progress
+
+
+def _cosine(plan: Plan) -> Callable[[float], float]:
+    final = _final(plan)
+    return lambda progress: final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2
+
+
+def _wsd(plan: Plan) -> Callable[[float], float]:
+    schedule, final = plan.config.schedule, _final(plan)
+    assert isinstance(schedule, WSDSchedule)
+    total, warmup = plan.steps.total, plan.steps.warmup
+    # A decay longer than what is left after warm-up starts right there, at the peak.
+    decay = min(1.0, max(1e-9, schedule.decay_frac * total / max(1, total - warmup)))
+    return lambda progress: 1.0 + (final - 1.0) * max(0.0, (progress - 1.0 + decay) / decay)
+
+
+SHAPES: dict[str, Callable[[Plan], Callable[[float], float]]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "wsd": _wsd,
+}
+"""Option of the group `schedule` -> multiplier over the share of the run after warm-up."""

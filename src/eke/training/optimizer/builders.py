@@ -1,0 +1,505 @@
+"""Optimizers of PyTorch itself, and of transformers.
+
+NVIDIA apex: built from its repository, for CUDA only.
+
+Schedule-Free AdamW (schedulefree 1.4 tested).
+
+Optimizers of torchao (0.18 tested); each compiles its step at first use.
+
+Several optimizers that look like one: to the loop, to a loss scaler, and in a checkpoint.
+
+Optimizers that keep their states in a subspace: GaLore (galore-torch 1.0), APOLLO (1.0.3).
+
+Optimizers with quantised states, or with float32 Lion: bitsandbytes (0.50 tested).
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from eke.common.errors import RunError
+from eke.config.schema import (
+    SGD,
+    Adafactor,
+    AdamW,
+    AdamW8bit,
+    AdamWTorchAO4bit,
+    AdamWTorchAO8bit,
+    AdjustLR,
+    Apollo,
+    GaLore,
+    Lion,
+    Lion8bit,
+    Muon,
+    ScheduleFree,
+)
+from eke.models.sizes import PAGED_MIN_SIZE, Role, describe, projection_rank
+from eke.plan.planner import Plan
+from eke.training.distributed.operators import load_adam
+from eke.training.optimizer.update import RATIO, Groups, split
+
+
+def adamw_apex_fused(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW in one kernel per list of tensors."""
+    from apex.optimizers import FusedAdam
+
+    config = plan.config.optimizer
+    assert isinstance(config, AdamW)
+    optimizer: torch.optim.Optimizer = FusedAdam(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, adam_w_mode=True
+    )
+    return optimizer
+
+
+def schedule_free(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Schedule-Free AdamW, in training mode.
+
+    Its own warm-up stays off: the plan's gives it the same learning rates, by which it weights its
+    average.
+    """
+    from schedulefree import AdamWScheduleFree
+
+    config = plan.config.optimizer
+    assert isinstance(config, ScheduleFree)
+    optimizer: torch.optim.Optimizer = AdamWScheduleFree(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        warmup_steps=0,
+        r=config.average_power,
+        weight_lr_power=config.lr_power,
+    )
+    optimizer.train()  # type: ignore[attr-defined]  # schedulefree 1.4
+    return optimizer
+
+
+def adamw_torchao_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW with 8-bit moments."""
+    config = plan.config.optimizer
+    assert isinstance(config, AdamWTorchAO8bit)
+    return _build("AdamW8bit", config, groups, block_size=config.block_size)
+
+
+def adamw_4bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW with 4-bit moments."""
+    config = plan.config.optimizer
+    assert isinstance(config, AdamWTorchAO4bit)
+    return _build("AdamW4bit", config, groups, block_size=config.block_size)
+
+
+def adamw_bf16_sr(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW that rounds bfloat16 weights up or down at random, right on average.
+
+    The random numbers are a function of the seed and the step alone: ranks round alike, so that
+    their copies of the weights stay equal, and a continued run rounds as an undisturbed one.
+    """
+    config = plan.config.optimizer
+    assert isinstance(config, AdamW)
+    optimizer = _build("_AdamW", config, groups, bf16_stochastic_round=True)
+    round_alike(optimizer, plan.config.seed)
+    return optimizer
+
+
+def _build(name: str, config: AdamW, groups: Groups, **more: Any) -> torch.optim.Optimizer:
+    # torch 2.13 says once that torchao 0.18's tensors name no hash for its cache of compiled code.
+    warnings.filterwarnings("ignore", message=".*_stable_hash_for_caching", category=UserWarning)
+    import torchao.optim
+
+    optimizer: torch.optim.Optimizer = getattr(torchao.optim, name)(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, **more
+    )
+    return optimizer
+
+
+def round_alike(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Draw the random numbers of each step from a generator seeded by `seed` and the step.
+
+    The default generators, of dropout, are left as they were before the step.
+    """
+    kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    """A stack: PyTorch calls the hooks once more where a step calls that of a class it extends."""
+
+    def before(*_: Any) -> None:
+        drawn_from = hash((seed, _steps_done(optimizer))) % 2**63  # of integers: the same anywhere
+        gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        kept.append((torch.get_rng_state(), gpu))
+        torch.default_generator.manual_seed(drawn_from)
+        if gpu is not None:
+            torch.cuda.manual_seed(drawn_from)
+
+    def after(*_: Any) -> None:
+        cpu, gpu = kept.pop()
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def _steps_done(optimizer: torch.optim.Optimizer) -> int:
+    """Steps so far; read from the state, which a checkpoint brings back."""
+    return max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
+
+
+class Composite(Optimizer):
+    """Optimizers over different parameters of one model, stepped together.
+
+    Groups and states are the parts' own: a learning rate that is set here is the part's, and
+    `state_dict` has torch's ordinary form, numbered through all parts.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        self.parts = tuple(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch 2.13 types step twice
+        """One step of each part; `closure` is evaluated once, before them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's states and groups."""
+        start = 0
+        for part in self.parts:
+            end = start + len(part.param_groups)
+            part.param_groups = self.param_groups[start:end]
+            part.state = self.state
+            start = end
+
+
+def adamw(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW in the implementation that was planned."""
+    config, implementation = plan.config.optimizer, plan.compute.optimizer_implementation
+    assert isinstance(config, AdamW)
+    if implementation == "deepspeed_cpu":
+        return deepspeed_cpu_adam(config, groups)
+    return torch.optim.AdamW(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        foreach=implementation == "foreach",
+        fused=implementation == "fused",
+    )
+
+
+def deepspeed_cpu_adam(config: AdamW, groups: Groups) -> torch.optim.Optimizer:
+    """AdamW in vector instructions of the host; compiled at its first use on a machine."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    load_adam()
+    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        adamw_mode=True,
+    )
+    return optimizer
+
+
+def adafactor(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Transformers' Adafactor with a fixed learning rate."""
+    from transformers.optimization import Adafactor as TransformersAdafactor
+
+    config = plan.config.optimizer
+    assert isinstance(config, Adafactor)
+    optimizer: torch.optim.Optimizer = TransformersAdafactor(
+        groups,
+        lr=config.lr,
+        eps=(config.eps1, 1e-3),  # the second is read only with scale_parameter, which is off
+        clip_threshold=config.clip_threshold,
+        decay_rate=config.decay_rate,
+        scale_parameter=False,
+        relative_step=False,
+        warmup_init=False,
+    )
+    return optimizer
+
+
+def sgd(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Stochastic gradient descent, its weight decay apart from the momentum.
+
+    torch's own adds the decay to the gradient, where the momentum keeps it (Loshchilov and Hutter
+    2017, arXiv:1711.05101, algorithm 1).
+    """
+    config = plan.config.optimizer
+    assert isinstance(config, SGD)
+    apart = [{**g, "weight_decay": 0.0, DECAY: g["weight_decay"]} for g in groups]
+    made = torch.optim.SGD(apart, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    made.register_step_pre_hook(_decay)
+    return made
+
+
+DECAY = "decoupled_weight_decay"
+"""Key of a group: what of a weight goes in a step, times the learning rate."""
+
+
+@torch.no_grad()
+def _decay(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        weights = [p for p in group["params"] if p.grad is not None]
+        if group[DECAY] and weights:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group[DECAY])
+
+
+def muon(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Muon for the matrices inside Transformer layers, fused AdamW for everything else.
+
+    Raises:
+        RunError: no matrix inside a Transformer layer is trained.
+    """
+    config = plan.config.optimizer
+    assert isinstance(config, Muon)
+    hidden, rest = split(groups, Role.hidden)
+    if not hidden:
+        raise RunError(
+            "optimizer = muon: no matrix inside a Transformer layer is trained, and Muon is for "
+            "those alone\n  -> optimizer=adamw"
+        )
+    # torch's own default of ns_coefficients; None is `original`.
+    adjust = None if config.adjust_lr is AdjustLR.original else config.adjust_lr.value
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(
+            hidden,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            ns_steps=config.ns_steps,
+            adjust_lr_fn=adjust,
+        )
+    ]
+    ratio = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
+    if rest:
+        parts.append(
+            torch.optim.AdamW(
+                [{**group, RATIO: ratio} for group in rest],
+                lr=config.lr * ratio,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=True,
+            )
+        )
+    return Composite(parts)
+
+
+PROJECTOR = "projector"
+"""Key of a parameter's state under which both libraries keep an object with a matrix in it."""
+
+
+def galore(plan: Plan, groups: Groups) -> Optimizer:
+    """AdamW in a subspace found by singular value decomposition, for matrices inside layers."""
+    from galore_torch import GaLoreAdamW
+    from galore_torch.galore_projector import GaLoreProjector
+
+    config = plan.config.optimizer
+    assert isinstance(config, GaLore)
+    projection = {
+        "rank": projection_rank(plan.config),
+        "update_proj_gap": config.update_proj_gap,
+        "scale": config.scale,
+        "proj_type": "std",
+    }
+    optimizer: Optimizer = GaLoreAdamW(
+        _projected(groups, projection),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        no_deprecation_warning=True,
+    )
+    save_projectors_as_data(optimizer, GaLoreProjector)
+    return optimizer
+
+
+def apollo(plan: Plan, groups: Groups) -> Optimizer:
+    """SGD with the scaling of a randomly projected AdamW, for matrices inside layers."""
+    from apollo_torch import APOLLOAdamW
+    from apollo_torch.random_projector import GradientProjector
+
+    config = plan.config.optimizer
+    assert isinstance(config, Apollo)
+    projection = {
+        "rank": projection_rank(plan.config),
+        "update_proj_gap": config.update_proj_gap,
+        "scale": config.scale,
+        "scale_type": config.scale_type.value,
+        "proj": "random",
+        "proj_type": "std",
+    }
+    optimizer: Optimizer = APOLLOAdamW(
+        _projected(groups, projection),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+    )
+    save_projectors_as_data(optimizer, GradientProjector)
+    return optimizer
+
+
+def _projected(groups: Groups, projection: dict[str, Any]) -> Groups:
+    """The libraries project every group that has a rank."""
+    hidden, rest = split(groups, Role.hidden)
+    return [*({**group, **projection} for group in hidden), *rest]
+
+
+def save_projectors_as_data(optimizer: Optimizer, projector: type) -> None:
+    """Keep the libraries' objects out of `state_dict`: a checkpoint is loaded with `weights_only`.
+
+    Args:
+        optimizer: of galore-torch or apollo-torch.
+        projector: class of the objects in its states; all it needs are its attributes.
+    """
+
+    def to_data(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        return _with_projectors(saved, lambda found: dict(vars(found)))
+
+    def to_objects(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+        def make(attributes: dict[str, Any]) -> Any:
+            made: Any = object.__new__(projector)
+            vars(made).update(attributes)
+            return made
+
+        # Before torch looks at it: it takes the strings inside apart, being iterable.
+        return _with_projectors(loaded, make)
+
+    def to_device(restored: Optimizer) -> None:
+        for parameter, state in restored.state.items():
+            if PROJECTOR in state:
+                found = state[PROJECTOR]
+                found.ortho_matrix = found.ortho_matrix.to(parameter.device)
+
+    optimizer.register_state_dict_post_hook(to_data)
+    optimizer.register_load_state_dict_pre_hook(to_objects)
+    optimizer.register_load_state_dict_post_hook(to_device)
+
+
+def _with_projectors(saved: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A state dict with its projectors changed; the one given stays as it is."""
+    states = {
+        key: {name: change(value) if name == PROJECTOR else value for name, value in state.items()}
+        for key, state in saved["state"].items()
+    }
+    return {**saved, "state": states}
+
+
+def projected_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Parameters whose states are in a subspace."""
+    return [p for p, state in optimizer.state.items() if PROJECTOR in state]
+
+
+def adamw_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """8-bit AdamW; its moments lie in paged memory of a GPU with `paged_adamw_8bit`."""
+    from bitsandbytes.optim import AdamW8bit as BitsAndBytes
+
+    config = plan.config.optimizer
+    assert isinstance(config, AdamW8bit)
+    paged = describe(config).pages and plan.device.kind == "cuda"
+    optimizer: torch.optim.Optimizer = BitsAndBytes(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        min_8bit_size=config.min_8bit_size,
+        is_paged=paged,
+    )
+    if paged:
+        optimizer.register_step_pre_hook(page_again)
+    spare_waiting(paged)
+    if config.embeddings_32bit:
+        keep_embeddings_in_32_bits(optimizer, groups)
+    return optimizer
+
+
+def lion(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Lion with a float32 momentum."""
+    from bitsandbytes.optim import Lion as BitsAndBytes
+
+    config = plan.config.optimizer
+    assert isinstance(config, Lion)
+    optimizer: torch.optim.Optimizer = BitsAndBytes(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2)
+    )
+    spare_waiting(paged=False)
+    return optimizer
+
+
+def lion_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+    """Lion with an 8-bit momentum."""
+    from bitsandbytes.optim import Lion8bit as BitsAndBytes
+
+    config = plan.config.optimizer
+    assert isinstance(config, Lion8bit)
+    optimizer: torch.optim.Optimizer = BitsAndBytes(
+        groups,
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        min_8bit_size=config.min_8bit_size,
+    )
+    spare_waiting(paged=False)
+    if config.embeddings_32bit:
+        keep_embeddings_in_32_bits(optimizer, groups)
+    return optimizer
+
+
+def spare_waiting(paged: bool) -> None:
+    """Let a step go on to the next parameter without waiting for the GPU; for this process.
+
+    bitsandbytes 0.50 waits after each parameter (optim/optimizer.py, step), which only pages need,
+    since moving them is asynchronous: hundreds of waits in a step, in which nothing is queued.
+
+    Args:
+        paged: the optimizer that is built has pages, and waits as bitsandbytes has it.
+    """
+    from bitsandbytes import utils
+    from bitsandbytes.optim import optimizer
+
+    if hasattr(optimizer, "sync_gpu"):
+        vars(optimizer)["sync_gpu"] = utils.sync_gpu if paged else _wait_for_nothing
+
+
+def _wait_for_nothing(_: torch.Tensor) -> None:
+    """The stream keeps the order of kernels."""
+
+
+def page_again(optimizer: Any, *_: Any) -> None:
+    """Put states back into paged memory: loading a checkpoint leaves them in the GPU's own."""
+    for parameter, state in optimizer.state.items():
+        if parameter.numel() < PAGED_MIN_SIZE:
+            continue
+        for name in ("state1", "state2"):
+            found = state.get(name)
+            if found is not None and not getattr(found, "is_paged", False):
+                state[name] = optimizer.get_state_buffer(parameter, dtype=found.dtype)
+                state[name].copy_(found)
+
+
+def keep_embeddings_in_32_bits(optimizer: Any, groups: Groups) -> None:
+    """Give embeddings 32-bit states (transformers#14819).
+
+    bitsandbytes keeps such exceptions in one manager for the whole process, by `id`: of another
+    model's parameters, too, once theirs are freed. So this optimizer gets a manager of its own.
+    """
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.__new__(GlobalOptimManager)  # its __init__ always raises
+    manager.initialize()
+    tables, _ = split(groups, Role.embedding)
+    manager.override_config([p for group in tables for p in group["params"]], "optim_bits", 32)
+    manager.register_parameters(optimizer.param_groups)
+    optimizer.mng = manager

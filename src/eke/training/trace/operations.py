@@ -1,0 +1,376 @@
+"""What a trace answers where a program looks at data, which fake tensors have not.
+
+What CPU kernels take while they run, asked of the kernels themselves.
+
+Some size their scratch memory when they run: oneDNN's products in 16 bits by the processor's
+instructions, attention and normalisation by the number of threads. So each distinct call of a trace
+runs once on real tensors of zeros under the profiler, and the answer is kept for the process.
+
+Which attention kernel CUDA would run, for the fake GPU.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (use_flash_attention,
+use_mem_efficient_attention) and attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's
+kernel, which some torch prefer on Hopper, keeps what the flash kernel keeps: output and logsumexp.
+
+Memory that kernels take for themselves while they run; no tensor outside tells of it.
+
+Each entry names its source. Nothing here is fitted to a measurement.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves, tree_map
+
+from eke.training.trace.fakes import call_key
+
+aten: Any = torch.ops.aten
+
+_ROW_BYTES = 16
+"""Rows of a grouped product begin at multiples of this many bytes."""
+
+_ITEM = aten._local_scalar_dense.default
+
+
+class Questions:
+    """Answers of a batch whose rows are alike.
+
+    Args:
+        padded: some row of the batch is padded, so that its mask is not all ones.
+        make_empty: shape, dtype and device -> a fake tensor.
+    """
+
+    def __init__(self, padded: bool, make_empty: Any) -> None:
+        self.padded = padded
+        self._make_empty = make_empty
+
+    def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result, or NotImplemented for all that can be told from shapes."""
+        if func is _ITEM:
+            return self._item(args[0])
+        if func is aten.unique_consecutive.default:
+            # T5's classifier asks whether all rows have as many ends of text: they have.
+            device = args[0].device
+            return tuple(self._make_empty((n,), torch.int64, device) for n in (1, 0, 0))
+        if func is aten.index.Tensor and _picks_by_truth(args[1]):
+            return self._one_of_each_row(args[0])
+        if func is aten._grouped_mm.default:
+            offsets = kwargs.get("offs", args[2] if len(args) > 2 else None)
+            return self._grouped(args[0], args[1], offsets)
+        return NotImplemented
+
+    def _grouped(self, one: Any, other: Any, offsets: Any) -> Any:
+        """Products of groups of rows: fake ones are refused in float32, which PyTorch computes.
+
+        Shapes and strides: torch/_meta_registrations.py, _create_grouped_mm_output_tensor.
+        """
+        if one.dim() == 2 and other.dim() == 2:
+            shape: tuple[int, ...] = (offsets.shape[0], one.shape[0], other.shape[1])
+        elif one.dim() == 2:
+            shape = (one.shape[0], other.shape[-1])
+        elif other.dim() == 2:
+            shape = (one.shape[1], other.shape[1])
+        else:
+            shape = (*one.shape[:2], other.shape[-1])
+        width = -(-shape[-1] * one.itemsize // _ROW_BYTES) * _ROW_BYTES // one.itemsize
+        whole = self._make_empty((*shape[:-1], width), one.dtype, one.device)
+        return whole[..., : shape[-1]] if width != shape[-1] else whole
+
+    def _item(self, tensor: Any) -> bool | int | float:
+        if tensor.dtype == torch.bool:
+            return not self.padded
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def _one_of_each_row(self, source: Any) -> Any:
+        """T5's classifier takes each row's end of text: (rows, length, width) -> (rows, width)."""
+        shape = (source.shape[0], *source.shape[2:])
+        return self._make_empty(shape, source.dtype, source.device)
+
+
+def _picks_by_truth(indices: Any) -> bool:
+    only = len(indices) == 1 and indices[0] is not None
+    return bool(only and indices[0].dtype == torch.bool and indices[0].dim() == 2)
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+"""In 16 bits they are oneDNN's; in float32 the BLAS library takes nothing from PyTorch."""
+
+OTHERS = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten.native_layer_norm_backward.default,
+        aten.embedding_dense_backward.default,
+        aten.sort.default,
+    }
+)
+"""Kernels that take scratch memory in every format."""
+
+MAX_BYTES = 2**31
+"""Calls with larger arguments are not run: the answer would cost more than it is worth."""
+
+_answers: dict[Any, int] = {}
+
+
+def takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call is one of those that are asked."""
+    if func in PRODUCTS:
+        return any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
+    return func in OTHERS or func.namespace == "bitsandbytes"
+
+
+def scratch_bytes(key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The most that was allocated at once inside a kernel, results left out.
+
+    Args:
+        key: says all that the answer depends on.
+        func: the operator.
+        args: with fake tensors.
+        kwargs: the same.
+    """
+    if key not in _answers:
+        _answers[key] = _measure(func, args, kwargs)
+    return _answers[key]
+
+
+def _measure(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if sum(t.numel() * t.itemsize for t in tensors) > MAX_BYTES:
+        return 0
+    args, kwargs = tree_map(_zeros, (args, kwargs))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        try:
+            results = func(*args, **kwargs)
+        except RuntimeError:
+            # Fake statistics of a mixed layer norm have a format that the true kernel refuses.
+            return 0
+    profiler: Any = seen.profiler
+    events = profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    running = highest = 0
+    for _, num_bytes in changes:
+        running += num_bytes
+        highest = max(highest, running)
+    del results
+    return highest - max(running, 0)
+
+
+def _zeros(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+
+
+FLASH_CAPABILITY = (8, 0)
+"""The flash kernel of PyTorch needs Ampere (check_flash_attention_hardware_support)."""
+
+FLASH_HEAD_DIM = 256
+"""Its widest head (check_head_dim_size_flash)."""
+
+MASK_ALIGNMENT = 16
+"""Numbers to a multiple of which the memory-efficient kernel wants a mask's rows padded."""
+
+
+capability: tuple[int, int] = FLASH_CAPABILITY
+"""Of the GPU that is traced; set before each trace."""
+
+
+def register_attention() -> object:
+    """Give the fake device CUDA's choice; it holds as long as the object that is returned."""
+    library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
+    rules = library.Library("aten", "IMPL")
+    rules.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    return rules
+
+
+def choose(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+    """`flash`, `efficient` or `math`, of those that are switched on."""
+    switches: Any = torch.backends.cuda
+    same_heads = query.shape[1] == key.shape[1]
+    flash = switches.flash_sdp_enabled() or switches.cudnn_sdp_enabled()
+    if (
+        flash
+        and mask is None
+        and query.dtype in HALF
+        and capability >= FLASH_CAPABILITY
+        and query.shape[-1] <= FLASH_HEAD_DIM
+    ):
+        return "flash"
+    half_too_new = query.dtype is torch.bfloat16 and capability < FLASH_CAPABILITY
+    if switches.mem_efficient_sdp_enabled() and same_heads and not half_too_new:
+        return "efficient"
+    return "math"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` as CUDA takes it apart."""
+    kind = choose(query, key, attn_mask)
+    if kind == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if kind == "efficient":
+        mask = _additive(attn_mask, query)
+        if mask is not None:
+            mask = _aligned(mask).expand(*query.shape[:-1], key.size(-2))
+        needs_lse = query.requires_grad or key.requires_grad or value.requires_grad
+        found: Tensor = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, needs_lse, dropout_p, is_causal, scale=scale
+        )[0]
+        return found
+    mask = _additive(attn_mask, query)
+    plain: Tensor = aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return plain
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    width = query.shape[-1]
+    if missing := -width % 8:  # heads are padded to a multiple of 8 (pad_last_dim)
+        scale = width**-0.5 if scale is None else scale
+        query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
+    found: Tensor = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout, causal, scale=scale
+    )[0]
+    return found[..., :width] if missing else found
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """Rows of a mask begin at multiples of 16 numbers (preprocess_mask)."""
+    length = mask.shape[-1]
+    missing = -length % MASK_ALIGNMENT
+    return F.pad(mask, (0, missing))[..., :length] if missing else mask
+
+
+def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask of truth values as one to be added (convert_boolean_attn_mask)."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    hidden = torch.full((), -torch.inf, dtype=query.dtype, device=query.device)
+    return torch.where(mask, 0.0, hidden)
+
+
+Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
+"""Arguments of an operator -> bytes that are alive at once inside its kernel, results left out."""
+
+
+def cublas_bytes(capability: tuple[int, int] | None) -> int:
+    """The workspace PyTorch gives cuBLAS, per thread: one computes forward, one backward passes.
+
+    Source: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: 32 MiB from Hopper
+    on, and 2 x 4096 KiB + 8 x 16 KiB before.
+    """
+    return 32 * 2**20 if (capability or (0, 0)) >= (9, 0) else (2 * 4096 + 8 * 16) * 2**10
+
+
+class Workspaces:
+    """What the kernels of one kind of device take.
+
+    Args:
+        kind: of `Device`.
+        capability: of a GPU, where it is known.
+    """
+
+    def __init__(self, kind: str, capability: tuple[int, int] | None = None) -> None:
+        self._rules = RULES[kind]
+        self._asks = kind == "cpu"
+        self.handle_bytes = cublas_bytes(capability) if kind == "cuda" else 0
+        """What each thread's first product allocates, for good."""
+
+    def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Bytes inside the kernel of an operator."""
+        rule = self._rules.get(func)
+        if rule is not None:
+            return rule(args, kwargs)
+        if self._asks and takes_scratch(func, args):
+            return scratch_bytes(call_key(func, args, kwargs), func, args, kwargs)
+        return 0
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.itemsize)
+
+
+def _mixed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Operands of mixed formats: on a CPU each is copied into the common one.
+
+    Source: aten/src/ATen/TensorIterator.cpp, compute_types: inputs are promoted, and an output in
+    another format (of an operation in place) is computed in a temporary. CUDA's kernels do it.
+    """
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    formats = {tensor.dtype for tensor in tensors}
+    if len(formats) < 2:
+        return 0
+    common = _common_dtype(args)
+    return sum(t.numel() * common.itemsize for t in tensors if t.dtype != common)
+
+
+def _mixed_in_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """As `_mixed`, and the first operand a second time, as the output."""
+    first = args[0]
+    hidden = _mixed(args, kwargs)
+    if not hidden:
+        return 0
+    common = _common_dtype(args)
+    return hidden + (first.numel() * common.itemsize if first.dtype != common else 0)
+
+
+def _common_dtype(args: tuple[Any, ...]) -> torch.dtype:
+    """The format that operands are promoted to: tensors of no dimension count for less."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    common = tensors[0]
+    for tensor in tensors[1:]:
+        dtype = torch.result_type(common, tensor)
+        if dtype != common.dtype:
+            common = tensor if tensor.dtype == dtype else common
+    return common.dtype
+
+
+def _reduced_wider(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """A reduction that answers in another format converts its whole input first, on a CPU.
+
+    Source: aten/src/ATen/native/ReduceOpsUtils.h, make_reduction.
+    """
+    dtype = kwargs.get("dtype")
+    tensor = args[0]
+    return 0 if dtype in (None, tensor.dtype) else int(tensor.numel() * dtype.itemsize)
+
+
+_POINTWISE = ("add", "sub", "mul", "div")
+
+GPU_RULES: dict[Any, Rule] = {
+    # grad * output is made before the kernel runs: https://github.com/pytorch/pytorch/issues/145866
+    aten._softmax_backward_data.default: lambda args, _: _bytes(args[0]),
+}
+
+CPU_RULES: dict[Any, Rule] = {
+    **{getattr(aten, name).Tensor: _mixed for name in _POINTWISE},
+    **{getattr(aten, f"{name}_").Tensor: _mixed_in_place for name in _POINTWISE},
+    aten.addcmul.default: _mixed,
+    aten.addcdiv.default: _mixed,
+    aten.addcmul_.default: _mixed_in_place,
+    aten.addcdiv_.default: _mixed_in_place,
+    aten.linalg_vector_norm.default: _reduced_wider,
+    aten.sum.dim_IntList: _reduced_wider,
+    aten.mean.dim: _reduced_wider,
+}
+
+RULES = {"cuda": GPU_RULES, "cpu": CPU_RULES}
+"""`Device.kind` -> what its kernels take."""

@@ -1,0 +1,319 @@
+"""recipe=fastest: what makes a step shorter and leaves AdamW's mathematics as they are.
+
+Numerics: products in bfloat16 by autocast (float16 with loss scaling where a GPU has no bfloat16),
+float32 weights, gradients, states and reductions.
+
+recipe=large_model_one_gpu: a model whose weights, gradients and states do not fit as they are.
+
+Numerics: products in 16 bits, then what has to be: the mildest combination with which the forecast
+has room is taken, so that a model that fits is trained as by recipe=fastest without its kernels.
+
+recipe=low_memory: the least memory that techniques of a step's own cost can reach.
+
+Numerics: products in 16 bits; another optimizer than AdamW (Adafactor, else AdamW with moments of
+8 bits); float32 weights. Products are TF32's, or float32's, where copies in 16 bits need more than
+they save. Clipping and where state lives stay as typed, and so does the micro-batch where it fits.
+"""
+
+from collections.abc import Callable
+
+from eke.common.text import format_bytes
+from eke.config.schema import Compute, Packing
+from eke.estimate.memory import Forecast, Verdict
+from eke.models.sizes import is_ragged, most_predicted
+from eke.tuning.recipes.question import Ask, Candidate, Change, Recipe, Situation, Wish
+from eke.tuning.recipes.resolver import Axis, Mix, Mixer
+from eke.tuning.recipes.techniques import (
+    ADAFACTOR,
+    ADAMW_8BIT,
+    DECIDES,
+    FULL,
+    IN_BACKWARD,
+    RECOMPUTATION,
+    RECOMPUTED_IN_BACKWARD,
+    ROUNDED_AT_RANDOM,
+    SELECTIVE,
+    STAYS,
+    TORCHAO_8BIT,
+    WHERE,
+    compiler,
+    computed_again,
+    fused_loss,
+    half,
+    half_and_hint,
+    loss,
+    sparse,
+)
+
+HOPPER = (9, 0)
+
+LOGITS_BYTES = 2 * 4
+"""Of a token and an entry of the vocabulary: a float32 number, and its gradient."""
+HEAVY_SHARE = 0.25
+"""Of a sample's memory, from which the fused loss is worth its operations: a choice. They were 11.7
+of 44.5 GiB of a Llama of 1B parameters in all (docs/lab.md, "recipes that adapt")."""
+
+WORKERS = 2
+
+
+def batch(situation: Situation) -> Wish | None:
+    """The largest micro-batch; the samples of an optimizer step stay."""
+    decides = ("batch", "batch.per_device", "batch.accumulation")
+    if situation.device.memory_bytes is None:
+        return None
+    why = "one pass over all samples of a step, or as many as fit, leaves the fewest launches"
+    return Wish(decides, (Candidate(("batch=auto",), why),))
+
+
+def attention(situation: Situation) -> Wish | None:
+    """A kernel for the very device, where its package is here; else PyTorch's choice."""
+    if situation.device.kind != "cuda":
+        return None
+    wide = situation.config.precision.compute is Compute.float32
+    candidates = []
+    if situation.device.capability == HOPPER and not wide:
+        why = "1.5 to 2 times as fast as FlashAttention-2 on an H100 (arXiv:2407.08608)"
+        candidates.append(Candidate(("attention=flash3",), why))
+    if is_ragged(situation.config) and not wide:
+        why = "reads the lengths of samples, so that padding costs nothing (arXiv:2307.08691)"
+        candidates.append(Candidate(("attention=flash2",), why))
+    why = "PyTorch chooses among its fused kernels, and the record says which one ran"
+    candidates.append(Candidate(("attention=sdpa",), why))
+    return Wish(("attention",), tuple(candidates))
+
+
+def packing(situation: Situation) -> Wish | None:
+    """Samples end to end where the kernel reads their lengths; others would need a large mask."""
+    config = situation.config
+    if not is_ragged(situation.config) or config.attention.option not in ("flash2", "flash3"):
+        return None
+    if config.data.packing is not Packing.off:
+        return None
+    why = "the same samples without padding: up to twice the speed (arXiv:2407.09105)"
+    return Wish(("data.packing",), (Candidate(("data.packing=padding_free",), why),))
+
+
+def fused_loss_question(situation: Situation) -> Wish | None:
+    """Never all logits at once, where samples need much of their memory for them."""
+    found = situation.forecast_whole
+    if situation.device.kind != "cuda" or found is None:
+        return None
+    config = situation.whole
+    tokens = getattr(config.task, "target_len", None) or config.data.seq_len
+    positions = most_predicted(config, config.batch.per_device or 1, tokens)
+    logits = LOGITS_BYTES * positions * config.model.vocab_size
+    share = logits / (logits + found.components.get("activations", 0))
+    if share < HEAVY_SHARE:
+        return None
+    why = (
+        f"float32 logits and their gradient would be {format_bytes(logits)}, {share:.0%} of what "
+        f"a step's samples need; it computes {computed_again(situation):.0%} more"
+    )
+    candidate = Candidate(fused_loss(situation), why)
+    decides = ("kernels", "kernels.fused_linear_cross_entropy")
+    return Wish(decides, (candidate,), otherwise=STAYS, shrinks=True)
+
+
+def workers(situation: Situation) -> Wish | None:
+    """Batches are made beside the training, where there are cores for it."""
+    if situation.device.kind != "cuda" or situation.cores <= WORKERS:
+        return None
+    why = "batches are made beside the training and copied from page-locked memory"
+    decides = ("dataloader", "dataloader.workers")
+    return Wish(decides, (Candidate(("dataloader=workers",), why),))
+
+
+QUESTIONS: tuple[Ask, ...] = (attention, packing, compiler, sparse, fused_loss_question, workers)
+"""CUDA graphs, where they are chosen, leave no room for `sparse`."""
+
+FASTEST = Recipe(
+    "fastest",
+    first=(half_and_hint, batch),
+    then=QUESTIONS,
+    menu=(
+        ("precision=bf16", "batch=auto", "dataloader=workers",
+         "kernels=fused_linear_cross_entropy", "attention=sdpa"),
+    ),
+)  # fmt: skip
+
+
+LARGE_MODEL_STATES = Axis(("optimizer",), (ADAMW_8BIT, TORCHAO_8BIT))
+WEIGHTS = Axis(
+    ("precision", "precision.compute", "precision.weights", "precision.float8", "optimizer"),
+    (ROUNDED_AT_RANDOM,),
+)
+
+
+def room_for_it(
+    situation: Situation, is_decided: Callable[[str], bool], change: Change
+) -> list[Candidate]:
+    """The mildest combination that fits with the smallest micro-batch; else what needs least."""
+    ways = [SELECTIVE, FULL]
+    if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
+        ways += [IN_BACKWARD, RECOMPUTED_IN_BACKWARD]
+    recomputation = Axis(("memory", "memory.checkpointing"), tuple(ways))
+    axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
+    mixer = Mixer.of(situation, is_decided, change, axes)
+    tried: list[Mix] = []
+    for mix in mixer.mixes():
+        if mix.forecast.verdict is Verdict.unknown:
+            return []
+        tried.append(mix)
+        if mix.forecast.verdict is Verdict.fits:
+            return mixer.told(mix)
+    tight = [mix for mix in tried if mix.forecast.verdict is Verdict.tight]
+    if not tried:
+        return []
+    best = tight[0] if tight else min(tried, key=lambda mix: mix.forecast.peak.expected)
+    return mixer.told(best)
+
+
+def conclusion(situation: Situation) -> str:
+    """Whether there is room now, for the plan's own row."""
+    found = situation.forecast
+    if found is None or found.capacity is None:
+        return "the device's memory is not known: nothing was chosen for it"
+    size = f"{format_bytes(found.peak.expected)} expected of {format_bytes(found.capacity)}"
+    count = situation.smallest.batch.per_device
+    words = {
+        Verdict.fits: f"fits: {size} with batch.per_device={count}",
+        Verdict.tight: f"may just fit: {size} with batch.per_device={count}",
+    }
+    lost = f"nothing that is known makes it fit: {size}; peft=qlora trains less of the model"
+    return words.get(found.verdict, lost)
+
+
+LARGE_MODEL = Recipe(
+    "large_model_one_gpu",
+    first=(half, batch),
+    then=(sparse,),
+    search=room_for_it,
+    conclusion=conclusion,
+    menu=(
+        ("precision=bf16", "batch=auto", "optimizer=adamw_8bit", "memory=checkpointing",
+         "kernels=fused_linear_cross_entropy"),
+        ("optimizer=adamw_torchao_8bit", "memory=checkpointing_selective"),
+    ),
+)  # fmt: skip
+
+
+LOW_MEMORY_STATES = Axis(("optimizer",), (ADAFACTOR, ADAMW_8BIT, TORCHAO_8BIT))
+
+WIDE = (("precision=tf32",), ("precision=fp32",))
+"""Products without copies, the faster ones first; the last is what is there as long as nobody
+decides."""
+PURE = ("precision=bf16_pure",)
+PIECES = ("batch=auto",)
+
+WORTH = 1.1
+"""A peak so many times as high is worth slower products: a choice."""
+
+BATCH = ("batch", "batch.per_device", "batch.accumulation")
+
+AS_GOOD = 1.01
+"""Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
+than a few per cent (docs/forecast.md)."""
+
+
+ROOM = {Verdict.fits: 0, Verdict.tight: 1}
+"""Of combinations that are as good those with room come first."""
+
+
+def least(
+    situation: Situation, is_decided: Callable[[str], bool], change: Change
+) -> list[Candidate]:
+    """The combination with the lowest forecast."""
+    mixer, best = lowest(situation, is_decided, change)
+    if best is None:
+        return []
+    found, cut = [], in_pieces(best, is_decided, change)
+    wide = None if any(map(is_decided, DECIDES)) else without_copies(best, cut, situation, change)
+    if wide is not None:
+        candidate, situation = wide
+        mixer, again = lowest(situation, is_decided, change)
+        found, best = [candidate], again or best
+        cut = in_pieces(best, is_decided, change)
+    return [*found, *mixer.told(best), *([] if cut is None else [told_of_pieces(best)])]
+
+
+def lowest(
+    situation: Situation, is_decided: Callable[[str], bool], change: Change
+) -> tuple[Mixer, Mix | None]:
+    """The mildest of the combinations with the lowest forecast; None: nothing can be forecast."""
+    mixer = Mixer.of(
+        situation, is_decided, change, (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
+    )
+    mixes = list(mixer.mixes())
+    least = min((mix.forecast.peak.expected for mix in mixes), default=0)
+    good = [mix for mix in mixes if mix.forecast.peak.expected <= AS_GOOD * least]
+    return mixer, min(good, key=lambda mix: ROOM.get(mix.forecast.verdict, len(ROOM)), default=None)
+
+
+def without_copies(
+    mix: Mix, cut: Situation | None, situation: Situation, change: Change
+) -> tuple[Candidate, Situation] | None:
+    """Products of float32 weights, where copies in 16 bits need more memory than they save.
+
+    Autocast keeps copies of float32 weights. Where all of them are trained, gradients and states
+    take their place later in the step; where adapters are, nothing does.
+    """
+    for overrides in WIDE:
+        plain = change(situation, overrides)
+        if plain is not None and not situation.found.new_in(plain.found, ("precision",)):
+            break
+    else:
+        return None
+    narrow, wide = mix.situation, change(mix.situation, overrides)
+    if wide is None or wide.forecast is None or not saves_enough(mix, cut, wide.forecast):
+        return None
+    before, after = (format_bytes(m.peak.expected) for m in (mix.forecast, wide.forecast))
+    why = (
+        f"{after} expected, {before} with precision={narrow.config.precision.option}, which keeps "
+        "16-bit copies of the weights, whether they are trained or not"
+    )
+    pure = change(narrow, PURE)
+    if pure and pure.forecast and pure.found.refused.keys() <= narrow.found.refused.keys():
+        why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
+        why += format_bytes(pure.forecast.peak.expected)
+    return Candidate(overrides, why), plain
+
+
+def saves_enough(mix: Mix, cut: Situation | None, wide: Forecast) -> bool:
+    """Whether slower products, TF32's or float32's, are worth what they save."""
+    found = mix.forecast if cut is None else cut.forecast
+    makes_room = found is None or found.verdict is Verdict.does_not_fit
+    worth = mix.forecast.peak.expected >= WORTH * wide.peak.expected
+    return worth or (makes_room and wide.verdict in ROOM)
+
+
+def in_pieces(mix: Mix, is_decided: Callable[[str], bool], change: Change) -> Situation | None:
+    """A step's samples in smaller pieces, where they do not fit at once and pieces need less.
+
+    They may need more: gradients are kept from one to the next.
+    """
+    whole = mix.forecast
+    if whole.verdict is not Verdict.does_not_fit or any(map(is_decided, BATCH)):
+        return None
+    cut = change(mix.situation, PIECES)
+    if cut is None or mix.situation.found.new_in(cut.found, ("batch",)) or cut.forecast is None:
+        return None
+    return cut if cut.forecast.peak.expected < whole.peak.expected else None
+
+
+def told_of_pieces(mix: Mix) -> Candidate:
+    """Why a step's samples are cut."""
+    size, count = format_bytes(mix.forecast.peak.expected), mix.situation.config.batch.per_device
+    why = f"{size} would be needed at batch.per_device={count}"
+    return Candidate(PIECES, f"{why}; as many at once as fit")
+
+
+LOW_MEMORY = Recipe(
+    "low_memory",
+    first=(half,),
+    then=(sparse,),
+    search=least,
+    menu=(
+        ("precision=bf16", "optimizer=adafactor", "memory=checkpointing",
+         "kernels=fused_linear_cross_entropy"),
+    ),
+)  # fmt: skip

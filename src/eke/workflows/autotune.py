@@ -1,0 +1,555 @@
+"""A search under way: which candidate, its trial, and what it says.
+
+What a search leaves: an option of `experiment`, and a small report beside its trials.
+
+Everything of a search before its first trial: seconds, and no process.
+
+`eke fit`: candidates on paper, then a few short trials, and the best written.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.files import write_atomic, write_json
+from eke.common.paths import SweepPaths, conf_folder, program
+from eke.common.text import format_number
+from eke.config.compose import Arguments, Composed, compose, launcher_of, multirun
+from eke.config.sweep import SweepCell
+from eke.estimate.memory import is_open, stop_tracing, traced_forecast
+from eke.estimate.time import StepTime, forecast_time
+from eke.launch import (
+    Books,
+    Cell,
+    Job,
+    Pool,
+    SweepFile,
+    forking,
+    open_board,
+    place_of,
+    start_run,
+    sweep_id,
+    sweep_paths,
+    watching,
+)
+from eke.launch.processes.fork_server import ForkServer
+from eke.launch.slurm import Cluster, place_in_cluster
+from eke.plan.planner import Plan
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.results.report import PlanningLine
+from eke.tuning.recipes import RECIPES
+from eke.tuning.search import (
+    Candidates,
+    Fit,
+    Measured,
+    Numerics,
+    Objective,
+    Search,
+    Trial,
+    all_diverge,
+    axes_for,
+    cut_overrides,
+    describe_candidates,
+    describe_fit,
+    describe_trial,
+    enumerate_candidates,
+    fit_of,
+    free_path,
+    group_of,
+    is_higher,
+    likely,
+    measured,
+    own_path,
+    refuse_what_is_no_name,
+    room_of,
+    short_name,
+    spelt_out,
+    trial_overrides,
+    without,
+    write_experiment,
+)
+from eke.workflows.auto_batch import chosen_overrides
+from eke.workflows.planning import complain, plan_for, say
+from eke.workflows.running import plan_unless_answered
+from eke.workflows.sweep import devices_of, make_jobs, misplaced, plan_cells
+
+IN_QUEUE = 3
+"""Trials on GPUs that are submitted to a cluster at a time: each wave waits in the queue once.
+Those on CPUs would share a node's memory bandwidth, and slow each other down."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What `eke fit` was asked for."""
+
+    command: tuple[str, ...]
+    """What was typed behind `eke fit`."""
+    arguments: Arguments
+    objective: Objective
+    numerics: Numerics
+    budget: int
+    name: str = ""
+    """Of the option that is written; empty: `fit_`, the model, and how the search is unusual."""
+
+
+@dataclass
+class Fitting:
+    """A search under way: its candidates, and its trials as the cells of a sweep."""
+
+    wish: Wish
+    typed: tuple[str, ...]
+    candidates: Candidates
+    search: Search
+    baseline: Plan
+    paths: SweepPaths
+    option: str
+    """Name under which the best is written."""
+    cells: list[Cell] = field(default_factory=list)
+    trials: list[Measured] = field(default_factory=list)
+    server: ForkServer | None = None
+    """Forks the trials on this machine, where that was asked for."""
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether trials run on nodes of a cluster."""
+        return launcher_of(self.wish.arguments.overrides) == "slurm"
+
+    def run(self) -> Fit:
+        """Try candidates until nothing better is expected, then the best once more.
+
+        Raises:
+            KeyboardInterrupt: a signal asked to stop; the same command goes on.
+        """
+        at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
+        with watching(self.paths), self._warm():
+            while chosen := self.worth_trying(at_once):
+                self.try_out(chosen)
+            while again := self.search.to_confirm():
+                self.try_out(again)
+        return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
+
+    @contextmanager
+    def _warm(self) -> Iterator[None]:
+        """With `launcher.fork_server=true`, one server forks all trials: it imports only once."""
+        launcher = self.baseline.config.launcher
+        if not launcher.fork_server:
+            yield
+            return
+        plans = [candidate.plan for candidate in self.candidates.found]
+        devices = devices_of({self.baseline.device.kind}, launcher)
+        with forking(plans, devices, self.paths.fork_server, say) as self.server:
+            yield
+
+    def worth_trying(self, count: int) -> list[int]:
+        """Numbers of candidates, each of which has been looked at closely."""
+        if all_diverge(self.trials, self.candidates.first, self.wish.numerics):
+            return []
+        while chosen := self.search.next(count):
+            unsure = [n for n in chosen if is_open(self.candidates.found[n].forecast)]
+            if not [n for n in unsure if self.look_closely(n)]:
+                return chosen
+        return []
+
+    def look_closely(self, number: int) -> bool:
+        """Trace a candidate's memory; returns whether it then counts otherwise than before."""
+        found = self.candidates.found[number]
+        forecast = traced_forecast(found.plan)
+        room = room_of(forecast)
+        point = replace(found.point, room=room, peak_bytes=forecast.best.expected)
+        self.candidates.found[number] = replace(found, point=point, forecast=forecast)
+        self.search.narrow(number, room, forecast.best.expected)
+        return room is not found.point.room
+
+    def try_out(self, numbers: Sequence[int]) -> None:
+        """Run trials of candidates, and tell the search what they found."""
+        repeats = {n: sum(each.number == n for each in self.trials) for n in numbers}
+        labels = [f"trial {len(self.trials) + at}" for at, _ in enumerate(numbers, start=1)]
+        for label, n in zip(labels, numbers, strict=True):
+            again = ", once more" if repeats[n] else ""
+            say(f"{label} of at most {self.wish.budget}: {self.name(n)}{again}")
+        stop_tracing()  # on a CPU its memory is the trials'
+        new = [self._cell(n, repeats[n]) for n in numbers]
+        first = len(self.cells)
+        cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.in_cluster)
+        self.cells += cells
+        jobs = make_jobs(labels, plans, {})
+        for job in jobs:
+            job.cells = [first + job.number]
+        self._run(jobs)
+        by_number = {job.number: job for job in jobs}
+        for at, n in enumerate(numbers):
+            self._note(self._measured(n, repeats[n], cells[at], by_number.get(at)))
+
+    def name(self, number: int) -> str:
+        """What sets a candidate apart from what was typed."""
+        if number == self.candidates.first:
+            return "as typed"
+        return short_name(self.candidates.found[number], self.baseline)
+
+    def _cell(self, number: int, repeat: int) -> SweepCell:
+        candidate = self.candidates.found[number]
+        overrides = trial_overrides(self.typed, candidate.overrides, repeat)
+        composed = compose(overrides, self.wish.arguments.config_dir, in_sweep=True)
+        return SweepCell(composed, self.name(number))
+
+    def _run(self, jobs: list[Job]) -> None:
+        command = ("fit", *self.wish.command)
+        file = SweepFile(self.paths, command, self.cells, "fit")
+        heard: list[int] = []
+        with open_board(len(jobs)) as board:
+            if self.in_cluster:
+                cluster = Cluster(
+                    Books(jobs, board, file, place_in_cluster), self.paths, self.paths.folder.name
+                )
+                cluster.submit()
+                self._refuse_if_none_is_taken(cluster)
+                cluster.watch()
+            else:
+                devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
+                books = Books(jobs, board, file)
+                pool = Pool(books, devices)
+                if self.server is not None:
+                    start = partial(start_run, server=self.server)
+                    pool = Pool(books, devices, start, self.server.is_ready)
+                pool.run()
+                heard = pool.heard
+        # Who asks to stop means the search, also where this trial has come to its own end.
+        cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
+        if heard or cut_short:
+            raise KeyboardInterrupt
+
+    def _refuse_if_none_is_taken(self, cluster: Cluster) -> None:
+        """What a cluster will not take of the first trials, it will not take of the next.
+
+        Raises:
+            EkeError: sbatch took none, and nothing was measured so far.
+        """
+        measured_some = any(each.trial.step_s for each in self.trials)
+        refused = list(cluster.refused.values())
+        if refused and len(refused) == len(cluster.books.jobs) and not measured_some:
+            raise EkeError(f"no trial was submitted: {refused[0]}")
+
+    def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
+        if job is None or job.record is None:
+            reason = cell.reason or (job.reason if job else "") or "it has no record"
+            return Measured(number, repeat, Trial(None), cell.outcome or "refused", reason)
+        found = measured(
+            number, repeat, job.record, job.folder, self.baseline.steps.total,
+            self.baseline.device.kind == "cuda",
+            self.candidates.found[number].forecast.components.get("context", 0),
+        )  # fmt: skip
+        typed = next((t.loss for t in self.trials if t.number == self.candidates.first), None)
+        if self.wish.numerics is Numerics.same and is_higher(found.loss, typed):
+            reason = f"its loss is higher: {found.loss:.4f} and not {typed:.4f}"
+            found = replace(found, trial=replace(found.trial, step_s=None), reason=reason)
+        return found
+
+    def _note(self, found: Measured) -> None:
+        self.trials.append(found)
+        self.search.tell(found.number, found.trial)
+        say(f"  {describe_trial(found, self.candidates.found[found.number])}")
+
+
+def _silent(done: int, total: int) -> None:
+    """A few cells are planned at once."""
+
+
+REPORT, VALUES = "fit.md", "fit.json"
+"""Files in the folder of a search."""
+
+
+def keep(fitting: Fitting, fit: Fit) -> None:
+    """Write all that was found, and say where.
+
+    Args:
+        fitting: the search.
+        fit: how it ended.
+
+    Raises:
+        ConfigError: there is an option of that name that somebody else has written.
+        OSError: a folder cannot be written.
+    """
+    folder = fitting.paths.folder
+    text = describe_fit(fit, fitting.baseline)
+    command = shlex.join(["eke", "fit", *fitting.wish.command])
+    write_atomic(folder / REPORT, _report(command, fitting, fit, text))
+    write_json(folder / VALUES, _values(command, fitting, fit))
+    say(f"\n{text}")
+    if fit.is_found:
+        assert fit.best is not None
+        _keep_option(fitting, fit.best.candidate.overrides, text)
+    else:
+        _keep_none(fitting, fit)
+    say(f"\n  {folder / REPORT}   (all trials: eke report {shlex.quote(str(folder))})")
+
+
+def _keep_option(fitting: Fitting, winner: tuple[str, ...], text: str) -> None:
+    """Write the best as an option of `experiment`, and say how to run it."""
+    own, name = fitting.wish.arguments.config_dir, fitting.option
+    best = compose([*without(fitting.typed, winner), *winner], own, in_sweep=True)
+    evidence = [*text.splitlines(), f"{fitting.paths.folder / REPORT}"]
+    path = write_experiment(best, name, own, own or conf_folder(), evidence)
+    say(f"\nwritten to {path}:\n  {_command(fitting, f'experiment={name}')}")
+
+
+def _keep_none(fitting: Fitting, fit: Fit) -> None:
+    """Say what whoever expects an option should know."""
+    if fit.best is not None and fit.best is not fit.typed:
+        winner = fit.best.candidate.overrides
+        typed = _command(fitting, *without(fitting.typed, winner), *winner)
+        say(f"\nnothing is written: what was typed may be as good\n  {typed}")
+    path = free_path(fitting.wish.arguments.config_dir or conf_folder(), fitting.option)
+    if path.exists():
+        say(f"\n{path} is what an earlier search found, and stays as it is")
+
+
+def _command(fitting: Fitting, *overrides: str) -> str:
+    """What starts a run, with the folder of options that was typed."""
+    own = fitting.wish.arguments.config_dir
+    return shlex.join(
+        [*program().split(), *(["--config-dir", str(own)] if own else []), *overrides]
+    )
+
+
+def _report(command: str, fitting: Fitting, fit: Fit, text: str) -> str:
+    """What there was to choose from, how much of it was tried, and what came of it."""
+    baseline, wish = fitting.baseline, fitting.wish
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    space = describe_candidates(fit.candidates, baseline, wish.numerics)
+    tried = f"  tried: {len(fit.standings)}, by {format_number(len(fit.trials), 'trial')}"
+    heading = f"# {command}\n\n{baseline.device.name}, {when}"
+    return f"{heading}\n\n```\n{space}\n{tried} of at most {wish.budget}\n\n{text}\n```\n"
+
+
+def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
+    gain = fit.gain
+    return {
+        "schema_version": 1,
+        "command": command,
+        "objective": fit.objective.value,
+        "numerics": fit.numerics.value,
+        "device": fitting.baseline.device.name,
+        "num_configurations": len(fit.candidates.found),
+        "refused": fit.candidates.refused,
+        "num_too_large": fit.candidates.too_large,
+        "best": list(fit.best.candidate.overrides) if fit.best else None,
+        "option": fitting.option if fit.is_found else None,
+        "gain": {**asdict(gain), "of": gain.of.value} if gain else None,
+        "trials": [
+            {
+                "configuration": short_name(fit.candidates.found[t.number], fitting.baseline),
+                "overrides": list(fit.candidates.found[t.number].overrides),
+                "expected_s": fit.candidates.found[t.number].point.expected_s,
+                **asdict(t),
+            }
+            for t in fit.trials
+        ],
+    }
+
+
+ONE_VALUE = (
+    "a search starts from one value and tries others by itself (of precision with --numerics "
+    "mixed): type one, or leave it out"
+)
+
+
+def prepare(wish: Wish) -> Fitting:
+    """Everything before the first trial; seconds, and no process.
+
+    Raises:
+        ConfigError: the command is wrong, or nothing of it can run.
+    """
+    arguments = wish.arguments
+    refuse_what_is_no_start(wish)
+    if wish.name:
+        refuse_what_is_no_name(wish.name)
+    in_cluster = launcher_of(arguments.overrides) == "slurm"
+    try:
+        composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
+    except ConfigError as error:
+        swept = [p for p in error.problems if p.fix.startswith(multirun())]
+        rest = [p for p in error.problems if p not in swept]
+        one = [Problem(p.path, p.value, ONE_VALUE) for p in swept]
+        raise ConfigError(one + rest) from error
+    refuse_what_is_searched(composed)
+    if problem := misplaced(composed.config.launcher, in_cluster):
+        raise ConfigError(problem)
+    baseline = plan_for(composed, planning=True, in_cluster=in_cluster, refuse=False)
+    if not baseline.device.present and not composed.config.plan_only:
+        why = f"this machine has no {baseline.device.name}, and a search runs trials"
+        raise ConfigError(
+            Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
+        )
+    option = wish.name or usual_name(baseline.choices["model"], wish)
+    place_of_option = free_path if not composed.config.plan_only else own_path
+    place_of_option(arguments.config_dir or conf_folder(), option)  # before anything takes time
+    axes = axes_for(baseline.choices, composed.overrides, baseline.device, wish.numerics)
+    composed = pinned(composed, baseline)
+    axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
+    if not composed.config.plan_only:
+        refuse_what_cannot_start(composed, baseline, in_cluster)
+    line = PlanningLine()
+    found = enumerate_candidates(
+        baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
+    )
+    line.close()
+    say(describe_candidates(found, baseline, wish.numerics))
+    refuse_what_leaves_no_choice(found, composed)
+    points = [candidate.point for candidate in found.found]
+    search = Search(points, wish.objective, wish.budget, found.first)
+    which = [text for text in composed.overrides if not text.startswith("hydra")]
+    words = ("fit", wish.objective.value, wish.numerics.value, *which)
+    identity = sweep_id([words], [composed.config] if composed.config_dir else [])
+    paths = sweep_paths(composed.config.paths.runs, identity)
+    return Fitting(wish, composed.overrides, found, search, baseline, paths, option)
+
+
+def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
+    """Trials of one configuration alone would tell nothing that its run does not.
+
+    Raises:
+        ConfigError: there is no candidate, or none but what was typed.
+    """
+    rules = ", ".join(sorted(found.refused))
+    if not found.found:
+        why = "nothing that could be tried fits into memory"
+        if not found.too_large:
+            why = f"rules refuse all that could be tried: {rules}"
+        fix = f"eke plan --why {' '.join(composed.overrides)}"
+        raise ConfigError(Problem("eke fit", "", why, fix))
+    if len(found.found) > 1 or found.first is None:
+        return
+    reasons = ["groups that were typed stay as they are"]
+    reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
+    reasons += ["larger ones cannot fit"] if found.too_large else []
+    why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
+    fix = f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
+    raise ConfigError(Problem("eke fit", "", why, fix))
+
+
+def usual_name(model: str, wish: Wish) -> str:
+    """Of the option, where none is typed: searches for different things do not replace each other.
+
+    Args:
+        model: option of the group.
+        wish: what was asked for.
+    """
+    parts = ["fit", model]
+    parts += [wish.objective.value] if wish.objective is not Objective.speed else []
+    parts += [wish.numerics.value] if wish.numerics is not Numerics.same else []
+    return "_".join(parts)
+
+
+def pinned(composed: Composed, baseline: Plan) -> Composed:
+    """The same as typed without a recipe that adapts, which would answer each candidate anew.
+
+    The micro-batch is the search's own.
+    """
+    if composed.choices.get("recipe") not in RECIPES:
+        return composed
+    every = chosen_overrides(baseline, composed.config_dir)
+    chosen = [text for text in every if group_of(text) != "batch"]
+    typed = [text for text in composed.overrides if not text.startswith("recipe=")]
+    return compose([*typed, *chosen], composed.config_dir, in_sweep=True)
+
+
+def refuse_what_is_no_start(wish: Wish) -> None:
+    """A search starts from one configuration, and takes its time: nothing typed is passed over.
+
+    Raises:
+        ConfigError: several configurations are named, or Hydra is asked for something.
+    """
+    arguments = wish.arguments
+    one = "and a search starts from one configuration"
+    typed = shlex.join(arguments.overrides)
+    problems = []
+    if arguments.multirun:
+        without = [word for word in wish.command if word not in ("-m", "--multirun")]
+        fix = shlex.join(["eke", "fit", *without])
+        problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
+    if arguments.hydra_flags:
+        flag, *values = arguments.hydra_flags
+        question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
+        why = "is a question about one configuration, and a search has many"
+        problems.append(Problem(flag, " ".join(values), why, f"{program()} {question}"))
+    for text in arguments.overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        if (key == "sweep" and value != "none") or key.startswith("sweep."):
+            why = f"is about a set of runs, {one}"
+            problems.append(Problem(key, value, why, f"{program()} -m {typed}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_what_cannot_start(composed: Composed, baseline: Plan, in_cluster: bool) -> None:
+    """What the first trial would be refused for, unless a record answers it: a missing package.
+
+    Its size is left out: another way to compute the same may fit.
+
+    Args:
+        composed: what was typed.
+        baseline: the same, planned.
+        in_cluster: trials run on nodes of a cluster.
+
+    Raises:
+        ConfigError: every rule that it breaks.
+    """
+    first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
+    trial = compose(first, composed.config_dir, in_sweep=True)
+    plan_unless_answered(
+        partial(plan_for, trial, in_cluster=in_cluster, refuse=False, trace=False),
+        place_in_cluster if in_cluster else place_of,
+    )
+
+
+def refuse_what_is_searched(composed: Composed) -> None:
+    """What has no meaning for a search.
+
+    Raises:
+        ConfigError: a key is typed that only a run or a sweep has.
+    """
+    config = composed.config
+    one_run = "is about one run; trials are answered from their records"
+    meant_otherwise = {
+        "rerun": (config.rerun, one_run),
+        "repeat": (config.repeat, one_run),
+        "ignore_forecast": (config.ignore_forecast, one_run),
+        "launcher.detach": (
+            config.launcher.detach,
+            "somebody has to wait: each trial is chosen by what those before it found",
+        ),
+    }
+    for key, (wanted, why) in meant_otherwise.items():
+        if wanted:
+            usual = type(wanted)()  # False of a switch, 0 of a number
+            raise ConfigError(Problem(key, str(wanted).lower(), why, f"{key}={usual}".lower()))
+
+
+def expected_step_s(plan: Plan) -> float | None:
+    """Seconds per optimizer step by the time model; None where it says nothing."""
+    found = forecast_time(plan)
+    return found.step_s.expected if isinstance(found, StepTime) else None
+
+
+__all__ = ["Wish", "fit"]
+
+
+def fit(wish: Wish) -> int:
+    """Search, and write what was found; returns the exit code."""
+    try:
+        fitting = prepare(wish)
+        if fitting.baseline.config.plan_only:
+            return say("\n" + likely(fitting.candidates, fitting.search, fitting.baseline))
+        found = fitting.run()
+        keep(fitting, found)
+        return EXIT_OK if found.best is not None else EXIT_FAILED
+    except EkeError as error:
+        return complain(str(error), error.exit_code)
+    except OSError as error:
+        return complain(of_system(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return complain("\ninterrupted; the same command continues", EXIT_RESUMABLE)
