@@ -8,9 +8,10 @@ Matrix multiplications of one micro-batch: what is computed, in which format, an
 
 A weight of n numbers and T tokens cost 2 n T FLOPs forward, as many for its input's gradient and
 for its own (arXiv:2204.02311, appendix B); a frozen weight has none of the last. Unlike
-`eke.models.sizes.parameters`, which counts what mathematics needs, here is what is executed: a model's
-own attention computes the masked half, too, a fused kernel computes the scores once more backward
-(five products in place of four: arXiv:2205.14135, section 3.2), and checkpointing the forward pass.
+`eke.models.sizes.parameters`, which counts what mathematics needs, here is what is executed: a
+model's own attention computes the masked half, too, a fused kernel computes the scores once more
+backward (five products in place of four: arXiv:2205.14135, section 3.2), and checkpointing the
+forward pass.
 
 The optimizer's step: bytes it moves, kernels it launches, products it computes.
 
