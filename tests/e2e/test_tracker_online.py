@@ -104,7 +104,7 @@ def test_an_offline_sweep_is_sent_by_its_folder_and_reported(
     assert [steps_of(server, folder) for folder in folders] == [list(range(7))] * 2
     assert {run["groupName"] for run in server.runs.values()} == {sweep.name}
     said = report(tmp_path, server, str(sweep), "--quiet", "--formats=none", "--publish")
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (said.returncode, said.stderr) == (0, f"W&B's server: {server.url}\n")
     (view,) = server.views.values()
     (grid,) = [b["metadata"] for b in json.loads(view["spec"])["blocks"] if "metadata" in b]
     (chosen,) = grid["runSets"][0]["filters"]["filters"]

@@ -7,11 +7,15 @@ import time
 
 import pytest
 from rank_server import RankServer
-from support import PATIENCE_S, REPO, environment
+from support import PATIENCE_S, REPO, TINY, environment
 
 from eke.common.paths import RunPaths
+from eke.plan.planner import write_plan
 
 pytestmark = pytest.mark.slow  # importing torch takes seconds
+
+ENDLESS = (*TINY, "data=synthetic", "data.num_samples=64", "train.steps=1000000")
+"""A run that ends in no test."""
 
 
 def group_of(pid: int) -> list[int]:
@@ -26,7 +30,7 @@ def group_of(pid: int) -> list[int]:
     return found
 
 
-def test_ranks_that_fail_hang_or_are_left_alone(tmp_path) -> None:
+def test_ranks_that_fail_hang_or_are_left_alone(tmp_path, make_plan) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     server = RankServer(tmp_path)
@@ -35,7 +39,7 @@ def test_ranks_that_fail_hang_or_are_left_alone(tmp_path) -> None:
         failed = server.train(paths, 2, environment(tmp_path))
         assert failed[0] == 1, paths.log.read_text()
         assert failed[1] != 0
-        os.mkfifo(paths.plan)  # which nobody writes: reading it never ends
+        write_plan(paths, make_plan(*ENDLESS))
         assert server.train(paths, 1, environment(tmp_path), timeout=1.0) == [-9]
         session = server.process.pid
         wait_until(lambda: group_of(session) == [session])  # the kernel takes a moment
@@ -60,11 +64,11 @@ server.train(RunPaths(folder), 2, environment(folder))
 """
 
 
-def test_they_end_with_whoever_asked(tmp_path) -> None:
+def test_they_end_with_whoever_asked(tmp_path, make_plan) -> None:
     """As when pytest is killed in the middle of a test: while ranks train, or hang."""
     # Ranks that fail may be gone before anybody has looked: one that is asked to stop before it
     # listens is gone at once.
-    os.mkfifo(RunPaths(tmp_path).plan)
+    write_plan(RunPaths(tmp_path), make_plan(*ENDLESS, "distributed=ddp"))
     found = {**environment(tmp_path), "PYTHONPATH": f"{REPO / 'src'}:{REPO / 'tests'}"}
     with subprocess.Popen(
         [sys.executable, "-c", ASKER, str(tmp_path)], env=found, stdout=subprocess.PIPE, text=True

@@ -210,12 +210,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name and list of files; a link is none, whoever made it."""
-    return [
-        path
-        for path in folder.glob("step-*")
-        if re.fullmatch(NAME, path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
-    ]
+    """What has a checkpoint's name; a link is none, whoever made it."""
+    found = [p for p in folder.glob("step-*") if re.fullmatch(NAME, p.name)]
+    return [path for path in found if not path.is_symlink()]
 
 
 def newest_complete(folder: Path) -> Path | None:
@@ -289,7 +286,8 @@ def _prune(newest: Path, keep: int) -> None:
     it would push out the only checkpoint that can be used.
     """
     folder = newest.parent
-    written = [path for path in checkpoints_in(folder) if path.name <= newest.name]
+    mine = [path for path in checkpoints_in(folder) if (path / MANIFEST).is_file()]
+    written = [path for path in mine if path.name <= newest.name]
     for path in sorted(written, reverse=True)[keep:]:
         remove_tree(path)
     for path in folder.glob(".step-*.tmp"):
