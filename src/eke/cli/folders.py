@@ -1,4 +1,4 @@
-"""`eke status|logs|cancel DIR`: what becomes of runs that somebody has started."""
+"""`eke status|logs|cancel DIR`: follow and cancel runs."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""How eke starts processes of its own: the command, and what they inherit."""
+"""Command and environment of the processes that eke starts."""
 
 import os
 import re

@@ -1,6 +1,5 @@
 """What was sent already, kept in the run folder; and who may send now."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eke.files import open_file, read_json, write_json
+from eke.locks import try_lock
 from eke.paths import RunPaths
 
 RECEIPT_VERSION = 1
@@ -80,9 +80,6 @@ def _open_lock(path: Path) -> int | None:
 
 def _claim(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     except OSError:  # a file system without locks
         return True
-    return True
