@@ -1,7 +1,4 @@
-"""`eke status|logs|cancel DIR`: what becomes of runs that somebody has started.
-
-`eke retry DIR`: sets the records of failed runs aside and starts their sweep's command again.
-"""
+"""`eke status|logs|cancel|retry DIR`: follow, cancel and retry runs."""
 
 import argparse
 import contextlib
@@ -75,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def retry(options: argparse.Namespace) -> int:
     """Set the records of failed runs aside and start the sweep's command again."""
-    folder = user_path(options.folder).resolve()  # the sweep may have been typed elsewhere
+    folder = user_path(options.folder).resolve()  # its command may have been started elsewhere
     sweep = SweepPaths(folder)
     if not sweep.sweep.exists():
         if not folder.exists():
@@ -134,11 +131,11 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
 
 
 def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]]) -> None:
-    """What was typed runs where it was typed for: there, nothing would have been set aside.
+    """Reject a sweep that was moved or copied: its command runs in the old folder.
 
     Args:
         folder: of the sweep, as it is named now.
-        directory: where it was typed.
+        directory: where its command was started.
         cells: of its file.
 
     Raises:
@@ -148,8 +145,8 @@ def refuse_a_copy(folder: Path, directory: str, cells: Sequence[dict[str, Any]])
     if not runs or any(each.resolve() == folder.parent.resolve() for each in runs):
         return
     raise EkeError(
-        f"{folder} has been moved or copied: what was typed for it runs in {runs.pop()}. Type it "
-        f"again with paths.runs={folder.parent}; what has finished there answers"
+        f"{folder} has been moved or copied: its command runs in {runs.pop()}. Start it again "
+        f"with paths.runs={folder.parent}; finished runs there are reused"
     )
 
 

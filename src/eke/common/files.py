@@ -1,7 +1,7 @@
 """The files of runs and sweeps: opened, read and replaced in folders where others may write too.
 
-A crash at any moment leaves the old content or the new, never a mix. Nobody else decides what is
-written over: a folder is held by its descriptor while a file in it is opened; links that another
+A crash at any moment leaves the old content or the new, never a mix. Other users cannot choose what
+is written over: a folder is held by its descriptor while a file in it is opened; links that another
 user made are refused on the way, any link at the end, and whatever is no regular file (reading a
 FIFO would wait for ever). What is written lies in a folder of this user.
 
@@ -39,7 +39,7 @@ SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(OSError):
-    """A file or folder that may be somebody else's doing; nothing was read or written."""
+    """A file or folder that another user may have planted; nothing was read or written."""
 
     def __init__(self, why: str, path: object) -> None:
         """What is wrong with it, for `PATH: WHY`."""
@@ -106,7 +106,7 @@ def _is_mine(found: os.stat_result, folder: int) -> bool:
 
 
 def _my_number(folder: int) -> int | None:
-    """This user's number on a file system with numbers of its own, as CIFS: of what he makes."""
+    """This user's number on a file system with its own numbers (CIFS): that of a new file."""
     name = f".{secrets.token_hex(8)}.tmp"
     try:
         made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600, dir_fd=folder)
@@ -131,7 +131,7 @@ def own_folder(path: Path, private: bool = False) -> Path:
 
     Args:
         path: of the folder.
-        private: nobody else may write there.
+        private: no other user may write there.
 
     Returns:
         The path.
@@ -295,7 +295,7 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder of this user's with all in it, as far as that is possible; never a link."""
+    """Delete a folder of this user and its content, ignoring errors; never follow a link."""
     with contextlib.suppress(OSError), hold_folder(path.parent, own=True) as folder:
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 

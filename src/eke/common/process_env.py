@@ -1,9 +1,4 @@
-"""How eke starts processes of its own: the command, and what they inherit.
-
-Being one task of a step that srun started: one on each machine of a run.
-
-Being one of several processes that torchrun or `accelerate launch` started by hand.
-"""
+"""Command and environment of the processes that eke starts; ranks that others started."""
 
 import os
 import re

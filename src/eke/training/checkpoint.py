@@ -210,7 +210,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """What has a checkpoint's name; a link is none, whoever made it."""
+    """Folders and files with a checkpoint's name; links do not count."""
     found = [p for p in folder.glob("step-*") if re.fullmatch(NAME, p.name)]
     return [path for path in found if not path.is_symlink()]
 

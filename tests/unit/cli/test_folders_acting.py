@@ -323,7 +323,7 @@ def test_a_copy_is_left_as_it_is(runs_at, make_run, make_sweep, runs, typed, cap
     is_copy = runs_at.startswith("/elsewhere")
     assert (code, paths.record.exists(), len(typed)) == ((1, True, 0) if is_copy else (0, False, 1))
     told = capsys.readouterr().err
-    said = f"what was typed for it runs in /elsewhere/runs. Type it again with paths.runs={runs};"
+    said = f"its command runs in /elsewhere/runs. Start it again with paths.runs={runs};"
     assert (said in told) is is_copy
 
 

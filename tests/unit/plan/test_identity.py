@@ -291,6 +291,31 @@ def test_meaningful_keeps_the_rest() -> None:
     assert "log_every" not in kept["train"]
 
 
+def test_runs_of_rows_are_those_of_before_rows_had_a_limit() -> None:
+    """A key that is new at its default, and hashed, would have every finished sweep run again."""
+    config = config_of("data=jsonl", "data.path=rows.jsonl", "data.max_row_bytes=100")
+    assert set(meaningful(make_converter().unstructure(config))["data"]) == {
+        "eval_frac",
+        "eval_path",
+        "label",
+        "length_grouping",
+        "max_bad_frac",
+        "num_eval_samples",
+        "num_samples",
+        "option",
+        "packing",
+        "pad_to_multiple_of",
+        "path",
+        "pattern",
+        "prompt",
+        "response",
+        "separator",
+        "seq_len",
+        "text",
+        "tokenizer",
+    }
+
+
 def test_changed_fingerprints_are_told_in_words() -> None:
     before = {"device": "a", "torch": "2.13.0", "peft": "1"}
     now = {"device": "a", "torch": "2.14.0", "accelerate": "1.15"}

@@ -336,6 +336,7 @@ def _texts(file: str, most: int) -> Iterator[str]:
     import fsspec
 
     is_compressed = file.endswith(COMPRESSED)
+    # Ends of lines as the datasets library reads them: prepared tokens stay the same.
     ends = "\n" if is_compressed else None
     with (
         fsspec.open(file, "rb", compression="infer") if is_compressed else open(file, "rb") as raw,

@@ -249,12 +249,10 @@ class ForkServer:
         The worker alone has the other end of the line: whatever goes wrong there ends it.
         """
         assert self._control is not None
-        *_, flag, module = order.command[: len(module_command(""))]
-        assert flag == "-m"
-        arguments = order.command[len(module_command("")) :]
+        module, *arguments = order.command[list(order.command).index("-m") + 1 :]
         request = Request(
             module,
-            list(arguments),
+            arguments,
             dict(order.environment),
             os.getcwd(),
             sorted(os.sched_getaffinity(0)),

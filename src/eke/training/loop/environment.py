@@ -2,8 +2,8 @@
 
 Where compiled code is kept: in a folder of this user's alone, since it runs as this user.
 
-PyTorch would use `/tmp/torchinductor_USER`, whoever has made it. The folder is one of the machine:
-a home folder is often shared by machines whose processors differ.
+PyTorch would use `/tmp/torchinductor_USER`, even if another user made it. The folder is
+local: a home folder is often shared by machines whose processors differ.
 
 What the operating system knows about this process; no torch.
 """
@@ -88,7 +88,7 @@ def choose_compiled_code_folders() -> None:
             continue
         try:
             folder = own_folder(own_folder(local, private=True) / name, private=True)
-        except OSError:  # somebody else made something of that name first
+        except OSError:  # another user made something of that name first
             folder = own_folder(cache_folder() / name, private=True)
         os.environ[variable] = str(folder)
 

@@ -5,7 +5,6 @@ What is sent of a run: the truth that its folder holds.
 What was sent already, kept in the run folder; and who may send now.
 """
 
-import fcntl
 import hashlib
 import os
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eke.common.errors import ConfigError, EkeError
-from eke.common.files import open_file, read_bytes, read_json, write_json
+from eke.common.files import open_file, read_bytes, read_json, try_lock, write_json
 from eke.common.paths import RunPaths
 from eke.common.streams import speak
 from eke.config import schema
@@ -331,9 +330,6 @@ def _open_lock(path: Path) -> int | None:
 
 def _claim(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     except OSError:  # a file system without locks
         return True
-    return True
