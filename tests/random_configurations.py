@@ -168,7 +168,7 @@ LEFT_OUT = {
     "model.supports_flash_attn": "filled in from a checkpoint",
     "model.supports_flex_attn": "filled in from a checkpoint",
     "model.num_parameters": "filled in from a checkpoint",
-    "data.max_row_bytes": "tests/unit/prepare",
+    "data.max_row_bytes": "tests/unit/data/preparation",
     "data.path": "typed with data=text and data=jsonl, csv, parquet",
     "data.eval_path": "a path",
     "data.name": "typed with data=hub",

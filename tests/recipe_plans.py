@@ -4,7 +4,7 @@ import pytest
 
 from eke.config.compose import compose
 from eke.plan.planner import Decision, Plan
-from eke.rules import device as rules_packages
+from eke.rules import device
 from eke.workflows import plan_for
 
 BERT = ("model=bert_large", "task=sequence_classification", "data=synthetic", "data.seq_len=512")
@@ -34,7 +34,7 @@ def packages(monkeypatch: pytest.MonkeyPatch):
     """`packages("torchao")`: an environment that has these alone."""
 
     def has(*names: str) -> None:
-        monkeypatch.setattr(rules_packages, "_is_there", lambda name: name in names)
+        monkeypatch.setattr(device, "_is_there", lambda name: name in names)
 
     return has
 

@@ -15,7 +15,7 @@ from eke.hardware.datasheets import DEVICES
 from eke.models.sizes import DESCRIPTIONS, Description
 from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
-from eke.training import optimizer as optimizers
+from eke.training import optimizer
 from eke.training.batches.tasks import TASKS
 from eke.training.distributed.ranks import BUILDERS as SHARING
 from eke.training.loop.attempt import ENGINES
@@ -70,7 +70,7 @@ def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def with_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one entry in the table."""
     monkeypatch.setitem(
-        optimizers.BUILDERS,
+        optimizer.BUILDERS,
         "rmsprop",
         lambda plan, groups: torch.optim.RMSprop(groups, alpha=plan.config.optimizer.beta2),
     )
@@ -160,7 +160,7 @@ def test_what_a_new_optimizer_cannot_do_is_one_entry_of_its_description(
 TABLES = {
     "task": set(TASKS),
     "task's heads": set(HEADS),
-    "optimizer": set(optimizers.BUILDERS),
+    "optimizer": set(optimizer.BUILDERS),
     "schedule": set(SHAPES),
     "attention": {*ATTENTION, AUTO_ATTENTION},
     "kernels": set(KERNELS),

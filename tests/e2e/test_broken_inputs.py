@@ -1,7 +1,7 @@
 """The stated list of broken inputs (docs/data.md): one clear message each, nothing half-written.
 
 Typed through the whole of eke; finer cases of each kind are in tests/unit/data/preparation and
-tests/unit/pretrained.
+tests/unit/models/checkpoints.
 """
 
 import gzip

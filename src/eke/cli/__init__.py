@@ -77,9 +77,9 @@ def _do(arguments: list[str]) -> int:
     if command == "train":
         return workflows.main(rest)
     if command in _OF_FOLDERS:
-        from eke.cli import run_commands as folders  # only here: `eke --help` does without it
+        from eke.cli import run_commands  # only here: `eke --help` does without it
 
-        return folders.main(command, rest)
+        return run_commands.main(command, rest)
     if command in COMPLETION_FLAGS:
         return completion.main(rest, USAGE)
     if command in ("--version", "--help", "-h"):

@@ -8,7 +8,7 @@ import pytest
 from support import environment
 
 from eke import cli
-from eke.cli import run_commands as folders
+from eke.cli import run_commands
 from eke.launch.processes.status import Standing
 from eke.launch.slurm.submission import Submission, Ticket, write_submission, write_ticket
 
@@ -102,9 +102,9 @@ def test_following_shows_the_last_line_and_asks_seldom(make_run, monkeypatch, ca
             with open(paths.log, "a") as file:
                 file.write(f"at {now[0]:g}\n" if now[0] < 2 else "the end")
 
-    monkeypatch.setattr(folders, "find_standings", find)
-    monkeypatch.setattr(folders.time, "sleep", sleep)
-    monkeypatch.setattr(folders.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands.time, "sleep", sleep)
+    monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", str(paths.folder)]) == 0
     assert capsys.readouterr().out.splitlines() == ["first", "at 1", "the end"]
     assert asked == [0, 10, 20, 30]
@@ -126,9 +126,9 @@ def test_following_goes_on_to_the_runs_that_start_meanwhile(make_run, monkeypatc
             made[1].log.write_text(made[1].log.read_text() + "second\n")
             made.append(make_run("3", log="third\n"))
 
-    monkeypatch.setattr(folders, "find_standings", find)
-    monkeypatch.setattr(folders.time, "sleep", sleep)
-    monkeypatch.setattr(folders.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_commands, "find_standings", find)
+    monkeypatch.setattr(run_commands.time, "sleep", sleep)
+    monkeypatch.setattr(run_commands.time, "monotonic", lambda: now[0])
     assert cli.main(["logs", "-f", "runs"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "first",

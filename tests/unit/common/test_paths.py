@@ -50,7 +50,7 @@ def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch
     package = tmp_path / "site-packages" / "eke"
     package.mkdir(parents=True)
     (package / "conf").symlink_to(conf_folder())
-    monkeypatch.setattr("eke.common.paths.__file__", str(package / "paths.py"))
+    monkeypatch.setattr("eke.common.paths.__file__", str(package / "common" / "paths.py"))
     assert program() == "eke train"
     assert help_text().count("eke train ") == 5
     assert "train.py" not in help_text()

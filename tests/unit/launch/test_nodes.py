@@ -18,9 +18,6 @@ from eke.common.errors import ConfigError, EkeError
 from eke.common.paths import RunPaths
 from eke.common.process_env import Task, check_started_tasks, is_first, machines_at_hand, this_task
 from eke.launch.processes import nodes
-from eke.launch.processes import nodes as follower
-from eke.launch.processes import nodes as head
-from eke.launch.processes import nodes as meeting
 from eke.launch.processes.nodes import (
     Head,
     Invitation,
@@ -42,7 +39,7 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"}
 @pytest.fixture(autouse=True)
 def _this_host(monkeypatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(head, "COME_S", 0.0)
+    monkeypatch.setattr(nodes, "COME_S", 0.0)
 
 
 @pytest.fixture
@@ -127,7 +124,7 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
 
 
 def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
-    monkeypatch.setattr(follower, "END_S", 0.1)
+    monkeypatch.setattr(nodes, "END_S", 0.1)
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)
@@ -159,7 +156,7 @@ def test_a_first_machine_that_is_gone_lets_processes_save(shell_worker, monkeypa
 def test_a_machine_that_is_gone_is_missed(tmp_path) -> None:
     file = tmp_path / "nodes.json"
     with Head(file, Task(0, 2, "s")) as first:
-        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         line.close()
         wait_until(first.has_lost_one)
@@ -220,9 +217,9 @@ def test_strangers_are_sent_away(tmp_path) -> None:
                 stranger.sendall(hello)
                 stranger.shutdown(socket.SHUT_WR)
                 assert stranger.recv(1) == b"", "it is let go, and told nothing"
-        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
-        twice = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        twice = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         assert twice.receive() is None
         assert not first.trouble()
         twice.close()
@@ -231,7 +228,7 @@ def test_strangers_are_sent_away(tmp_path) -> None:
 
 
 def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(head, "HELLO_S", 0.5)
+    monkeypatch.setattr(nodes, "HELLO_S", 0.5)
     file = tmp_path / "nodes.json"
     with contextlib.ExitStack() as open_, Head(file, Task(0, 2, "s")) as first:
         found = read_invitation(file, "s")
@@ -240,14 +237,14 @@ def test_strangers_that_say_nothing_are_sent_away_and_few_at_a_time(tmp_path, mo
         before = threading.active_count()
         strangers = [
             open_.enter_context(socket.create_connection((found.host, found.port)))
-            for _ in range(2 * head.STRANGERS)
+            for _ in range(2 * nodes.STRANGERS)
         ]
         for number, stranger in enumerate(strangers):
             # Some trickle, and some say what takes a parser's breath away.
             stranger.sendall(b"{" if number % 2 else b"[" * 60_000 + b"\n")
         time.sleep(0.2)
-        assert threading.active_count() - before <= 2 * (head.STRANGERS + 2)
-        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        assert threading.active_count() - before <= 2 * (nodes.STRANGERS + 2)
+        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         first.gather(PATIENCE_S)
         for stranger in strangers:
             stranger.settimeout(PATIENCE_S)
@@ -278,7 +275,7 @@ def test_the_first_machine_listens_where_the_others_know_it(
     if typed:
         monkeypatch.setenv("MASTER_ADDR", typed)
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    with meeting.listen(4) as server:
+    with nodes.listen(4) as server:
         assert server.getsockname()[0] == address
 
 
@@ -422,7 +419,7 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     attempt = Attempt(record)
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, Task(0, 2, "s")) as first:
-        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
         assert not led.is_over()
         line.close()
@@ -438,7 +435,7 @@ def test_an_end_that_was_agreed_on_stays_as_it_is(tmp_path, monkeypatch) -> None
     attempt = Attempt(record)
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, Task(0, 2, "s")) as first:
-        line = follower.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
+        line = nodes.connect(file, Task(1, 2, "s"), PATIENCE_S, "")
         led = nodes.start_run(plan, Place(RunPaths(tmp_path), None, ""), first)
         line.close()
         wait_until(first.trouble)

@@ -10,8 +10,7 @@ import time
 import pytest
 from support import PATIENCE_S
 
-from eke.launch.processes import sweep
-from eke.launch.processes import worker_process as module
+from eke.launch.processes import sweep, worker_process
 from eke.launch.processes.follow import PlainView
 from eke.launch.processes.worker_process import Worker, worker_command, worker_environment
 
@@ -35,7 +34,7 @@ def run(paths, monkeypatch):
 
     def run(code: str, view=None) -> int:
         command = [sys.executable, "-c", f"import os, signal, sys, time\n{code}", str(paths.folder)]
-        monkeypatch.setattr(module, "worker_command", lambda *_: command)
+        monkeypatch.setattr(worker_process, "worker_command", lambda *_: command)
         shown = view or SilentView()
         worker = Worker(paths)
         try:

@@ -1,5 +1,6 @@
 """Cases of rules/deepspeed.py: the command and the device that break each rule."""
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,10 @@ FAKES: dict[str, tuple[str, Any]] = {
     "nvme_folder_writable": ("has_libaio_header", lambda flags: True),
     "nvme_folder_is_a_disk": ("file_system", lambda path: "tmpfs"),
     "nvme_folder_is_local": ("file_system", lambda path: "nfs4"),
-    "nvme_has_space": ("shutil", SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=5))),
+    "nvme_has_space": (
+        "shutil",
+        SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=5), which=shutil.which),
+    ),
     "nvme_state_is_large": ("lockable_bytes", lambda: None),
     "nvme_buffers_are_locked": ("lockable_bytes", lambda: 65536),
     "nvme_needs_libaio": ("has_libaio_header", lambda flags: False),

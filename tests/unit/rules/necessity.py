@@ -30,7 +30,7 @@ class Shown:
     """Why there is none, or why it shows less than the rule says."""
 
 
-HERE = "unit/check"
+HERE = "unit/rules"
 BREAKING = f"{HERE}/test_necessity.py::test_without_the_rule_the_run_fails"
 SAME = f"{HERE}/test_without_effect.py::test_the_run_is_the_same"
 
@@ -107,10 +107,10 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "runs_has_space": "test_a_plan_that_cannot_be_written",
         "batch_does_not_fit": "test_running_out_of_memory_is_an_outcome_with_its_phase",
     },
-    (Kind.numbers, "unit/sizes/test_swapping.py"): {
+    (Kind.numbers, "unit/models/sizes/test_swapping.py"): {
         "nvme_state_is_large": "test_two_processes_halve_the_files_until_they_are_too_small",
     },
-    (Kind.numbers, "unit/sizes/test_state.py"): {
+    (Kind.numbers, "unit/models/sizes/test_state.py"): {
         "states_do_not_fit": "test_bytes_are_those_of_the_real_tensors",
     },
     (Kind.fails, DATA): {
@@ -161,7 +161,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "tensor_cores_like_token_count":
             "test_units_of_tensor_cores_are_the_bytes_of_nvidias_table",
     },
-    (Kind.fails, "unit/build/test_optimizer.py"): {
+    (Kind.fails, "unit/training/model/test_optimizer.py"): {
         "muon_needs_matrices": "test_muon_without_such_a_matrix_says_what_to_type",
     },
     (Kind.wrong, f"{HERE}/test_optimizer_rules.py"): {
@@ -232,10 +232,10 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "sparse_prediction_needs_missing_labels": "test_causal_text_has_a_label_nearly_everywhere",
         "sparse_prediction_changes_shapes": "test_each_step_has_another_number_of_labels",
     },
-    (Kind.wrong, "unit/build/test_kernels.py"): {
+    (Kind.wrong, "unit/training/model/test_kernels.py"): {
         "selective_is_written_over": "test_what_is_kept_must_not_be_rotated_in_place",
     },
-    (Kind.fails, "unit/build/test_kernels.py"): {
+    (Kind.fails, "unit/training/model/test_kernels.py"): {
         "liger_needs_known_family": "test_liger_that_replaces_nothing_is_an_error",
     },
     (Kind.wrong, RANK): {
@@ -267,10 +267,10 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
         "nodes_share_unevenly": "test_uneven_shares_start_other_processes_than_planned",
         "nodes_not_at_hand": "test_without_other_machines_all_processes_are_here",
     },
-    (Kind.fails, "unit/run/test_trainer_engine.py"): {
+    (Kind.fails, "unit/training/loop/test_trainer_engine.py"): {
         "trainer_takes_plain_steps": "test_an_update_of_another_kind_is_refused",
     },
-    (Kind.fails, "unit/track/test_online.py"): {
+    (Kind.fails, "unit/results/trackers/test_online.py"): {
         "online_needs_key": "test_no_account",
     },
     (Kind.refusal, SERVICE): {
@@ -280,7 +280,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.fails, SERVICE): {
         "package_missing": "test_without_its_package_an_option_cannot_be_built",
     },
-    (Kind.wrong, "unit/build/test_activation_offload.py"): {
+    (Kind.wrong, "unit/training/model/test_activation_offload.py"): {
         "fsdp_keeps_its_activations":
             "test_gathered_weights_are_moved_as_if_they_were_activations",
     },
@@ -317,7 +317,7 @@ TESTS: dict[tuple[Kind, str], dict[str, str]] = {
     (Kind.refusal, DISK): {
         "nvme_buffers_are_locked": "test_the_kernel_locks_no_more_than_the_limit",
     },
-    (Kind.fails, "unit/build/test_sharding.py"): {
+    (Kind.fails, "unit/training/distributed/test_sharding.py"): {
         "fsdp_needs_elementwise_optimizer": "test_what_the_rule_refuses_really_fails",
     },
 }  # fmt: skip

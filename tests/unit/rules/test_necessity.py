@@ -1,4 +1,4 @@
-"""Every rule has something that shows that it is needed; the table is unit/check/necessity.py."""
+"""Every rule has something that shows that it is needed; the table is unit/rules/necessity.py."""
 
 import ast
 from collections import Counter

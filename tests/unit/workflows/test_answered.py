@@ -9,7 +9,7 @@ from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, write_record
-from eke.rules import training as rules_work
+from eke.rules import training
 from eke.workflows.planning import plan_for
 
 TYPED = ("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20")
@@ -29,7 +29,7 @@ def typed(tmp_path):
 @pytest.fixture
 def full_disk(monkeypatch) -> None:
     """Only a byte is left."""
-    monkeypatch.setattr(rules_work, "MIN_FREE_BYTES", 2**60)
+    monkeypatch.setattr(training, "MIN_FREE_BYTES", 2**60)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from eke import workflows
 from eke.cli import main as cli
 from eke.common.text import GIB, MIB
 from eke.launch import Probed
-from eke.workflows import planning as probing
-from eke.workflows import running
+from eke.workflows import planning, running
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -171,16 +170,16 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr(probing.probe_aloud, "__defaults__", (probe,))
+    monkeypatch.setattr(planning.probe_aloud, "__defaults__", (probe,))
     return script
 
 
 @pytest.fixture
 def tight(own_machine, monkeypatch):
     """Memory with which formulas leave some micro-batches open; no trace can be made."""
-    from eke.estimate.memory import trace_client as ask
+    from eke.estimate.memory import trace_client
 
-    monkeypatch.setattr(ask, "traced", lambda plan: ask.Answer(None, "not here"))
+    monkeypatch.setattr(trace_client, "traced", lambda plan: trace_client.Answer(None, "not here"))
     own_machine(GIB + 20 * MIB)
 
 

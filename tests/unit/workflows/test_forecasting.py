@@ -9,8 +9,7 @@ from eke import workflows
 from eke.cli import main as cli
 from eke.common.text import GIB
 from eke.config.compose import compose
-from eke.estimate.memory import Traced
-from eke.estimate.memory import trace_client as ask
+from eke.estimate.memory import Traced, trace_client
 from eke.estimate.memory.calibration import NEEDED, add_line, group_of, path_of
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.hardware import DEVICES, Device
@@ -158,10 +157,12 @@ def kept(monkeypatch, tmp_path):
     def traced(plan, *_):
         asked.append(plan)
         size = {"forward": 9 * GIB}
-        return ask.Answer(Traced(size, size, {"weights": 9 * GIB}))
+        return trace_client.Answer(Traced(size, size, {"weights": 9 * GIB}))
 
-    monkeypatch.setattr(ask, "traced", traced)
-    monkeypatch.setattr(ask, "trace_all", lambda plans, *_, **__: [traced(p) for p in plans])
+    monkeypatch.setattr(trace_client, "traced", traced)
+    monkeypatch.setattr(
+        trace_client, "trace_all", lambda plans, *_, **__: [traced(p) for p in plans]
+    )
     return asked
 
 

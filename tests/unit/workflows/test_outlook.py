@@ -11,7 +11,7 @@ from eke.cli import main as cli
 from eke.common.paths import RunPaths
 from eke.common.text import GIB
 from eke.config.compose import compose
-from eke.estimate.memory import trace_client as ask
+from eke.estimate.memory import trace_client
 from eke.hardware import Device
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, PredictedMemory, write_record
@@ -39,9 +39,9 @@ def traces(monkeypatch):
 
     def trace_all(plans, progress, processes):
         asked.append(len(plans))
-        return [ask.Answer(None, "not here") for _ in plans]
+        return [trace_client.Answer(None, "not here") for _ in plans]
 
-    monkeypatch.setattr(ask, "trace_all", trace_all)
+    monkeypatch.setattr(trace_client, "trace_all", trace_all)
     return asked
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import trace_client
-from eke.estimate.memory import trace_client as ask
 from eke.estimate.memory.calibration import calibrate, group_of, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
@@ -328,7 +327,7 @@ def known_forecast(plan: Plan) -> Forecast:
 
 def traced_forecast(plan: Plan) -> Forecast:
     """By a trace, made now unless it is kept; by formulas, with the reason, where there is none."""
-    return _with(plan, ask.traced(plan))
+    return _with(plan, trace_client.traced(plan))
 
 
 def traced_forecasts(
@@ -341,7 +340,7 @@ def traced_forecasts(
         progress: told how many of how many have theirs; called from any thread.
         processes: that trace at the same time.
     """
-    answers = ask.trace_all(plans, progress, processes)
+    answers = trace_client.trace_all(plans, progress, processes)
     return [_with(plan, answer) for plan, answer in zip(plans, answers, strict=True)]
 
 
@@ -364,7 +363,7 @@ def is_open(found: Forecast) -> bool:
     return found.peak.low <= found.capacity < found.peak.high
 
 
-def _with(plan: Plan, answer: ask.Answer) -> Forecast:
+def _with(plan: Plan, answer: trace_client.Answer) -> Forecast:
     found = forecast(plan, answer.traced)
     if answer.traced is None:
         found = replace(found, not_traced=answer.reason)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eke.config.schema import Config, Data, Packing, Rows, Seq2SeqLM, Synthetic, Task
-from eke.data import sources as corpus
+from eke.data import sources
 from eke.models.sizes import SampleMeans, is_ragged
 from eke.plan.planner.plan import Plan
 from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
@@ -186,22 +186,22 @@ def _read(data: Data, task: Task, store: str, count: int, evaluation: bool) -> F
         number = drawn or DEFAULT_SYNTHETIC_SAMPLES if data.packing is Packing.on else count
         two = isinstance(task, Seq2SeqLM)
         longest = data.seq_len + (getattr(task, "target_len", 0) or data.seq_len) * two
-        whole = corpus.synthetic_lengths(data, longest, int(evaluation), number)
+        whole = sources.synthetic_lengths(data, longest, int(evaluation), number)
         cuts = np.maximum(1, whole * data.seq_len // longest) if two else whole
-        packs = corpus.first_fit(whole, data.seq_len) if data.packing is Packing.on else None
+        packs = sources.first_fit(whole, data.seq_len) if data.packing is Packing.on else None
     else:
-        folder = corpus.store_folder(store)
-        manifest = corpus.read_manifest(folder) if store else None
+        folder = sources.store_folder(store)
+        manifest = sources.read_manifest(folder) if store else None
         if manifest is None or manifest.streams:
             return None
-        opened, split = corpus.Store(folder, manifest), "evaluation" if evaluation else "train"
+        opened, split = sources.Store(folder, manifest), "evaluation" if evaluation else "train"
         rows, offsets = opened.array(split), opened.array("offsets")
         whole = offsets[rows + 1] - offsets[rows]
         cuts = opened.array("cuts")[rows] if isinstance(task, Seq2SeqLM) else whole
         packs = None
         if data.packing is Packing.on:
             parts = (opened.array(f"{split}_{name}") for name in ("members", "offsets"))
-            packs = corpus.Packs(*parts)
+            packs = sources.Packs(*parts)
     source = np.asarray(cuts, np.int64)
     target = whole - source if isinstance(task, Seq2SeqLM) else source
     tokens = np.stack([source, target], axis=1)

@@ -22,7 +22,7 @@ from eke.config.schema import (
     SequenceClassification,
     Synthetic,
 )
-from eke.data import sources as corpora
+from eke.data import sources
 from eke.data.sources import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
 from eke.plan.planner.plan import BatchPlan, Decision
 
@@ -54,24 +54,24 @@ def plan_data(config: Config, decisions: list[Decision]) -> DataPlan:
     """
     if isinstance(config.data, Synthetic):
         return _synthetic(config, config.data, decisions)
-    request = corpora.request_of(config)
+    request = sources.request_of(config)
     if request is not None:
         return _prepared(config, request, decisions)
-    source = corpora.open_corpus(config)
+    source = sources.open_corpus(config)
     assert source is not None, "bytes of a text"
-    length = corpora.window_length(config)
-    available = [corpora.count_windows(part, length) for part in (source.train, source.evaluation)]
+    length = sources.window_length(config)
+    available = [sources.count_windows(part, length) for part in (source.train, source.evaluation)]
     parts = (source.train, source.evaluation)
-    longest = min(corpora.longest_window(part) for part in parts)
+    longest = min(sources.longest_window(part) for part in parts)
     _note_folders(config, source, decisions)
     train, evaluation = _take(config, available, decisions, longest)
-    return DataPlan(train, evaluation, corpora.fingerprint(source))
+    return DataPlan(train, evaluation, sources.fingerprint(source))
 
 
-def _note_folders(config: Config, source: corpora.Corpus, decisions: list[Decision]) -> None:
+def _note_folders(config: Config, source: sources.Corpus, decisions: list[Decision]) -> None:
     """Which folders of a text are the classes: there may be more of them."""
     if isinstance(config.task, SequenceClassification):
-        names = corpora.largest_labels(source, config.task.num_labels)
+        names = sources.largest_labels(source, config.task.num_labels)
         decisions.append(_numbered(names, "the largest folders; all other text is left out"))
 
 
@@ -89,10 +89,10 @@ def _synthetic(config: Config, data: Synthetic, decisions: list[Decision]) -> Da
         return DataPlan(drawn, data.num_eval_samples, _drawn_from(data))
     counts = (drawn, data.num_eval_samples)
     lengths = [
-        corpora.synthetic_lengths(data, data.seq_len, split, count)
+        sources.synthetic_lengths(data, data.seq_len, split, count)
         for split, count in enumerate(counts)
     ]
-    rows = [len(corpora.first_fit(found, data.seq_len)) for found in lengths]
+    rows = [len(sources.first_fit(found, data.seq_len)) for found in lengths]
     decisions.append(_packed(rows[0], drawn, int(lengths[0].sum()), data.seq_len))
     return DataPlan(rows[0], rows[1], f"{_drawn_from(data)} {counts[0]}+{counts[1]}")
 
@@ -112,7 +112,7 @@ def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
 
 
 def _prepared(config: Config, request: Request, decisions: list[Decision]) -> DataPlan:
-    store = corpora.open_store(request)
+    store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = dataclasses.replace(manifest.vocabulary, tokenizer=request.tokenizer)
     problems = [
@@ -210,7 +210,7 @@ def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
 
 
 def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> tuple[int, int]:
-    length = corpora.window_length(config)
+    length = sources.window_length(config)
     available = [
         sum(s.size // length for s in manifest.streams if s.evaluation is evaluation)
         for evaluation in (False, True)
@@ -218,7 +218,7 @@ def _windows(config: Config, manifest: Manifest, decisions: list[Decision]) -> t
     if manifest.num_replaced:
         reason = "bytes of the text that are no UTF-8 became U+FFFD"
         decisions.append(Decision("data.path", f"{manifest.num_replaced} replaced", reason))
-    source = corpora.open_corpus(config)
+    source = sources.open_corpus(config)
     assert source is not None, "windows are cut from text"
     _note_folders(config, source, decisions)
     longest = min(
@@ -266,7 +266,7 @@ def _take(
     source = "file" if isinstance(data, Rows) else "text"
     if not all(available):
         part = "evaluation" if available[0] else "training"
-        length = corpora.window_length(config)
+        length = sources.window_length(config)
         why = f"the {part} part of the text is shorter than one sample of {length} tokens"
         # In seq2seq a sample takes source and target.
         room = longest * data.seq_len // length
@@ -278,7 +278,7 @@ def _take(
             "all the training rows"
             if isinstance(data, Rows)
             else (
-                f"all the training text holds, in samples of {corpora.window_length(config)} tokens"
+                f"all the training text holds, in samples of {sources.window_length(config)} tokens"
             )
         )
         decisions.append(Decision("data.num_samples", str(train), reason))

@@ -24,11 +24,6 @@ from eke.plan.planner import Plan
 from eke.training.distributed.sharding import cut_like, part
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer import builders
-from eke.training.optimizer import builders as ao
-from eke.training.optimizer import builders as averaged
-from eke.training.optimizer import builders as bits
-from eke.training.optimizer import builders as lowrank
-from eke.training.optimizer import builders as torchs
 from eke.training.optimizer.update import Groups, parameter_groups
 
 
@@ -42,24 +37,24 @@ def build_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
 
 
 BUILDERS: dict[str, Callable[[Plan, Groups], torch.optim.Optimizer]] = {
-    "adamw": torchs.adamw,
-    "adamw_forloop": torchs.adamw,
-    "adamw_foreach": torchs.adamw,
-    "adamw_fused": torchs.adamw,
+    "adamw": builders.adamw,
+    "adamw_forloop": builders.adamw,
+    "adamw_foreach": builders.adamw,
+    "adamw_fused": builders.adamw,
     "adamw_apex_fused": builders.adamw_apex_fused,
-    "adamw_8bit": bits.adamw_8bit,
-    "paged_adamw_8bit": bits.adamw_8bit,
-    "adamw_torchao_8bit": ao.adamw_8bit,
-    "adamw_torchao_4bit": ao.adamw_4bit,
-    "adamw_bf16_sr": ao.adamw_bf16_sr,
-    "adafactor": torchs.adafactor,
-    "lion": bits.lion,
-    "lion_8bit": bits.lion_8bit,
-    "sgd": torchs.sgd,
-    "muon": torchs.muon,
-    "schedule_free": averaged.schedule_free,
-    "apollo": lowrank.apollo,
-    "galore": lowrank.galore,
+    "adamw_8bit": builders.adamw_8bit,
+    "paged_adamw_8bit": builders.adamw_8bit,
+    "adamw_torchao_8bit": builders.adamw_torchao_8bit,
+    "adamw_torchao_4bit": builders.adamw_4bit,
+    "adamw_bf16_sr": builders.adamw_bf16_sr,
+    "adafactor": builders.adafactor,
+    "lion": builders.lion,
+    "lion_8bit": builders.lion_8bit,
+    "sgd": builders.sgd,
+    "muon": builders.muon,
+    "schedule_free": builders.schedule_free,
+    "apollo": builders.apollo,
+    "galore": builders.galore,
 }
 """Option of the group `optimizer` -> builder."""
 

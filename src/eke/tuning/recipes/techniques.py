@@ -7,7 +7,7 @@ Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for wa
 
 from dataclasses import dataclass, replace
 
-from eke.common import published_slowdowns as published
+from eke.common import published_slowdowns
 from eke.common.published_slowdowns import COMPILED
 from eke.common.text import format_seconds
 from eke.config.schema import Compute, MaskedLM
@@ -20,37 +20,37 @@ from eke.tuning.recipes.resolver import Axis, Way
 
 SELECTIVE = Way(
     ("memory=checkpointing_selective",),
-    published.SELECTIVE.slowdown,
-    f"what is cheap is computed twice, 7 % more time ({published.SELECTIVE.source})",
+    published_slowdowns.SELECTIVE.slowdown,
+    f"what is cheap is computed twice, 7 % more time ({published_slowdowns.SELECTIVE.source})",
 )
 FULL = Way(
     ("memory=checkpointing",),
-    published.CHECKPOINTING.slowdown,
-    f"each layer's forward pass twice, {published.CHECKPOINTING.source}",
+    published_slowdowns.CHECKPOINTING.slowdown,
+    f"each layer's forward pass twice, {published_slowdowns.CHECKPOINTING.source}",
 )
 ADAFACTOR = Way(
     ("optimizer=adafactor",),
-    published.ADAFACTOR.slowdown,
-    f"sums of rows and columns instead of two moments; {published.ADAFACTOR.source}",
+    published_slowdowns.ADAFACTOR.slowdown,
+    f"sums of rows and columns instead of two moments; {published_slowdowns.ADAFACTOR.source}",
     keeps=False,
 )
 ADAMW_8BIT = Way(
     ("optimizer=adamw_8bit",),
-    published.ADAM_8BIT_TORCHAO.slowdown,
-    f"moments in 8 bits; {published.ADAM_8BIT_TORCHAO.source}",
+    published_slowdowns.ADAM_8BIT_TORCHAO.slowdown,
+    f"moments in 8 bits; {published_slowdowns.ADAM_8BIT_TORCHAO.source}",
     keeps=False,
 )
 TORCHAO_8BIT = Way(
     ("optimizer=adamw_torchao_8bit",),
-    published.ADAM_8BIT_TORCHAO.slowdown,
-    f"moments in 8 bits, embeddings included; {published.ADAM_8BIT_TORCHAO.source}",
+    published_slowdowns.ADAM_8BIT_TORCHAO.slowdown,
+    f"moments in 8 bits, embeddings included; {published_slowdowns.ADAM_8BIT_TORCHAO.source}",
     keeps=False,
 )
 ROUNDED_AT_RANDOM = Way(
     ("precision=bf16_pure", "optimizer=adamw_bf16_sr"),
     1.0,
     "weights, gradients and moments in bfloat16, rounded at random, so that small updates are "
-    f"right on average ({published.TORCHAO})",
+    f"right on average ({published_slowdowns.TORCHAO})",
     keeps=False,
 )
 IN_BACKWARD = Way(
@@ -66,8 +66,8 @@ RECOMPUTED_IN_BACKWARD = Way(
 )
 STATES_ON_HOST = Way(
     ("distributed=zero2", "distributed.num_processes=1", "offload=optimizer_cpu"),
-    published.STATES_ON_HOST.slowdown,
-    f"states in host memory, updated there; {published.STATES_ON_HOST.source}",
+    published_slowdowns.STATES_ON_HOST.slowdown,
+    f"states in host memory, updated there; {published_slowdowns.STATES_ON_HOST.source}",
 )
 WEIGHTS_ON_HOST = Way(
     ("distributed=zero3", "distributed.num_processes=1", "offload=params_cpu"),

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from eke.common import published_slowdowns as published
+from eke.common import published_slowdowns
 from eke.common.errors import ConfigError
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config
@@ -94,11 +94,14 @@ class _Technique:
         return self.usual_cpu if kind == CPU and self.usual_cpu else self.usual
 
 
-CHECKPOINTING, SELECTIVE = published.CHECKPOINTING.slowdown, published.SELECTIVE.slowdown
-COMPILED, EAGER = published.COMPILED.slowdown, published.EAGER.slowdown
-HALF, TF32 = published.FP16.slowdown, published.TF32.slowdown
-FP8 = published.FP8.slowdown * HALF
-STATES_8_BIT = published.ADAM_8BIT.slowdown
+CHECKPOINTING, SELECTIVE = (
+    published_slowdowns.CHECKPOINTING.slowdown,
+    published_slowdowns.SELECTIVE.slowdown,
+)
+COMPILED, EAGER = published_slowdowns.COMPILED.slowdown, published_slowdowns.EAGER.slowdown
+HALF, TF32 = published_slowdowns.FP16.slowdown, published_slowdowns.TF32.slowdown
+FP8 = published_slowdowns.FP8.slowdown * HALF
+STATES_8_BIT = published_slowdowns.ADAM_8BIT.slowdown
 
 PURE = "precision=bf16_pure"
 KEEP_ALL, KEEP_HALF = "memory=none", "memory=checkpointing memory.every_n=2"
@@ -135,7 +138,7 @@ TECHNIQUES = (
 )  # fmt: skip
 """Everything that is tried; rules and forecasts leave out what is impossible here."""
 
-PER_DOUBLING = 1 / math.sqrt(published.QUARTER_BATCH.slowdown)
+PER_DOUBLING = 1 / math.sqrt(published_slowdowns.QUARTER_BATCH.slowdown)
 """Time of a step over that of one with half the micro-batch: the guides' V100, 4 samples and 1."""
 
 

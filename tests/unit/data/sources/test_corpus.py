@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from unit.plan.cases import config_of
 
 from eke.common.errors import ConfigError
-from eke.data import sources as corpora
+from eke.data import sources
 from eke.data.sources import Corpus, Piece
 
 
@@ -39,11 +39,11 @@ def places(pieces):
 
 
 def test_data_that_is_not_text_has_no_corpus() -> None:
-    assert corpora.open_corpus(config_of("data=synthetic")) is None
+    assert sources.open_corpus(config_of("data=synthetic")) is None
 
 
 def test_the_standard_library_is_split_by_files_without_tests() -> None:
-    corpus = corpora.standard_library()
+    corpus = sources.standard_library()
     train, evaluation = (
         {piece.path for piece in part} for part in (corpus.train, corpus.evaluation)
     )
@@ -53,31 +53,31 @@ def test_the_standard_library_is_split_by_files_without_tests() -> None:
     assert {"dataclasses.py", "pathlib.py"} <= names
     root = Path(sysconfig.get_path("stdlib"))
     folders = {part for path in train | evaluation for part in path.relative_to(root).parts[:-1]}
-    assert not folders & corpora.SKIPPED_FOLDERS
-    assert corpus == corpora.standard_library.__wrapped__(), "the split is not the same twice"
+    assert not folders & sources.SKIPPED_FOLDERS
+    assert corpus == sources.standard_library.__wrapped__(), "the split is not the same twice"
 
 
 def test_a_folder_is_split_by_whole_files(folder) -> None:
-    corpus = corpora.text_files(folder, "*.txt", 0.2)
+    corpus = sources.text_files(folder, "*.txt", 0.2)
     assert len(corpus.train) + len(corpus.evaluation) == 21
     assert len(corpus.evaluation) == 4
     assert not set(places(corpus.train)) & set(places(corpus.evaluation))
     assert all(piece.start == 0 for piece in corpus.pieces())
     assert {piece.label for piece in corpus.pieces()} == {"", "a", "b", "c"}
-    assert corpus == corpora.text_files(folder, "*.txt", 0.2)
+    assert corpus == sources.text_files(folder, "*.txt", 0.2)
 
 
 def test_the_split_hardly_changes_when_a_file_is_added(folder) -> None:
-    before = {piece.path for piece in corpora.text_files(folder, "*.txt", 0.2).evaluation}
+    before = {piece.path for piece in sources.text_files(folder, "*.txt", 0.2).evaluation}
     (folder / "a" / "new.txt").write_text("new")
-    after = {piece.path for piece in corpora.text_files(folder, "*.txt", 0.2).evaluation}
+    after = {piece.path for piece in sources.text_files(folder, "*.txt", 0.2).evaluation}
     assert len(before & after) >= 3
 
 
 def test_only_files_of_the_pattern_are_read(folder) -> None:
     (folder / "a" / "notes.md").write_text("notes")
-    assert len(corpora.text_files(folder, "*.txt", 0.2).pieces()) == 21
-    one = corpora.text_files(folder, "*.md", 0.2)
+    assert len(sources.text_files(folder, "*.txt", 0.2).pieces()) == 21
+    one = sources.text_files(folder, "*.md", 0.2)
     assert {piece.path.name for piece in one.pieces()} == {"notes.md"}
 
 
@@ -89,7 +89,7 @@ def test_only_files_of_the_pattern_are_read(folder) -> None:
 def test_the_end_of_a_single_file_is_kept(size, frac, cut, tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * size)
-    corpus = corpora.text_files(path, "*.txt", frac)
+    corpus = sources.text_files(path, "*.txt", frac)
     assert corpus == Corpus((Piece(path, 0, cut),), (Piece(path, cut, size - cut),))
 
 
@@ -97,20 +97,20 @@ def test_a_folder_with_one_file_is_that_file(tmp_path) -> None:
     (tmp_path / "texts").mkdir()
     path = tmp_path / "texts" / "only.txt"
     path.write_text("x" * 100)
-    assert corpora.text_files(path.parent, "*.txt", 0.1) == corpora.text_files(path, "*", 0.1)
+    assert sources.text_files(path.parent, "*.txt", 0.1) == sources.text_files(path, "*", 0.1)
 
 
 @pytest.mark.parametrize("frac", [0.001, 0.5, 0.9])
 def test_both_parts_of_two_files_have_one(frac, tmp_path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text")
-    corpus = corpora.text_files(tmp_path, "*.txt", frac)
+    corpus = sources.text_files(tmp_path, "*.txt", frac)
     assert (len(corpus.train), len(corpus.evaluation)) == (1, 1)
 
 
 def test_empty_files_are_left_out(folder) -> None:
     (folder / "empty.txt").touch()
-    assert len(corpora.text_files(folder, "*.txt", 0.2).pieces()) == 21
+    assert len(sources.text_files(folder, "*.txt", 0.2).pieces()) == 21
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_no_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match=words) as caught:
-        corpora.text_files(tmp_path / name, "*.txt", 0.1)
+        sources.text_files(tmp_path / name, "*.txt", 0.1)
     (problem,) = caught.value.problems
     assert problem.path == "data.path"
     assert problem.value == str(tmp_path / name)
@@ -135,7 +135,7 @@ def test_no_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
 def test_the_home_folder_may_be_a_tilde(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.txt").write_text("x" * 100)
     monkeypatch.setenv("HOME", str(tmp_path))
-    corpus = corpora.open_corpus(config_of("data=text", "data.path='~/a.txt'"))
+    corpus = sources.open_corpus(config_of("data=text", "data.path='~/a.txt'"))
     assert corpus.train[0].path == tmp_path / "a.txt"
 
 
@@ -150,8 +150,8 @@ def test_the_largest_classes_with_evaluation_text_are_taken() -> None:
         train=(piece("a", 5), piece("b", 50), piece("c", 30), piece("c", 30), piece("", 900)),
         evaluation=(piece("a", 1), piece("c", 1), piece("b", 1), piece("d", 1)),
     )
-    assert corpora.largest_labels(corpus, 2) == ["c", "b"]
-    assert corpora.largest_labels(corpus, 9) == ["c", "b", "a"], "d has nothing to train on"
+    assert sources.largest_labels(corpus, 2) == ["c", "b"]
+    assert sources.largest_labels(corpus, 9) == ["c", "b", "a"], "d has nothing to train on"
     kept = corpus.restricted_to(["b"])
     assert [p.label for p in kept.pieces()] == ["b", "b"]
 
@@ -167,7 +167,7 @@ def classify(path: object, num_labels: int):
 
 
 def test_the_classes_of_a_text_are_its_folders(folder) -> None:
-    corpus = corpora.open_corpus(classify(folder, 3))
+    corpus = sources.open_corpus(classify(folder, 3))
     assert {piece.label for piece in corpus.pieces()} == {"a", "b", "c"}
 
 
@@ -178,7 +178,7 @@ def test_the_classes_of_a_text_are_its_folders(folder) -> None:
 )
 def test_more_classes_than_folders_are_refused(part, num_labels, fix, folder) -> None:
     with pytest.raises(ConfigError, match="the classes of a text are its folders") as caught:
-        corpora.open_corpus(classify(folder / part, num_labels))
+        sources.open_corpus(classify(folder / part, num_labels))
     assert caught.value.problems[0].fix == fix
 
 
@@ -189,10 +189,10 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
     typed = ("data=text", f"data.path={tmp_path}", "task=sequence_classification")
     for num_labels in (2, 5):
         with pytest.raises(ConfigError, match="and evaluation is 1") as caught:
-            corpora.open_corpus(config_of(*typed, f"task.num_labels={num_labels}"))
+            sources.open_corpus(config_of(*typed, f"task.num_labels={num_labels}"))
         fix = caught.value.problems[0].fix.split()
         assert fix[-1].startswith("data.eval_frac=0.")
-        corpus = corpora.open_corpus(config_of(*typed, *fix))
+        corpus = sources.open_corpus(config_of(*typed, *fix))
         assert {piece.label for piece in corpus.evaluation} == {"a", "b"}
 
 
@@ -201,9 +201,9 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
 
 def test_windows_are_counted_class_by_class() -> None:
     pieces = [Piece(Path("a"), 0, size, label) for size, label in ((9, "x"), (9, "x"), (15, "y"))]
-    assert corpora.count_windows(pieces, 8) == 20 // 8 + 16 // 8
-    assert corpora.count_windows(pieces, 100) == 0
-    assert corpora.count_windows([], 8) == 0
+    assert sources.count_windows(pieces, 8) == 20 // 8 + 16 // 8
+    assert sources.count_windows(pieces, 100) == 0
+    assert sources.count_windows([], 8) == 0
 
 
 @settings(deadline=None)
@@ -221,7 +221,7 @@ def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_fact
         path.write_bytes(os.urandom(size))
         pieces.append(Piece(path, 0, size, label))
     windows = pack_windows(tuple(pieces), length, ["x", "y"])
-    assert len(windows) == corpora.count_windows(pieces, length)
+    assert len(windows) == sources.count_windows(pieces, length)
 
 
 @pytest.mark.parametrize(
@@ -234,22 +234,22 @@ def test_as_many_windows_are_packed_as_were_counted(sizes, length, tmp_path_fact
     ids=["causal", "open target", "short target"],
 )
 def test_a_sample_takes_its_source_and_its_target(overrides, length) -> None:
-    assert corpora.window_length(config_of(*overrides)) == length
+    assert sources.window_length(config_of(*overrides)) == length
 
 
 # --- the hash -----------------------------------------------------------------------------------
 
 
 def test_the_fingerprint_is_of_the_content(folder) -> None:
-    corpus = corpora.text_files(folder, "*.txt", 0.2)
-    before = corpora.fingerprint(corpus)
+    corpus = sources.text_files(folder, "*.txt", 0.2)
+    before = sources.fingerprint(corpus)
     assert len(before) == 16
-    assert corpora.fingerprint(corpus) == before, "from the cache"
+    assert sources.fingerprint(corpus) == before, "from the cache"
     for path in folder.rglob("*.txt"):
         os.utime(path, ns=(1, 1))
-    assert corpora.fingerprint(corpus) == before, "the time alone changed"
+    assert sources.fingerprint(corpus) == before, "the time alone changed"
     (folder / "top.txt").write_text("pot")
-    assert corpora.fingerprint(corpora.text_files(folder, "*.txt", 0.2)) != before
+    assert sources.fingerprint(sources.text_files(folder, "*.txt", 0.2)) != before
 
 
 @pytest.mark.parametrize(
@@ -262,26 +262,26 @@ def test_the_fingerprint_is_of_the_content(folder) -> None:
     ids=["renamed", "other class", "removed"],
 )
 def test_names_and_classes_count(change, folder) -> None:
-    before = corpora.fingerprint(corpora.text_files(folder, "*.txt", 0.2))
+    before = sources.fingerprint(sources.text_files(folder, "*.txt", 0.2))
     change(folder)
-    assert corpora.fingerprint(corpora.text_files(folder, "*.txt", 0.2)) != before
+    assert sources.fingerprint(sources.text_files(folder, "*.txt", 0.2)) != before
 
 
 def test_the_split_counts(folder) -> None:
-    parts = [corpora.text_files(folder / "top.txt", "*", frac) for frac in (0.1, 0.5)]
-    assert corpora.fingerprint(parts[0]) != corpora.fingerprint(parts[1])
+    parts = [sources.text_files(folder / "top.txt", "*", frac) for frac in (0.1, 0.5)]
+    assert sources.fingerprint(parts[0]) != sources.fingerprint(parts[1])
 
 
 def test_a_cached_fingerprint_reads_no_text(folder, monkeypatch) -> None:
-    corpus = corpora.text_files(folder, "*.txt", 0.2)
-    before = corpora.fingerprint(corpus)
+    corpus = sources.text_files(folder, "*.txt", 0.2)
+    before = sources.fingerprint(corpus)
     monkeypatch.setattr("eke.data.sources.files._blocks", lambda piece: pytest.fail("read again"))
-    assert corpora.fingerprint(corpus) == before
+    assert sources.fingerprint(corpus) == before
 
 
 HASHES = [
-    pytest.param(lambda path: corpora.fingerprint(corpora.text_files(path, "*", 0.5)), id="text"),
-    pytest.param(lambda path: corpora.files_digest([(path.name, path)]), id="rows"),
+    pytest.param(lambda path: sources.fingerprint(sources.text_files(path, "*", 0.5)), id="text"),
+    pytest.param(lambda path: sources.files_digest([(path.name, path)]), id="rows"),
 ]
 
 
@@ -299,25 +299,25 @@ def test_a_file_that_kept_size_and_time_is_another(digest, folder) -> None:
 @pytest.mark.parametrize("digest", HASHES)
 def test_what_is_kept_and_is_no_hash_is_made_again(digest, damaged, folder) -> None:
     expected = digest(folder / "top.txt")
-    (kept,) = (corpora.cache_folder() / "fingerprints").iterdir()
+    (kept,) = (sources.cache_folder() / "fingerprints").iterdir()
     kept.write_bytes(damaged)
     assert digest(folder / "top.txt") == expected
     assert kept.read_text() == expected
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(folder, tmp_path, monkeypatch) -> None:
-    corpus = corpora.text_files(folder, "*.txt", 0.2)
-    expected = corpora.fingerprint(corpus)
+    corpus = sources.text_files(folder, "*.txt", 0.2)
+    expected = sources.fingerprint(corpus)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert corpora.fingerprint(corpus) == expected
+    assert sources.fingerprint(corpus) == expected
 
 
 def test_the_cache_is_where_it_should_be(tmp_path, monkeypatch) -> None:
-    assert corpora.cache_folder() == tmp_path / "cache" / "eke"
+    assert sources.cache_folder() == tmp_path / "cache" / "eke"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert corpora.cache_folder() == tmp_path / "home" / ".cache" / "eke"
+    assert sources.cache_folder() == tmp_path / "home" / ".cache" / "eke"
 
 
 # --- once ---------------------------------------------------------------------------------------
@@ -330,18 +330,18 @@ def test_a_text_is_looked_at_once_while_many_runs_are_planned(folder, monkeypatc
     monkeypatch.setattr(
         Path, "stat", lambda path, **more: looked.append(path) or stat(path, **more)
     )
-    with corpora.looking_once():
+    with sources.looking_once():
         answers = []
         for _ in range(3):
-            corpus = corpora.open_corpus(config)
-            answers.append((corpus, corpora.fingerprint(corpus)))
+            corpus = sources.open_corpus(config)
+            answers.append((corpus, sources.fingerprint(corpus)))
             looked.append("then")
     assert answers[0] == answers[1] == answers[2]
     first = looked.index("then")
     assert first > 20, "every file of the folder"
     assert [path for path in looked[first:] if str(path).endswith("0.txt")] == []
     (folder / "a" / "0.txt").write_text("other")
-    assert corpora.fingerprint(corpora.open_corpus(config)) != answers[0][1], "and again after it"
+    assert sources.fingerprint(sources.open_corpus(config)) != answers[0][1], "and again after it"
 
 
 def test_names_of_other_bytes_are_read_and_are_labels_that_can_be_printed(tmp_path) -> None:
@@ -349,6 +349,6 @@ def test_names_of_other_bytes_are_read_and_are_labels_that_can_be_printed(tmp_pa
         os.mkdir(os.path.join(os.fsencode(tmp_path), label))
         for name in (b"a.txt", b"b\xfe.txt"):
             Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), label, name))).write_text("text")
-    corpus = corpora.text_files(tmp_path, "*.txt", 0.5)
-    assert len(corpora.fingerprint(corpus)) == 16
+    corpus = sources.text_files(tmp_path, "*.txt", 0.5)
+    assert len(sources.fingerprint(corpus)) == 16
     assert {piece.label for piece in corpus.pieces()} == {"l\\xff", "m"}

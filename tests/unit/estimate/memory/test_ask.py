@@ -8,7 +8,6 @@ import pytest
 
 from eke.config.compose import compose
 from eke.estimate.memory import trace_client
-from eke.estimate.memory import trace_client as ask
 from eke.estimate.memory.components import Method, Traced
 from eke.plan.planner.plan import plan_to_plain
 from eke.training.trace.worker import serve
@@ -26,10 +25,10 @@ def own_cache(tmp_path, monkeypatch) -> None:
 def fake_worker(tmp_path, monkeypatch):
     """A tracing process that is another program."""
 
-    def make(code: str) -> ask.Worker:
+    def make(code: str) -> trace_client.Worker:
         (tmp_path / "stand_in.py").write_text("import sys, os, json, time\n" + code)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return ask.Worker("stand_in")
+        return trace_client.Worker("stand_in")
 
     return make
 
@@ -157,16 +156,18 @@ def test_a_process_that_hangs_is_stopped_and_another_one_answers(fake_worker, tm
 
 def test_a_sweep_shares_what_is_equal(fake_worker, monkeypatch) -> None:
     fake_worker(ANSWERS)
-    monkeypatch.setattr(ask, "Worker", lambda: ask_worker("stand_in"))
-    ask_worker = type(ask._worker)
+    monkeypatch.setattr(trace_client, "Worker", lambda: ask_worker("stand_in"))
+    ask_worker = type(trace_client._worker)
     plans = [plan_of(f"seed={n}", f"batch.per_device={size}") for size in (1, 2) for n in range(3)]
     told = []
-    answers = ask.trace_all(plans, lambda done, total: told.append((done, total)), processes=2)
+    answers = trace_client.trace_all(
+        plans, lambda done, total: told.append((done, total)), processes=2
+    )
     assert [a.traced.allocated["load"] for a in answers] == [1, 1, 1, 2, 2, 2]
     assert told[0] == (0, 6)
     assert told[-1] == (6, 6)
     again = []
-    ask.trace_all(plans, lambda done, total: again.append(done))
+    trace_client.trace_all(plans, lambda done, total: again.append(done))
     assert again == [6], "nothing is traced twice"
 
 
@@ -179,10 +180,10 @@ def test_the_worker_answers_what_it_cannot_read() -> None:
 
 def test_the_true_worker_traces() -> None:
     plan = plan_of("model.hidden_size=64", "model.num_hidden_layers=1", "data.seq_len=16")
-    answer = ask.traced(plan)
+    answer = trace_client.traced(plan)
     assert answer.reason == ""
     assert answer.traced.reserved["forward"] >= answer.traced.allocated["forward"]
-    assert ask.traced(replace(plan, name="another")).traced == answer.traced
+    assert trace_client.traced(replace(plan, name="another")).traced == answer.traced
 
 
 def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:

@@ -6,9 +6,7 @@ import pytest
 from unit.plan.cases import CPU, GPU, SYNTHETIC, config_of, plan_config, plan_of
 
 from eke.common.text import GIB
-from eke.estimate.memory import Range, Search, Trial, forecast, room_for_a_batch
-from eke.estimate.memory import auto_batch as auto_module
-from eke.estimate.memory import auto_batch as seen
+from eke.estimate.memory import Range, Search, Trial, auto_batch, forecast, room_for_a_batch
 from eke.estimate.memory.auto_batch import HOST_BYTES, MAX_PROBES
 from eke.estimate.memory.predict_memory import PYTHON_BYTES
 from eke.plan.planner import possible_batches, replan
@@ -50,8 +48,8 @@ def told(monkeypatch):
             return self.script(plan, 0.1)
 
     told = Told()
-    monkeypatch.setattr(auto_module, "known_forecast", told.known)
-    monkeypatch.setattr(auto_module, "traced_forecast", told.trace)
+    monkeypatch.setattr(auto_batch, "known_forecast", told.known)
+    monkeypatch.setattr(auto_batch, "traced_forecast", told.trace)
     return told
 
 
@@ -189,15 +187,15 @@ def test_another_seed_or_target_profits_and_another_model_does_not(told) -> None
 def test_a_run_keeps_the_choice_it_was_started_with(told) -> None:
     search = Search(plans_of(), 2000, trace=False)
     assert size_of(search) == (8, "predicted")
-    seen.note_choice(search.key, 64, 8)
+    auto_batch.note_choice(search.key, 64, 8)
     assert size_of(Search(plans_of(), 2000, trace=True)) == (8, "as before")
     assert size_of(Search(plans_of(), 2001, trace=True)) == (16, "predicted"), "another device"
 
 
 def test_a_choice_that_has_failed_since_is_made_anew(told) -> None:
     search = Search(plans_of(), 2000, trace=False)
-    seen.note_choice(search.key, 64, 8)
-    seen.note_probe(search.key, 8, fits=False)
+    auto_batch.note_choice(search.key, 64, 8)
+    auto_batch.note_probe(search.key, 8, fits=False)
     assert size_of(Search(plans_of(), 2000, trace=True)) == (4, "predicted")
 
 
@@ -219,11 +217,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(told, tmp_path, monkeypatch)
 
 
 def test_the_newer_of_two_probes_that_contradict_each_other_counts() -> None:
-    assert seen.note_probe("k", 16, fits=True) == seen.Seen(fits=16)
-    assert seen.note_probe("k", 32, fits=False) == seen.Seen(fits=16, fails=32)
-    assert seen.note_probe("k", 8, fits=True) == seen.Seen(fits=16, fails=32)
-    assert seen.note_probe("k", 16, fits=False) == seen.Seen(fits=0, fails=16)
-    assert seen.note_probe("k", 64, fits=True) == seen.Seen(fits=64)
+    assert auto_batch.note_probe("k", 16, fits=True) == auto_batch.Seen(fits=16)
+    assert auto_batch.note_probe("k", 32, fits=False) == auto_batch.Seen(fits=16, fails=32)
+    assert auto_batch.note_probe("k", 8, fits=True) == auto_batch.Seen(fits=16, fails=32)
+    assert auto_batch.note_probe("k", 16, fits=False) == auto_batch.Seen(fits=0, fails=16)
+    assert auto_batch.note_probe("k", 64, fits=True) == auto_batch.Seen(fits=64)
 
 
 # --- capacity -----------------------------------------------------------------------------------
@@ -247,7 +245,7 @@ def test_a_choice_outlasts_what_others_hold_and_a_probe_does_not(told) -> None:
     plans, whole = plans_of(device=CPU), 9600
     first = Search(plans, 3300, False, Prober(16), whole)
     assert (size_of(first)[0], first.known.fails) == (16, 32)
-    seen.note_choice(first.key, 64, 16)
+    auto_batch.note_choice(first.key, 64, 16)
     alone = Search(plans, whole, False, None, whole)
     assert (alone.known.fits, alone.known.fails) == (0, None)
     assert size_of(alone) == (16, "as before")

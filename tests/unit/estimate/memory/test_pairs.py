@@ -9,8 +9,14 @@ from functools import cache
 import pytest
 from unit.plan.cases import GPU, SYNTHETIC, plan_of
 
-from eke.estimate.memory import calibration as store
-from eke.estimate.memory import forecast, forecast_line, known_forecast, note_pair, render_forecast
+from eke.estimate.memory import (
+    calibration,
+    forecast,
+    forecast_line,
+    known_forecast,
+    note_pair,
+    render_forecast,
+)
 from eke.estimate.memory.calibration import FOLDER, group_of, pair_of, path_of, read_pairs
 from eke.estimate.memory.predict_memory import with_room
 from eke.estimate.memory.render_memory import as_json, note_forecast
@@ -216,14 +222,14 @@ def test_what_is_no_file_of_pairs_is_no_trouble(kind, apart) -> None:
 
 
 def test_files_do_not_grow_without_end(apart, monkeypatch) -> None:
-    monkeypatch.setattr(store, "KEPT_LINES", 10)
+    monkeypatch.setattr(calibration, "KEPT_LINES", 10)
     made, record = plan(1), record_of(plan(1))
     for number in range(55):
         note_pair(made, replace(record, run_id=f"run{number}"))
     lines = path_of(group()).read_text().splitlines()
     assert len(lines) <= 20
     assert read_pairs(group())[-1].run_id == "run54"
-    monkeypatch.setattr(store, "KEPT_FILES", 3)
+    monkeypatch.setattr(calibration, "KEPT_FILES", 3)
     for number in range(6):
         (apart / f"{number}.jsonl").write_text("")
         os.utime(apart / f"{number}.jsonl", (number, number))

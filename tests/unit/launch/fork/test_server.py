@@ -12,8 +12,7 @@ import pytest
 from support import PATIENCE_S, REPO
 
 from eke.common.process_env import module_command
-from eke.launch.processes import fork_server
-from eke.launch.processes import worker_process as supervise
+from eke.launch.processes import fork_server, worker_process
 from eke.launch.processes.fork_server import ForkServer
 from eke.launch.processes.worker_process import Worker, spawn
 
@@ -58,7 +57,7 @@ class Forked:
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setattr(fork_server, "MODULE", "light_server")
         monkeypatch.setattr(
-            supervise,
+            worker_process,
             "worker_command",
             lambda paths, *_: module_command("stand_in_worker", str(paths.folder)),
         )

@@ -6,8 +6,7 @@ import pytest
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import RunPaths
-from eke.launch.slurm import submission as ledger
-from eke.launch.slurm import submit
+from eke.launch.slurm import submission, submit
 from eke.launch.slurm.submission import (
     Ticket,
     job_of,
@@ -56,7 +55,7 @@ def intend(folder, runs):
 
     def intend(age_s: float = 0.0):
         made = new_submission("0123456789ab", [str(p.folder) for p in runs], 5)
-        made = ledger.replace(made, created=made.created - age_s)
+        made = submission.replace(made, created=made.created - age_s)
         path = submission_file(folder, made)
         write_submission(path, made)
         name_in_runs(path, made)
@@ -218,7 +217,7 @@ def test_no_job_without_tickets(jobs_here, cluster, folder, monkeypatch) -> None
         written.append(ticket)
         write_ticket(paths, ticket)
 
-    monkeypatch.setattr(ledger, "write_ticket", die_at_the_second)
+    monkeypatch.setattr(submission, "write_ticket", die_at_the_second)
     ((request, group),) = arrays(jobs, 10)
     with pytest.raises(KeyboardInterrupt):
         submit_array(folder, "s", request, group, 0)
@@ -269,13 +268,15 @@ def test_a_ticket_that_cannot_be_read_is_none(text, runs) -> None:
 def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatch) -> None:
     made = new_submission("s", [], 5)
     path = submission_file(folder, made)
-    write_submission(path, ledger.replace(made, job_id="12"))
+    write_submission(path, submission.replace(made, job_id="12"))
     runs = [RunPaths(tmp_path / str(n)) for n in range(500)]
     for number, paths in enumerate(runs):
         paths.folder.mkdir()
         paths.ticket.write_text(json.dumps({"submission": str(path), "element": number}))
     reads = []
-    monkeypatch.setattr(ledger, "read_submission", lambda p: reads.append(p) or read_submission(p))
+    monkeypatch.setattr(
+        submission, "read_submission", lambda p: reads.append(p) or read_submission(p)
+    )
     assert jobs_of(runs) == [f"12_{n}" for n in range(500)]
     assert len(reads) == 1
 

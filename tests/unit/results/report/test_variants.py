@@ -3,7 +3,7 @@
 import pytest
 from unit.results.report.made import MACHINE, Run, make_run, make_sweep
 
-from eke.results.report.compare import load_records as factors
+from eke.results.report.compare import load_records
 from eke.results.report.compare.load_records import gather
 from eke.results.report.compare.variants import group
 
@@ -97,13 +97,13 @@ def test_a_name_has_nothing_that_follows_from_what_was_typed(tmp_path):
 def test_naming_ten_times_as_many_takes_ten_times_as_long(tmp_path, monkeypatch):
     """Ten thousand records: a report took 27 s instead of 7 when each was compared with all."""
     looks = {}
-    original = factors.typed_settings
+    original = load_records.typed_settings
 
     def counted(overrides):
         looks[size] = looks.get(size, 0) + 1
         return original(overrides)
 
-    monkeypatch.setattr(factors, "typed_settings", counted)
+    monkeypatch.setattr(load_records, "typed_settings", counted)
     for size in (20, 200):
         runs = [Run({"precision": ("fp32", "bf16")[n % 2]}, keys={"optimizer.lr": 1e-5 * (1 + n)})
                 for n in range(size)]  # fmt: skip

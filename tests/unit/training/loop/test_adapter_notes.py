@@ -4,7 +4,7 @@ import pytest
 from equivalence_cases import RAGGED
 from support import TINY, last_wins
 
-from eke.training.model import adapters as builders
+from eke.training.model import adapters
 
 BASE = (*TINY, *RAGGED, "batch.per_device=6", "train.steps=3", "peft=lora")
 
@@ -63,7 +63,7 @@ def test_nothing_is_said_of_a_model_without_adapters(job_of) -> None:
 
 
 def test_an_adapter_that_was_not_built_is_told(job_of, monkeypatch) -> None:
-    monkeypatch.setitem(builders.BUILDERS, "lora", None)
+    monkeypatch.setitem(adapters.BUILDERS, "lora", None)
     job = job_of()
     assert job.effective["peft"] == {}
     assert any("peft=lora did not take effect: the model has none" in w for w in job.warnings)
@@ -71,11 +71,11 @@ def test_an_adapter_that_was_not_built_is_told(job_of, monkeypatch) -> None:
 
 def test_another_method_is_told(job_of, monkeypatch) -> None:
     def dora(plan, names, targets):
-        config = builders._lora(plan, names, targets)
+        config = adapters._lora(plan, names, targets)
         config.use_dora = True
         return config
 
-    monkeypatch.setitem(builders.BUILDERS, "lora", dora)
+    monkeypatch.setitem(adapters.BUILDERS, "lora", dora)
     job = job_of()
     assert job.effective["peft"]["magnitude_vectors"] == 14
     assert any("the model has dora" in w for w in job.warnings)

@@ -13,7 +13,7 @@ from eke.training.loop.attempt import train
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.model import attention_kernels as pinned
+from eke.training.model import attention_kernels
 from eke.training.model.attention_kernels import KernelProbe, Seen
 from eke.training.model.build_model import build_model_and_report
 from eke.training.observe.libraries import expected_kernels
@@ -52,7 +52,7 @@ def test_a_pinned_kernel_is_read_from_the_step(trained) -> None:
 
 
 def test_a_kernel_that_is_not_pinned_is_warned_about(trained, monkeypatch) -> None:
-    monkeypatch.setitem(pinned.BACKENDS, Backend.math, None)
+    monkeypatch.setitem(attention_kernels.BACKENDS, Backend.math, None)
     job = trained("attention.backend=math")
     assert job.effective["attention_kernels"] == ["flash_cpu"]
     assert about(job, "attention.backend=math had no effect: attention ran in flash_cpu")

@@ -32,7 +32,7 @@ def highest(*overrides) -> int:
 
 
 def test_the_lists_of_autocast_are_this_torchs() -> None:
-    assert fakes.drift() == [], "eke/training/trace/autocast.py names operators of another torch"
+    assert fakes.drift() == [], "eke/training/trace/fakes.py names operators of another torch"
     # A new rule may be one of lower precision: then the count changes, and the lists must be read.
     version = ".".join(torch.__version__.split(".")[:2])
     assert len(fakes.known_operators()) == KNOWN_RULES[version]
