@@ -12,7 +12,7 @@ from eke.common.files import plain
 from eke.results.report.compare import compare
 from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.results.report.show.export import as_csv, as_plain, escape, render_markdown, vega_script
-from eke.results.report.show.page import as_script_data, render_page, table_data
+from eke.results.report.show.page import as_script_data, render_page, table
 from eke.results.report.show.sections import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 
@@ -162,7 +162,7 @@ def test_data_inside_of_a_script_cannot_end_it():
 
 
 def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
-    found = table_data(ladder)
+    found = table(ladder)
     titles = [column["title"] for column in found["columns"]]
     at = titles.index("samples/s")
     assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
@@ -193,7 +193,7 @@ def told(tmp_path):
 
 
 def test_predicted_step_times_are_in_every_format(told):
-    page, files = table_data(told), as_plain(told)["configurations"]
+    page, files = table(told), as_plain(told)["configurations"]
     titles = [column["title"] for column in page["columns"]]
     at = titles.index("predicted step")
     assert [row["texts"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
@@ -209,7 +209,7 @@ def test_predicted_step_times_are_in_every_format(told):
 
 
 def test_without_estimates_there_is_no_word_of_step_times(ladder):
-    for text in (render_terminal(ladder, width=300), json.dumps(table_data(ladder))):
+    for text in (render_terminal(ladder, width=300), json.dumps(table(ladder))):
         assert "predicted step" not in text
     assert not [title for title, _, _ in charts(ladder) if "step time" in title]
 
@@ -271,8 +271,8 @@ def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
 def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
     runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}) for n in range(5)]
     text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=200)
-    table_data = text.partition("configuration ")[2].partition("+ higher")[0]
-    assert all(f"/{n}.jsonl" in table_data for n in range(5))
+    table = text.partition("configuration ")[2].partition("+ higher")[0]
+    assert all(f"/{n}.jsonl" in table for n in range(5))
 
 
 WORDS = ("fp32", "bf16", "adamw", "adafactor", "adamw_8bit", "checkpointing", "none")
