@@ -68,15 +68,15 @@ def test_the_card_names_the_package(option) -> None:
 
 
 NAMES_IT = {
-    "schema/": "the fields themselves",
-    "sizes/optimizers/": "the descriptions",
-    "build/optimizer/": "builds it, and reads the fields that its library takes",
+    "config/schema/": "the fields themselves",
+    "models/sizes/": "the descriptions",
+    "training/optimizer/": "builds it, and reads the fields that its library takes",
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
     "rules/memory.py": "proposes options, cheapest first",
     "estimate/memory/advice.py": "proposes options, mildest first",
     "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
-    "plan/ds_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
+    "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
 }
 """Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,
 which may name any."""

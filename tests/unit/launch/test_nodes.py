@@ -124,7 +124,7 @@ def test_processes_that_fail_elsewhere_are_told(shell_worker) -> None:
 
 
 def test_what_does_not_end_is_killed(shell_worker, monkeypatch) -> None:
-    monkeypatch.setattr(nodes, "END_S", 0.1)
+    monkeypatch.setattr(nodes, "WORKER_END_S", 0.1)
     file = shell_worker / "nodes.json"
     (shell_worker / "command").write_text("trap : TERM; echo $$ >pid; while :; do sleep 0.1; done")
     monkeypatch.chdir(shell_worker)

@@ -61,7 +61,6 @@ __all__ = [
     "Throughput",
     "Timing",
     "UnreadableRecord",
-    "derive",
     "metrics",
     "missing_run",
     "no_runs",

@@ -62,7 +62,7 @@ class Forked:
             lambda paths, *_: module_command("stand_in_worker", str(paths.folder)),
         )
 
-    def fork_server(self, *words: str, wait: bool = True, **common: str) -> ForkServer:
+    def server(self, *words: str, wait: bool = True, **common: str) -> ForkServer:
         """One that is ready, or lost."""
         made = ForkServer(self.folder / "fork_server.log", words, self.said.append, common)
         self.servers.append(made)

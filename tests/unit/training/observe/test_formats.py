@@ -3,6 +3,7 @@
 import math
 import warnings
 from contextlib import nullcontext
+from importlib import import_module
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ CORRUPTED = {
 @pytest.mark.parametrize("what", CORRUPTED)
 def test_a_builder_that_builds_something_else_is_found_out(what, trained, monkeypatch) -> None:
     overrides, target, instead = CORRUPTED[what]
-    monkeypatch.setattr(target, instead)
+    module, _, name = target.rpartition(".")
+    monkeypatch.setattr(import_module(module), name, instead)
     _, record = trained(*overrides)
     key = f"precision.{what}=" if what != "compute" else "precision=bf16"
     assert any(warning.startswith(key) for warning in no_effect(record)), record.warnings

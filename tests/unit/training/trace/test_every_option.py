@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import last_wins
+from support import REPO, last_wins
 
 from eke.common.paths import conf_folder
 from eke.config.compose import compose
@@ -117,7 +117,7 @@ def test_the_first_trace_of_a_process_pages() -> None:
         "assert 'bitsandbytes' not in sys.modules; print(trace(plan).components['optimizer'])"
     )
     here = Path(__file__).parent
-    command = [sys.executable, "-c", code, str(here), str(here.parents[1])]
+    command = [sys.executable, "-c", code, str(here), str(REPO / "tests")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
