@@ -122,6 +122,14 @@ def test_packages() -> None:
     assert len(FILES) <= 265
 
 
+def test_caches_depend_on_packages_that_exist() -> None:
+    from eke.estimate.memory import calibration, trace_client
+    from eke.estimate.time import time_history
+
+    sources = {*calibration.SOURCES, *trace_client.SOURCES, *time_history.SOURCES}
+    assert [name for name in sources if not (SOURCE / name / "__init__.py").is_file()] == []
+
+
 def test_tests_mirror_packages() -> None:
     folders = {path.name for path in (REPO / "tests" / "unit").iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} <= set(PACKAGES)

@@ -290,7 +290,7 @@ def test_doctor_warns_of_a_shared_runs_folder(run, machine) -> None:
 
 
 CHECKPOINTS = """
-from eke.training.checkpoint import checkpoint
+from eke.training import checkpoint
 from eke.common.files import write_json
 for step in map(int, sys.argv[2:]):
     try:

@@ -291,7 +291,7 @@ def _forget_old(within: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-SOURCES = ("build", "forecast", "memory", "sizes")
+SOURCES = ("estimate", "models", "training")
 """Packages of eke that make a prediction, or what is measured: once they change, old pairs say
 nothing."""
 

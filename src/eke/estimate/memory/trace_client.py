@@ -37,7 +37,7 @@ from eke.plan.planner.plan import plan_to_plain
 FORMAT = 3
 """Raise it when what is kept changes its meaning."""
 
-SOURCES = ("build", "memory", "plan", "schema", "sizes")
+SOURCES = ("config/schema", "models", "plan", "training")
 """Packages of eke that decide what a trace sees."""
 
 NO_MEMORY: Mapping[str, tuple[str, ...] | None] = {

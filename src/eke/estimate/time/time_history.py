@@ -151,7 +151,7 @@ def describe(
     )
 
 
-SOURCES = ("build", "forecast", "pace", "sizes")
+SOURCES = ("estimate", "models", "training")
 """Packages of eke that make a prediction, or the step that is timed."""
 
 FEWEST_STEPS = 3
