@@ -76,7 +76,7 @@ NAMES_IT = {
     "rules/memory.py": "proposes options, cheapest first",
     "estimate/memory/advice.py": "proposes options, mildest first",
     "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
-    "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers, and what eke calls them",
+    "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers",
 }
 """Modules that may name an optimizer, and why. An override in a text (`optimizer=adamw`) is advice,
 which may name any."""
