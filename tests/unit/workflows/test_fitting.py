@@ -312,8 +312,7 @@ def test_an_option_of_an_earlier_search_is_named_where_none_is_written(
     older = tmp_path / "experiment" / "mine.yaml"
     older.parent.mkdir()
     older.write_text(f"# found by {MADE_BY}.\n")
-    for module in ("preparing", "keeping"):
-        monkeypatch.setattr(f"eke.workflows.autotune.{module}.conf_folder", lambda: tmp_path)
+    monkeypatch.setattr("eke.workflows.autotune.conf_folder", lambda: tmp_path)
     fitting = prepare(replace(wish(*typed), name="mine"))
     fitting.paths.folder.mkdir()
     keep(fitting, fit_of(fitting.search, fitting.candidates, [], Numerics.same))

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import make_tokenizer, save_checkpoint
-from support import environment
+from support import REPO, environment
 from unit.models.sizes.configs import TINY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
@@ -182,7 +181,7 @@ def test_a_full_disk_is_an_os_error(tmp_path):
     # A limit on file size stands in for the full disk; it is set in a process of its own.
     code = f"""
         import resource, signal, sys
-        sys.path.insert(0, {str(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))!r})
+        sys.path.insert(0, {str(REPO / "tests")!r})
         from pathlib import Path
         import torch
         from unit.training.model.plans import hand_plan
