@@ -8,6 +8,7 @@ What a run may spend on its choice of a micro-batch, and how one is tried out.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.process_env import (
@@ -34,7 +35,6 @@ from eke.estimate.memory import (
 )
 from eke.estimate.time import slowdown
 from eke.hardware import Device, choose
-from eke.launch import Probed, find_devices, probe, probe_in_pool
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -48,6 +48,9 @@ from eke.workflows.auto_batch import (
     fine_tuned,
     permitted,
 )
+
+if TYPE_CHECKING:
+    from eke.launch import Probed
 
 PLANNING = Means()
 """Of batch=auto where nothing is to start."""
@@ -292,7 +295,7 @@ def means_of_a_run(config: Config) -> Means:
         return Means(not_probed=why, keep=is_first())
     if config.distributed.num_nodes > 1:
         return Means(trace=True, not_probed="it has several machines", keep=True)
-    return Means(trace=True, probe=probe_aloud, keep=True)
+    return Means(trace=True, probe=probe_here, keep=True)
 
 
 def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
@@ -311,12 +314,21 @@ def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
 
 def probe_cell(plan: Plan) -> Trial:
     """Try a run of a sweep out, if its devices are free."""
+    from eke.launch import find_devices, probe_in_pool  # only here: a plan starts nothing
+
     launcher = plan.config.launcher
     devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)
     return probe_aloud(plan, lambda each: probe_in_pool(each, devices))
 
 
-def probe_aloud(plan: Plan, probe: Callable[[Plan], Probed] = probe) -> Trial:
+def probe_here(plan: Plan) -> Trial:
+    """Try a single run out on this machine."""
+    from eke.launch import probe
+
+    return probe_aloud(plan, probe)
+
+
+def probe_aloud(plan: Plan, probe: "Callable[[Plan], Probed]") -> Trial:
     """Try a plan out, and say so."""
     size = plan.batch.per_device
     stop_tracing()

@@ -9,7 +9,7 @@ from eke import workflows
 from eke.cli import main as cli
 from eke.common.text import GIB, MIB
 from eke.launch import Probed
-from eke.workflows import planning, running
+from eke.workflows import running
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -170,7 +170,7 @@ def probed(monkeypatch):
         script.append(plan.batch.per_device)
         return script.end
 
-    monkeypatch.setattr(planning.probe_aloud, "__defaults__", (probe,))
+    monkeypatch.setattr("eke.launch.probe", probe)
     return script
 
 
