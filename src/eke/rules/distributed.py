@@ -227,7 +227,7 @@ RULES = (
             "is no multiple"
         ),
         fix=lambda f: f"distributed.num_processes={_shared_evenly(f)}",
-        source="src/eke/launch/nodes",
+        source="src/eke/launch/processes/nodes.py",
     ),
     Rule(
         id="nodes_not_at_hand",

@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
         value=lambda f: f.config.engine.option,
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
         fix=lambda f: "engine=loop",
-        source="src/eke/training/loop/trainer_engine",
+        source="src/eke/training/loop/trainer_engine.py",
     ),
     Rule(
         id="extra_needs_trainer",
@@ -53,7 +53,7 @@ RULES: tuple[Rule, ...] = (
             "read"
         ),
         fix=lambda f: "engine=trainer",
-        source="src/eke/training/loop/trainer_engine",
+        source="src/eke/training/loop/trainer_engine.py",
     ),
 )
 
