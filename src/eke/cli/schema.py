@@ -15,7 +15,7 @@ HELP = """\
 usage: eke schema [-h] [--config-dir CONF] FOLDER
 
 Writes JSON schemas of the option files into FOLDER, and prints the settings with which an editor's
-YAML language server completes and checks option files by them (docs/editor.md).
+YAML language server completes and checks option files by them (docs/how-to/editor.md).
 
   FOLDER             is made where it is missing
   --config-dir CONF  your own options: schemas know them, and their files are checked
