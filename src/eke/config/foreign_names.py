@@ -75,6 +75,9 @@ KEYS: tuple[Row, ...] = (
      {"false": "precision.evaluation=same"}),
     ("master_weights use_master_weights fp32_master_weights precision.master_weights", HERE,
      "precision.master=on", {"false": "precision.master=off"}),
+    # launching
+    ("launcher.fork_server fork_server", "was removed: each run starts a Python process, which "
+     "imports PyTorch", ""),
     # batch
     ("hf:per_device_train_batch_size hf:per_gpu_train_batch_size", HERE,
      "batch.per_device={value}"),
