@@ -249,8 +249,8 @@ def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
 
 ASK = """
 import sys
-from eke import workflows
-code = workflows.main(sys.argv[1:])
+from eke.cli import main
+code = main(["train", *sys.argv[1:]])
 heavy = sorted({"torch", "transformers", "accelerate", "wandb"} & set(sys.modules))
 sys.stderr.write(f"\\nloaded {heavy}")
 sys.exit(code)
@@ -307,6 +307,7 @@ def test_version(train_py, capsys) -> None:
         pytest.param(["train", "precison=bf16"], 2, "-> precision=bf16", id="train, refused"),
         pytest.param(["train", "plan_only=true"], 0, "samples per step", id="train, plan only"),
         pytest.param(["train", "--help"], 0, "precision", id="train, help"),
+        pytest.param(["train", "--help", "memory"], 0, "empty_cache", id="train, help on a group"),
     ],
 )
 def test_the_eke_command(arguments, code, said, tmp_path, monkeypatch, capsys) -> None:

@@ -92,6 +92,12 @@ def test_a_mistake_is_told_without_torch(tmp_path) -> None:
     assert not modules_after(code, tmp_path) & set(HEAVY)
 
 
+def test_help_imports_only_the_configuration(tmp_path) -> None:
+    code = "from eke.cli import main\nassert main(['train', '--help']) == 0"
+    later = {"eke.workflows", "eke.plan.planner", "eke.estimate", "eke.rules", "eke.launch"}
+    assert not modules_after(code, tmp_path) & {*HEAVY, *later}
+
+
 # --- budgets ------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
+from eke.common.errors import EkeError
 from eke.common.masking import mask
 from eke.common.runtime import collect_seldom
 from eke.common.streams import lost, open_streams, use_utf8
@@ -36,7 +37,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (eke sync --help)
   eke --version
 
-Overrides and options: eke train --help
+Overrides and options: eke train --help   (of one group: eke train --help GROUP)
 """
 
 
@@ -44,6 +45,8 @@ _OWN_MODULE = ("plan", "report", "fit", "schema", "doctor", "sync")
 """Commands whose module has their name, and is imported for them alone: each needs other things."""
 
 _OF_FOLDERS = ("status", "logs", "cancel", "retry")
+
+HELP_FLAGS = ("--help", "-h")
 
 _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
@@ -70,21 +73,38 @@ def _do(arguments: list[str]) -> int:
         wanted: Callable[[list[str]], int] = module.main
         return wanted(rest)
     # Here, and not above: Ctrl-C while it is imported is no traceback.
-    from eke import workflows
-    from eke.cli import completion
     from eke.config.compose.completion import COMPLETION_FLAGS
 
-    if command == "train":
-        return workflows.main(rest)
+    if command == "train" and any(word.partition("=")[0] in HELP_FLAGS for word in rest):
+        return _train_help(rest)
     if command in _OF_FOLDERS:
-        from eke.cli import run_commands  # only here: `eke --help` does without it
+        from eke.cli import run_commands
 
         return run_commands.main(command, rest)
     if command in COMPLETION_FLAGS:
+        from eke.cli import completion
+
         return completion.main(rest, USAGE)
-    if command in ("--version", "--help", "-h"):
-        return workflows.main(["--version"]) if command == "--version" else _usage(0)
-    return _unknown(command, rest)
+    if command in HELP_FLAGS:
+        return _usage(0)
+    if command not in ("train", "--version"):
+        return _unknown(command, rest)
+    from eke import workflows
+
+    return workflows.main(rest if command == "train" else ["--version"])
+
+
+def _train_help(arguments: list[str]) -> int:
+    """`eke train --help [GROUP]`: imports nothing that plans or runs."""
+    from eke.config.compose import help_text, split_arguments
+
+    try:
+        asked = split_arguments(arguments)
+        sys.stdout.write(f"{help_text(asked.config_dir, asked.help or '')}\n")
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return EXIT_FAILED if lost() else EXIT_OK
 
 
 def _unknown(command: str, rest: list[str]) -> int:

@@ -13,7 +13,6 @@ from eke.config.compose import (
     answer_shell,
     check_question,
     compose,
-    help_text,
     is_completion,
     is_for_hydra,
     launcher_of,
@@ -54,8 +53,6 @@ def main(
     """
     try:
         arguments = split_arguments(argv, also)
-        if arguments.help:
-            return say(help_text(arguments.config_dir))
         if arguments.version:
             return say(f"eke {eke.__version__}")
         if arguments.hydra_flags:

@@ -52,6 +52,6 @@ def test_a_checkout_has_a_script_and_a_package_its_command(tmp_path, monkeypatch
     (package / "conf").symlink_to(conf_folder())
     monkeypatch.setattr("eke.common.paths.__file__", str(package / "common" / "paths.py"))
     assert program() == "eke train"
-    assert help_text().count("eke train ") == 5
+    assert help_text().count("eke train ") == 7
     assert "train.py" not in help_text()
     assert multirun() == "eke train -m"

@@ -2,8 +2,9 @@
 
 from eke.config.compose.arguments import Arguments, split_arguments
 from eke.config.compose.catalogue import multirun
-from eke.config.compose.completion import answer_shell, help_text
+from eke.config.compose.completion import answer_shell
 from eke.config.compose.composer import Composed, claims, compose, compose_with, is_set
+from eke.config.compose.help import help_text
 from eke.config.compose.hydra import (
     check_question,
     is_completion,

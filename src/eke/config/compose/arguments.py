@@ -68,9 +68,8 @@ _HYDRA_FLAGS = {
 _INFO_FLAGS = ("--info", "-i")
 INFO_VALUES = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """What --info can be asked for, besides nothing."""
+_HELP = ("--help", "-h")
 _SWITCHES = {
-    "--help": "help",
-    "-h": "help",
     "--multirun": "multirun",
     "-m": "multirun",
     "--version": "version",
@@ -94,7 +93,7 @@ _BYTE = re.compile("[\udc80-\udcff]")
 _FLAGS = {
     **_HYDRA_FLAGS,
     **dict.fromkeys(_INFO_FLAGS, 1),
-    **dict.fromkeys(_SWITCHES, 0),
+    **dict.fromkeys((*_HELP, *_SWITCHES), 0),
     **dict.fromkeys(_CONFIG_DIR, 1),
 }
 
@@ -105,8 +104,8 @@ class Arguments:
 
     overrides: tuple[str, ...] = ()
     """`key=value`, in the order typed."""
-    help: bool = False
-    """--help, -h."""
+    help: str | None = None
+    """--help, -h: the group to describe, empty for the first page; None without the flag."""
     version: bool = False
     """--version."""
     multirun: bool = False
@@ -127,6 +126,7 @@ class _Reader:
     overrides: list[str] = field(default_factory=list)
     hydra_flags: list[str] = field(default_factory=list)
     switches: set[str] = field(default_factory=set)
+    help: str | None = None
     config_dir: Path | None = None
     problems: list[Problem] = field(default_factory=list)
 
@@ -171,7 +171,7 @@ def split_arguments(argv: Sequence[str], also: Mapping[str, int] | None = None) 
         raise ConfigError(reader.problems)
     return Arguments(
         overrides=tuple(reader.overrides),
-        help="help" in reader.switches,
+        help=reader.help,
         version="version" in reader.switches,
         multirun="multirun" in reader.switches,
         cell="cell" in reader.switches,
@@ -196,6 +196,9 @@ def _read_flag(token: str, reader: _Reader, catalogue: Catalogue, also: Mapping[
     inline = rest if equals else None
     if flag in _SWITCHES and inline is None:
         reader.switches.add(_SWITCHES[flag])
+    elif flag in _HELP:
+        follows = reader.tokens and re.fullmatch(r"\w[\w.]*", reader.tokens[0])
+        reader.help = inline or (reader.tokens.pop(0) if follows else "")
     elif flag in _CONFIG_DIR:
         reader.config_dir = user_path(reader.value(flag, inline))
     elif flag in _HYDRA_FLAGS:

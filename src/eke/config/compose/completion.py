@@ -4,22 +4,19 @@ Nothing is composed: an unfinished or wrong command line still has an answer, in
 to start Python.
 
 The scripts that make bash, zsh and fish ask eke, and the answers as each shell reads them.
-
-`python train.py --help`: one screen, made from `conf/`, so that no option can be missing.
 """
 
 import itertools
 import os
 import re
 import shlex
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
 
 from eke.common.errors import ConfigError, Problem
-from eke.common.paths import program, user_path
+from eke.common.paths import user_path
 from eke.config.compose.arguments import INFO_VALUES
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
@@ -38,7 +35,7 @@ FLAGS = {
     "--multirun": "several runs, one per value",
     "--config-dir": "a folder with your own options",
     "--cell": "one run of a sweep, with its overrides",
-    "--help": "groups and their options",
+    "--help": "groups and their options; of one group: --help GROUP",
     "--cfg": "print the composed configuration",
     "--info": "how it was composed",
     "--version": "eke's version",
@@ -195,9 +192,8 @@ def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
 """Hydra's flags, with eke's answer."""
 
-_MARK = (
-    "from eke.workflows import main"  # a line of train.py: no other script is ever run to complete
-)
+_MARK = "from eke.cli import main  # shell completion"
+"""A line of train.py; no other script is ever run to complete a command."""
 
 _BASH = f"""\
 _eke_complete() {{
@@ -333,39 +329,3 @@ def _without_program(words: Sequence[str]) -> list[str]:
         if PurePath(word).name == "eke" or word.endswith(".py") or word == "eke.cli":
             return list(words[number + 1 :])
     return list(words[1:])
-
-
-_WIDTH = 100
-_HEAD = """\
-eke finds, runs and compares the training recipes that get the most out of the GPUs you have.
-usage: PROGRAM [-m] [group=option ...] [key=value ...]     (-m: several runs, one per value)
-"""
-_TAIL = """
-keys:   group.key=value, e.g. train.steps=100 optimizer.lr=1e-4 seed=1;  --cfg job shows them all
-flags:  -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-help
-runs:   one folder each under paths.runs (./runs), named by the configuration's identity
-
-  PROGRAM precision=bf16 optimizer=adafactor
-  PROGRAM -m precision=fp32,bf16,fp16 seed=0,1
-  PROGRAM experiment=smoke hardware=cpu
-  PROGRAM recipe=low_memory model=llama_1b plan_only=true"""
-
-
-def help_text(config_dir: Path | None = None) -> str:
-    """The help page: what eke is, each group with its options, four commands, where results go."""
-    catalogue = make_catalogue(config_dir)
-    lines = []
-    for group, options in catalogue.options.items():
-        default = catalogue.defaults.get(group)
-        ordered = sorted(options, key=lambda option: (option != default, option))
-        margin = f"  {group:<13}{GROUPS.get(group, ''):<29}"
-        lines += textwrap.wrap(
-            " ".join(ordered),
-            width=_WIDTH,
-            initial_indent=margin,
-            subsequent_indent=" " * len(margin),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    heading = f"  {'group':<13}{'what it decides':<29}options, the default one first"
-    return "\n".join([_HEAD, heading, *lines, _TAIL]).replace("PROGRAM", program())

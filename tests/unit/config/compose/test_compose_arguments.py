@@ -12,8 +12,10 @@ from eke.config.compose import Arguments, split_arguments
 
 CASES = [
     pytest.param([], Arguments(), id="nothing"),
-    pytest.param(["-h"], Arguments(help=True), id="help, short"),
-    pytest.param(["--help", "a=1"], Arguments(("a=1",), help=True), id="help"),
+    pytest.param(["-h"], Arguments(help=""), id="help, short"),
+    pytest.param(["--help", "a=1"], Arguments(("a=1",), help=""), id="help"),
+    pytest.param(["--help", "model", "a=1"], Arguments(("a=1",), help="model"), id="a group"),
+    pytest.param(["--help=model"], Arguments(help="model"), id="a group behind ="),
     pytest.param(["a=1", "-m", "b=2"], Arguments(("a=1", "b=2"), multirun=True), id="multirun"),
     pytest.param(["--multirun"], Arguments(multirun=True), id="multirun, long"),
     pytest.param(["--version"], Arguments(version=True), id="version"),

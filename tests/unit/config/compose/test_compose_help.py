@@ -1,26 +1,108 @@
-"""The help page."""
+"""The pages of --help."""
 
-from eke.config.compose import help_text
+import pytest
+
+from eke.cli import main
+from eke.common.errors import ConfigError
+from eke.config.compose import compose, help_text, split_arguments
 from eke.config.compose.catalogue import make_catalogue
+from eke.config.compose.help import COMMON_KEYS, COMMON_OPTIONS, PARTS
+
+CATALOGUE = make_catalogue()
+TOPICS = sorted({*CATALOGUE.options, *CATALOGUE.sections})
 
 
-def test_help_fits_one_screen() -> None:
-    lines = help_text().splitlines()
-    assert len(lines) <= 48
+def test_the_first_page_fits_one_screen() -> None:
+    assert len(help_text().splitlines()) <= 55
+
+
+@pytest.mark.parametrize("topic", ["", *TOPICS])
+def test_lines_fit_a_terminal(topic) -> None:
+    lines = help_text(topic=topic).splitlines()
     assert max(len(line) for line in lines) <= 100
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_help_names_every_group_and_every_option() -> None:
-    words = help_text().split()
-    for group, options in make_catalogue().options.items():
-        assert group in words
-        assert set(options) <= set(words)
+def test_the_first_page_names_every_group_and_counts_the_options_it_omits() -> None:
+    listed = sorted(group for groups in PARTS.values() for group in groups)
+    assert listed == sorted(CATALOGUE.options)
+    rows = {line.split()[0]: line[44:].split() for line in help_text().splitlines() if line.strip()}
+    for group, options in CATALOGUE.options.items():
+        shown = [word for word in rows[group] if not word.startswith("(")]
+        assert shown[0] == CATALOGUE.defaults[group]
+        assert set(shown) == set(COMMON_OPTIONS.get(group, options)) <= set(options)
+        more = f"(+{len(options) - len(shown)})"
+        assert (more in rows[group]) == (len(shown) < len(options))
+
+
+def test_rarely_used_options_are_only_on_the_page_of_their_group() -> None:
+    first = help_text().split()
+    for group, option in (("optimizer", "adamw_apex_fused"), ("distributed", "dp"),
+                          ("memory", "empty_cache"), ("sweep", "nvlink")):  # fmt: skip
+        assert option not in first
+        assert option in help_text(topic=group).split()
+
+
+def test_the_keys_of_the_first_page_exist() -> None:
+    assert set(COMMON_KEYS) <= set(CATALOGUE.keys)
+    assert set(COMMON_KEYS) <= set(help_text().split())
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_page_of_a_group_has_all_its_options_and_keys(topic) -> None:
+    words = help_text(topic=topic).split()
+    assert set(CATALOGUE.options.get(topic, {})) <= set(words)
+    missing = {name for name in CATALOGUE.names(topic) if f"{topic}.{name}" not in words}
+    assert missing == FILLED_IN.get(topic, set())
+
+
+FILLED_IN = {
+    "model": {
+        "content", "model_type", "num_parameters", "label_names", "supports_sdpa",
+        "supports_flash_attn", "supports_flex_attn",
+    },
+}  # fmt: skip
+"""Keys that the plan sets, not the user."""
+
+
+def test_a_key_is_described_once_below_the_options_that_have_it() -> None:
+    page = help_text(topic="optimizer")
+    assert page.split().count("optimizer.momentum") == 1
+    heading = page[: page.index("optimizer.momentum")].rstrip().splitlines()[-1]
+    assert heading == "keys of muon, sgd"
+
+
+def test_a_key_leads_to_the_page_of_its_group() -> None:
+    assert help_text(topic="optimizer.lr") == help_text(topic="optimizer")
+
+
+@pytest.mark.parametrize(("topic", "meant"), [("optimzer", "optimizer"), ("lr", "optimizer.lr")])
+def test_an_unknown_group_is_a_problem_with_a_fix(topic, meant) -> None:
+    with pytest.raises(ConfigError, match=f"--help {meant}"):
+        help_text(topic=topic)
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (["--help"], "eke finds, runs and compares"),
+        (["-h", "memory"], "memory: "),
+        (["--help=memory"], "memory: "),
+        (["--help", "seed=1"], "eke finds, runs and compares"),
+        (["--help", "-m"], "eke finds, runs and compares"),
+    ],
+)
+def test_help_from_the_command_line(words, start, capsys) -> None:
+    assert main(["train", *words]) == 0
+    assert capsys.readouterr().out.startswith(start)
+
+
+def test_a_wrong_group_exits_with_2(capsys) -> None:
+    assert main(["train", "--help", "optimzer"]) == 2
+    assert "--help optimizer" in capsys.readouterr().err
 
 
 def test_commands_of_the_help_page_compose() -> None:
-    from eke.config.compose import compose, split_arguments
-
     commands = [
         x.split()[2:] for x in help_text().splitlines() if x.startswith("  python train.py")
     ]

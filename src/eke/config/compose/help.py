@@ -1,0 +1,218 @@
+"""The pages of `python train.py --help` and `--help GROUP`, generated from `conf/` and the schema.
+
+The first page shows what is used most; a group's own page shows all its options and keys.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import program
+from eke.config.compose.catalogue import (
+    GROUPS,
+    Catalogue,
+    class_fields,
+    closest,
+    headline,
+    make_catalogue,
+)
+from eke.config.compose.suggest import nearest_key
+from eke.config.schema import Config
+from eke.config.schema.fields import field_docs, summary
+
+COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "model": ("tiny", "bert_base", "gpt2", "t5_base", "llama_1b", "pretrained"),
+    "data": ("python_source", "text", "jsonl", "parquet", "csv", "hub"),
+    "batch": ("fixed", "auto"),
+    "precision": ("fp32", "tf32", "bf16", "fp16", "fp8"),
+    "optimizer": ("adamw", "adafactor", "adamw_8bit", "lion", "muon", "sgd"),
+    "memory": ("none", "checkpointing", "activation_offload"),
+    "attention": ("auto", "sdpa", "flash2", "flash3", "eager"),
+    "compile": ("none", "inductor"),
+    "kernels": ("none", "liger", "fused_linear_cross_entropy"),
+    "distributed": ("none", "ddp", "fsdp", "zero2", "zero3"),
+    "offload": ("none", "optimizer_cpu", "params_cpu"),
+    "peft": ("none", "lora", "qlora"),
+    "tracker": ("wandb", "mlflow", "tensorboard", "none"),
+    "hardware": ("auto", "cpu", "rtx4090", "a100_80", "h100", "h200"),
+    "slurm": ("default",),
+    "recipe": ("none", "fastest", "low_memory"),
+    "experiment": ("none", "smoke", "debug"),
+    "sweep": ("none", "demo", "guide_table", "precision_ladder"),
+}
+"""Group -> its options on the first page, the rest counted; a group that is absent shows all."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "what is trained": ("model", "task", "data", "batch"),
+    "how": (
+        "precision", "optimizer", "schedule", "memory", "attention", "compile", "kernels",
+        "distributed", "offload", "dataloader", "peft", "engine",
+    ),
+    "where": ("hardware", "tracker", "slurm"),
+    "named settings": ("recipe", "experiment", "sweep"),
+}  # fmt: skip
+"""Headings of the first page -> groups below each; groups that are in none come last."""
+
+COMMON_KEYS = (
+    "train.steps", "batch.per_device", "batch.accumulation", "optimizer.lr", "data.seq_len",
+    "train.eval_every", "train.checkpoint_every", "seed", "plan_only", "rerun", "paths.runs",
+)  # fmt: skip
+"""Keys on the first page."""
+
+_WIDTH = 100
+_HEAD = """\
+eke finds, runs and compares the training recipes that get the most out of the GPUs you have.
+
+usage: PROGRAM [group=option ...] [key=value ...]         one run
+       PROGRAM -m [group=option,option] [key=value,...]   a sweep: every combination
+       PROGRAM --help GROUP                               all options and keys of a group
+"""
+_TAIL = """
+other keys: --help train, --help launcher, --help resources;   --cfg job prints all values
+flags: -m, --config-dir FOLDER (your own options), --cell, --version, --hydra-help
+
+  PROGRAM precision=bf16 optimizer=adafactor
+  PROGRAM -m precision=fp32,bf16,fp16 seed=0,1
+  PROGRAM experiment=smoke hardware=cpu
+  PROGRAM recipe=low_memory model=llama_1b plan_only=true"""
+
+
+def help_text(config_dir: Path | None = None, topic: str = "") -> str:
+    """A help page.
+
+    Args:
+        config_dir: a folder with the user's own options, which are shown as well.
+        topic: a group, another section of the configuration or a key; empty for the first page.
+
+    Raises:
+        ConfigError: there is no such topic.
+    """
+    catalogue = make_catalogue(config_dir)
+    page = _topic_page(topic, catalogue) if topic else _first_page(catalogue)
+    return page.replace("PROGRAM", program())
+
+
+def _first_page(catalogue: Catalogue) -> str:
+    lines = [_HEAD]
+    listed = {group for groups in PARTS.values() for group in groups}
+    others = tuple(group for group in catalogue.options if group not in listed)
+    heading = "   (option: the first is the default)"
+    for part, groups in {**PARTS, "other": others}.items():
+        found = [_first_page_row(group, catalogue) for group in groups]
+        lines += [f"{part}{heading}", *found] if found else []
+        heading = ""
+    lines.append("often set keys")
+    lines += [f"  {key:<24}{_main_clause(_doc(key, catalogue))}" for key in COMMON_KEYS]
+    return "\n".join([*lines, _TAIL])
+
+
+def _first_page_row(group: str, catalogue: Catalogue) -> str:
+    options = _ordered(group, catalogue)
+    own = [name for name in options if not _is_shipped(group, name, catalogue)]
+    shown = [name for name in COMMON_OPTIONS.get(group, options) if name in options]
+    shown += [name for name in own if name not in shown]
+    more = len(options) - len(shown)
+    words = " ".join([*shown, *([f"(+{more})"] if more else [])])
+    return _wrapped(f"  {group:<13}{GROUPS.get(group, ''):<29}", words)
+
+
+def _is_shipped(group: str, option: str, catalogue: Catalogue) -> bool:
+    return catalogue.options[group][option].is_relative_to(catalogue.folders[0])
+
+
+def _ordered(group: str, catalogue: Catalogue) -> list[str]:
+    """The options of a group, the default one first."""
+    default = catalogue.defaults.get(group)
+    return sorted(catalogue.options[group], key=lambda name: (name != default, name))
+
+
+def _topic_page(topic: str, catalogue: Catalogue) -> str:
+    """All options and keys of one section.
+
+    Raises:
+        ConfigError: there is no such section or key.
+    """
+    names = [*catalogue.options, *(s for s in catalogue.sections if s not in catalogue.options)]
+    section = topic.partition(".")[0] if topic in catalogue.keys else topic
+    if section not in names:
+        near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
+        why = f"is not a group; groups are {', '.join(names)}"
+        raise ConfigError(Problem("--help", topic, why, f"--help {near}"))
+    classes = catalogue.sections.get(section, ())
+    about = GROUPS.get(section) or (summary(classes[0]) if classes else "")
+    blocks = [f"{section}: {about}"]
+    if section in catalogue.options:
+        blocks.append(_option_rows(section, catalogue))
+    if classes:
+        blocks += _key_rows(section, catalogue)
+    return "\n\n".join(blocks)
+
+
+def _option_rows(group: str, catalogue: Catalogue) -> str:
+    names = _ordered(group, catalogue)
+    default = catalogue.defaults.get(group)
+    width = max(map(len, names)) + 4
+    rows = [f"options (default: {default})" if default else "options"]
+    for name in names:
+        # An option's first line: `optimizer=adamw -- what it is.`
+        about = headline(catalogue.options[group][name]).partition(" -- ")[2]
+        rows.append(_wrapped(f"  {name:<{width - 2}}", about))
+    return "\n".join(rows)
+
+
+def _key_rows(section: str, catalogue: Catalogue) -> list[str]:
+    """The keys of a section: those of all its options first, then those that only some have."""
+    options = catalogue.options.get(section, {})
+    fields = {o: {n for n, _ in class_fields(catalogue.schema_class(section, o))} for o in options}
+    blocks: dict[tuple[str, ...], list[tuple[str, str]]] = {tuple(options): []}
+    for name in catalogue.names(section):
+        key = f"{section}.{name}"
+        about = _doc(key, catalogue)
+        if not about.startswith("Filled in"):  # not for users to set
+            having = tuple(option for option in options if name in fields[option])
+            row = (key, f"{_first_sentence(about)} ({catalogue.keys[key].words()})")
+            blocks.setdefault(having, []).append(row)
+    width = max((len(key) for rows in blocks.values() for key, _ in rows), default=0) + 2
+    found = []
+    for having, rows in blocks.items():
+        lines = [_wrapped(f"  {key:<{width}}", about) for key, about in rows]
+        found += ["\n".join([_wrapped("", _keys_of(having, options)), *lines])] if lines else []
+    return found
+
+
+def _keys_of(having: Sequence[str], options: Iterable[str]) -> str:
+    absent = [option for option in options if option not in having]
+    if not absent:
+        return "keys"
+    if len(absent) < len(having):
+        return f"keys of all options but {', '.join(absent)}"
+    return f"keys of {', '.join(having)}"
+
+
+def _doc(key: str, catalogue: Catalogue) -> str:
+    """What the schema says about a key; of several classes the first that has it."""
+    section, _, name = key.rpartition(".")
+    classes: Iterable[type] = catalogue.sections[section] if section else (Config,)
+    return next((docs[name] for docs in map(field_docs, classes) if name in docs), "")
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[^.])\. ", text)[0].removesuffix(".") + "."
+
+
+def _main_clause(text: str) -> str:
+    return _first_sentence(text).partition(";")[0].removesuffix(".") + "."
+
+
+def _wrapped(margin: str, text: str) -> str:
+    """Text behind a margin, its further lines indented as far."""
+    return textwrap.fill(
+        text,
+        width=_WIDTH,
+        initial_indent=margin,
+        subsequent_indent=" " * len(margin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ).rstrip()
