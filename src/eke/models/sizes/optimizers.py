@@ -5,8 +5,8 @@ the bytes of its state, its temporaries, the cost of its update, the package, de
 it needs, and where it fails.
 
 Bytes are those of the libraries' own code; scalar step counters are not counted. Temporaries are
-multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab.md) and read from each
-library; where a GPU's kernels need none, the low end is 0.
+multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab/memory.md) and read from
+each library; where a GPU's kernels need none, the low end is 0.
 """
 
 from collections.abc import Callable, Iterable
