@@ -498,7 +498,7 @@ class Retired:
         """The reason, and for a name of another tool whose it is and eke's name."""
         typed = self.overrides(value)
         if self.reason:
-            why = self.reason if typed else f"{self.reason}; leave it out"
+            why = self.reason if typed else f"{self.reason}; remove it"
             return f"{why} ({self.owner}'s name)" if self.owner else why
         if "=" in self.name:
             return f"is called {self.fix.partition('=')[2]} here"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import (
     is_first,
     let_rank_0_speak,
@@ -25,7 +25,6 @@ from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
     Trial,
-    as_text,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
@@ -160,7 +159,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
     try:
         return permitted(facts, lenient)
     except ConfigError as error:
-        if any(problem.rule not in BY_SIZE for problem in error.problems):
+        if any(problem.id not in BY_SIZE for problem in error.problems):
             raise
         try:
             smallest = plan_of(permitted(facts, lenient=True)[0])
@@ -182,7 +181,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     remark = f"{format_bytes(advice.forecast.best.expected)} expected"
     if not advice.keeps:
         remark += ", another training"
-    return replace(problem, fix=f"{as_text(advice)}   ({remark})")
+    return replace(problem, fix=Fix(*advice.overrides, remark=remark))
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
@@ -255,7 +254,9 @@ def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
     option = config.hardware.option
     if option == "auto" and found.kind == "cpu":
         why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
-        raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
+        raise ConfigError(
+            Problem("hardware", option, why, Fix("hardware=h100", remark="or hardware=cpu"))
+        )
     count = processes_per_node(config) if found.kind == "cuda" else 1
     note = f"{found.name}: what hardware={option} says the nodes have"
     # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem, RunError
+from eke.common.errors import ConfigError, Fix, Problem, RunError
 from eke.common.paths import user_path
 from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
 from eke.config.compose import Composed, compose
@@ -49,7 +49,7 @@ def plan_unless_answered(
     try:
         return planned(False)
     except ConfigError as error:
-        if not {problem.rule for problem in error.problems} <= FOR_STARTING:
+        if not {problem.id for problem in error.problems} <= FOR_STARTING:
             raise
         try:
             plan = planned(True)
@@ -65,7 +65,7 @@ FORKED_THERE = Problem(
     "launcher.fork_server",
     "true",
     "the pool on this machine forks runs, and here another launcher starts them",
-    "launcher.fork_server=false",
+    Fix("launcher.fork_server=false"),
 )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import SweepPaths
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
@@ -159,14 +159,14 @@ DETACHED_HERE = Problem(
     "launcher.detach",
     "true",
     "a sweep on this machine ends with the process that watches over it",
-    "hydra/launcher=slurm   (or start it under tmux or nohup)",
+    Fix("hydra/launcher=slurm", remark="or start it under tmux or nohup"),
 )
 
 FORKED_ELSEWHERE = Problem(
     "launcher.fork_server",
     "true",
     "needs Linux, whose kernel hands a forked process over to the pool",
-    "launcher.fork_server=false",
+    Fix("launcher.fork_server=false"),
 )
 
 
@@ -485,7 +485,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         if cell.outcome == Outcome.refused.name
     ]
     if refused and expanded.strict:
-        fix = "sweep.strict=false runs the others"
+        fix = Fix("sweep.strict=false", remark="runs the others")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.data.preparation.lines import (
     BadRowError,
@@ -171,7 +171,7 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
                 yield text, text.count(REPLACEMENT) - before
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        fix = "data.path=FILE_OR_FOLDER"
+        fix = Fix("data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", path, why, fix)) from error
 
 
@@ -498,9 +498,9 @@ class RowStore:
             why = f"all of {counts.num_rows} rows are empty" if counts.num_rows else "has no rows"
         files = [name for name, _ in self.request.train]
         other = other_format(self.request.option, files)  # the hub's have none
-        fix = self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
+        fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
         if self.request.hub is not None:
-            raise ConfigError(Problem("data.name", self.request.path, why, "data.split=SPLIT"))
+            raise ConfigError(Problem("data.name", self.request.path, why, Fix("data.split=SPLIT")))
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
@@ -548,7 +548,7 @@ class RowStore:
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row is left to {part} on: there are {counts['cuts']} in all"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        raise ConfigError(Problem(key, self.request.path, why, f"{key}=FILE_WITH_MORE_ROWS"))
+        raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
         if self.request.label is None or self.columns.kind != "name":
@@ -583,7 +583,7 @@ class RowStore:
         hub = self.request.hub
         # A stream begins at the beginning, and files are often sorted by class.
         other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
-        fix = self._bad_fix() or other
+        fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
 
     def _pack(self, split: str) -> None:

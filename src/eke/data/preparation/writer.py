@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
 from eke.data.preparation.lines import Fields
 from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_dtype, write_manifest
@@ -26,7 +26,11 @@ def disk_error(error: OSError) -> ConfigError:
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
     too_large = error.errno == errno.EFBIG  # as any other folder would say
-    fix = "ulimit -f unlimited" if too_large else "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
+    fix = (
+        Fix(remark="ulimit -f unlimited")
+        if too_large
+        else Fix(remark="export XDG_CACHE_HOME=FOLDER_WITH_SPACE")
+    )
     return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
 
 
