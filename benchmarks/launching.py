@@ -9,8 +9,6 @@ per run, from a bare loop of the same processes too: what a launcher adds is the
 
 - `bare`: the processes one after the other, nobody watching.
 - `eke`: planned cells on a pool of one slot: folder, plan, lock, process, record, sweep.json.
-- `eke, fork server`: the same, the processes forked from one with torch and transformers imported.
-- `starting the fork server`: once for a sweep, which is not in the line before.
 - `hydra basic`, `joblib`, `submitit_local`: composition included, which Hydra does twice.
 - `composing`: what composing a cell costs eke, which is not in `eke`.
 - `sbatch`: a thousand planned cells put into a SLURM queue by a program that answers at once:
@@ -28,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from arguments import at_least, writable
@@ -37,10 +34,8 @@ from provenance import machine, provenance
 from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.config.sweep import expand
-from eke.launch import Books, Cell, Pool, SweepFile, find_devices, start_run, sweep_paths
-from eke.launch.local.dispatch import POLL_S
+from eke.launch import Books, Cell, Pool, SweepFile, find_devices, sweep_paths
 from eke.launch.processes import worker_process as supervising
-from eke.launch.processes.fork_server import ForkServer, modules_of
 from eke.launch.processes.progress_display import LineBoard
 from eke.launch.slurm import Cluster, place_in_cluster
 from eke.plan.planner import outline_record
@@ -52,20 +47,13 @@ import json, os, sys, time
 folder = sys.argv[1]
 record = json.load(open(os.environ["EKE_BENCH_RECORD"]))
 with open(folder + "/attempts.jsonl", "a") as file:
-    process = os.environ.get("EKE_PROCESS")
-    entry = {"attempt": 0, "pid": os.getpid(), "host": "here", "process": process}
+    entry = {"attempt": 0, "pid": os.getpid(), "host": "here"}
     file.write(json.dumps(entry) + "\\n")
 with open(folder + "/.new", "w") as file:
     json.dump(record, file)
 os.rename(folder + "/.new", folder + "/record.json")
 """
 """A worker that trains nothing; started without the site packages, which takes milliseconds."""
-
-FORKED = f"""\
-if __name__ == "__main__":
-    exec({WORKER!r})
-"""
-"""The same as a module, which is what a fork server runs."""
 
 HYDRA = """\
 import hydra
@@ -105,44 +93,12 @@ def planned(folder: Path, runs: int) -> list:
     return [made, make_jobs([str(n) for n in range(runs)], plans, {})]
 
 
-def pool(folder: Path, cells: list[Cell], jobs: list, server: ForkServer | None = None) -> None:
+def pool(folder: Path, cells: list[Cell], jobs: list) -> None:
     """Eke's pool."""
     file = SweepFile(sweep_paths(str(folder), "bench"), ["-m"], cells)
     books, devices = Books(jobs, Quiet(len(jobs)), file), {"cpu": find_devices("cpu", 1, 1)}
-    Pool(books, devices, partial(start_run, server=server)).run()
+    Pool(books, devices).run()
     assert all(job.outcome is Outcome.ok for job in jobs)
-
-
-def until_ready(server: ForkServer) -> None:
-    """Wait for its imports, as a pool does."""
-    while not server.is_ready():
-        time.sleep(POLL_S)
-    assert not server.lost, server.lost
-
-
-def forked_pool(folder: Path, runs: int) -> tuple[float, float]:
-    """Seconds that a fork server takes to start, and that each run takes with it."""
-    cells, jobs = planned(folder, runs)
-    fresh = supervising.worker_command
-    supervising.worker_command = lambda paths, *_: [  # type: ignore[assignment]
-        sys.executable, "-m", "forked_worker", str(paths.folder)
-    ]  # fmt: skip
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.parents[1]), before])
-    modules = modules_of([job.plan for job in jobs])
-    server = ForkServer(folder / "fork_server.log", modules, sys.stderr.write)
-    try:
-        began = seconds(lambda: until_ready(server))
-        took = seconds(lambda: pool(folder, cells, jobs, server)) / runs
-        assert not server.lost, server.lost
-    finally:
-        server.close()
-        os.environ["PYTHONPATH"] = before
-        supervising.worker_command = fresh
-    for job in jobs:
-        (attempt,) = (Path(job.folder) / "attempts.jsonl").read_text().splitlines()
-        assert json.loads(attempt)["process"] == "forked"
-    return began, took
 
 
 def hydra_sweep(script: Path, runs: int, *options: str) -> None:
@@ -180,9 +136,8 @@ def pool_rounds(root: Path, runs: int, rounds: int) -> dict[str, object]:
             continue
         extra = ["hydra.launcher.n_jobs=1"] if name == "joblib" else []
         launchers[f"hydra {name}"] = [f"hydra/launcher={name}", *extra]
-    own = ("bare", "eke", "eke, fork server", "starting the fork server", "composing")
+    own = ("bare", "eke", "composing")
     found: dict[str, list[float]] = {name: [] for name in (*own, *launchers)}
-    (root / "forked_worker.py").write_text(FORKED)
     for number in range(rounds):
         here = root / f"round-{number}"
         found["bare"].append(seconds(lambda here=here: bare(here / "bare", runs)) / runs)
@@ -190,9 +145,6 @@ def pool_rounds(root: Path, runs: int, rounds: int) -> dict[str, object]:
         cells, jobs = planned(here / "eke", runs)
         found["composing"].append((time.perf_counter() - began) / runs)
         found["eke"].append(seconds(lambda: pool(here / "eke", cells, jobs)) / runs)  # noqa: B023  # called at once
-        began, took = forked_pool(here / "forked", runs)
-        found["starting the fork server"].append(began)
-        found["eke, fork server"].append(took)
         for name, options in launchers.items():
             took = seconds(lambda options=options: hydra_sweep(script, runs, *options))
             found[name].append(took / runs)

@@ -13,7 +13,6 @@ each other on a machine with one free core would be what is measured.
 - `run to first step`: from typing `python train.py` to the first row of metrics.jsonl.
 - `run`: to its end, with its record.
 - `run of a sweep`: what one more run adds to a sweep, in a process of its own.
-- `run of a sweep, forked`: the same with launcher.fork_server=true, the server being there already.
 """
 
 import argparse
@@ -50,7 +49,6 @@ REFERENCES = {
     "run to first step": "imports",
     "run": "imports",
     "run of a sweep": "imports",
-    "run of a sweep, forked": "run of a sweep",
     "eke --help": "python",
     "train.py --help": "python",
     "eke plan": "python",
@@ -90,14 +88,12 @@ def metrics_in(folder: Path) -> list[Path]:
     return list(folder.glob("runs/*/metrics.jsonl"))
 
 
-def sweep(folder: Path, runs: int, *typed: str) -> float:
+def sweep(folder: Path, runs: int) -> float:
     """Seconds from one run to the next, of a sweep on one CPU slot."""
-    command = [sys.executable, str(REPO / "train.py"), "-m", *EMPTY, f"seed=range({runs})", *typed]
+    command = [sys.executable, str(REPO / "train.py"), "-m", *EMPTY, f"seed=range({runs})"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     entries = [json.loads(f.read_text()) for f in folder.glob("runs/*/attempts.jsonl")]
     assert len(entries) == runs
-    if typed:
-        assert {entry["process"] for entry in entries} == {"forked"}
     starts = sorted(entry["started"] for entry in entries)
     return median(later - earlier for earlier, later in pairwise(starts))
 
@@ -120,7 +116,6 @@ def one_round(root: Path, runs: int) -> dict[str, float]:
     }
     found["run to first step"], found["run"] = train(fresh())
     found["run of a sweep"] = sweep(fresh(), runs)
-    found["run of a sweep, forked"] = sweep(fresh(), runs, "launcher.fork_server=true")
     return found
 
 

@@ -2,7 +2,6 @@
 
     python tests/faults.py --faults 200 --seed 1 --where local   # slurm: where SLURM_CONF names one
     python tests/faults.py --faults 200 --seed 1 --where local slurm --out results/faults.json
-    python tests/faults.py --faults 100 --seed 1 --where forked  # runs of a fork server, and that
 
 Each round is a sweep of two runs of one process and one of two, in a cluster on two nodes. While it
 runs, faults hit it at random moments, most of them processes that train; when its command ends, it
@@ -41,14 +40,12 @@ COMMON = last_wins(
 )  # fmt: skip
 PAIR = {
     "local": "distributed:ddp,distributed.num_processes:2",
-    "forked": "distributed:ddp,distributed.num_processes:2",
     "slurm": "distributed:ddp,distributed.num_processes:2,distributed.num_nodes:2",
 }
 """Two processes: of this machine, or one on each of two nodes."""
 
 LAUNCHERS = {
     "local": ("launcher.cpu_slots=2",),
-    "forked": ("launcher.cpu_slots=2", "launcher.fork_server=true"),
     "slurm": ("hydra/launcher=slurm", "slurm=minicluster", "slurm.max_restarts=50"),
 }
 MAX_REPETITIONS = 12
@@ -170,16 +167,6 @@ def kill_worker(round_: Round, _: object) -> bool:
     return _hit(round_, signal.SIGKILL, "eke.training.loop.worker")
 
 
-def kill_forked(round_: Round, _: object) -> bool:
-    """kill -9 of what a fork server has forked, or of itself: nobody can tell from outside."""
-    return _hit(round_, signal.SIGKILL, "eke.training.loop.fork_server")
-
-
-def interrupt_forked(round_: Round, _: object) -> bool:
-    """SIGTERM to one of them."""
-    return _hit(round_, signal.SIGTERM, "eke.training.loop.fork_server")
-
-
 def kill_rank(round_: Round, _: object) -> bool:
     """kill -9 of one of two ranks."""
     agents = processes(round_.folder, "eke.training.loop.agent")
@@ -289,10 +276,6 @@ FAULTS: dict[str, list[tuple[Fault, int]]] = {
     "local": [
         (kill_worker, 5), (kill_rank, 4), (interrupt_worker, 3), (kill_agent, 2),
         (kill_dispatcher, 3), (interrupt_dispatcher, 2), (damage_checkpoint, 2), (tear_line, 1),
-    ],
-    "forked": [  # damage is left out: whether anybody works on a run, no command line says
-        (kill_forked, 6), (interrupt_forked, 3), (kill_rank, 2), (kill_agent, 1),
-        (kill_dispatcher, 3), (interrupt_dispatcher, 2),
     ],
     "slurm": [
         (kill_worker, 7), (kill_rank, 6), (interrupt_worker, 4), (kill_agent, 3), (kill_watcher, 2),

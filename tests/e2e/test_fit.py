@@ -86,19 +86,6 @@ def test_a_report_can_be_made_of_it(fit, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_trials_are_forked_from_one_server(fit, tmp_path) -> None:
-    # Of speed, what was typed may be the best, and then nothing is written.
-    done = fit(*WORK, "memory=none", "launcher.fork_server=true", "--budget-trials", "2",
-               "--name", "forked", "--objective", "memory")  # fmt: skip
-    assert done.code == 0, done.text
-    files = list(tmp_path.glob("runs/*/attempts.jsonl"))
-    assert len(files) == len(values_of(tmp_path)["trials"]) == 2
-    starts = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert {start["process"] for start in starts if "process" in start} == {"forked"}
-    assert "fork_server" not in (tmp_path / "mine" / "experiment" / "forked.yaml").read_text()
-
-
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
     command = [sys.executable, "-m", "eke.cli", "fit", "--config-dir", "mine", *WORK,
                "--budget-trials", "3"]  # fmt: skip

@@ -120,7 +120,7 @@ COMMANDS = {
     "one process": ["experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none"],
     "ranks": ["experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none",
               "distributed=ddp", "distributed.num_processes=2"],
-    "forked sweep": ["-m", "experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none",
+    "sweep": ["-m", "experiment=smoke", "hardware=cpu", "train.steps=2", "tracker=none",
                      "seed=1,2,3"],
     "prepared": ["hardware=cpu", "train.steps=2", "data=jsonl", "data.path=rows.jsonl",
                  "data.tokenizer=bytes", *TINY],

@@ -178,9 +178,7 @@ def test_a_killed_sweep_leaves_no_orphan_and_continues(start, train_py, tmp_path
     assert steps == list(range(1, 401)), "no step twice, none missing"
 
 
-@pytest.mark.parametrize(
-    "typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2", "launcher.fork_server=true"]
-)
+@pytest.mark.parametrize("typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2"])
 def test_a_single_run_has_no_launcher(typed, train_py) -> None:
     done = train_py(typed, "plan_only=true")
     assert done.code == 2

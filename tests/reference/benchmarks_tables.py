@@ -155,12 +155,16 @@ LAUNCHERS = {
     "bare": "a loop of the same processes, nobody watching",
     "composing": "eke, composing and planning a cell",
     "eke": "eke's pool, planned cells",
-    "eke, fork server": "eke's pool, forked from a server",
-    "starting the fork server": "starting that server, once a sweep",
     "hydra basic": "Hydra basic (function calls)",
     "hydra joblib": "Hydra joblib",
     "hydra submitit_local": "Hydra submitit_local",
 }
+REMOVED = {
+    "eke, fork server": "eke's pool, forked from a server (removed)",
+    "starting the fork server": "starting that server, once a sweep (removed)",
+    "run of a sweep, forked": "run of a sweep, forked (removed)",
+}
+"""Measured before the fork server was removed: what its removal costs."""
 
 
 def launching(content: Content) -> str:
@@ -170,7 +174,7 @@ def launching(content: Content) -> str:
     for name, row in content["per_run"].items():
         ratios = [mine / other for mine, other in zip(row["all_s"], base, strict=True)]
         once = name in ("bare", "starting the fork server")
-        found[LAUNCHERS.get(name, name)] = (
+        found[(LAUNCHERS | REMOVED).get(name, name)] = (
             extremes(row["all_s"]), "" if once else extremes(ratios), str(len(ratios)),
         )  # fmt: skip
     head = ("launcher", "seconds per run [least most]", "times the loop", "rounds")
@@ -200,7 +204,8 @@ def startup(content: Content) -> str:
     rows = []
     for name, found in content["seconds"].items():
         other, ratio = against.get(name, ("", None))
-        rows.append((name, spread(found), other, spread(ratio) if ratio else "", str(found["n"])))
+        shown = REMOVED.get(name, name)
+        rows.append((shown, spread(found), other, spread(ratio) if ratio else "", str(found["n"])))
     return table(("what", "seconds", "against", "times as long", "rounds"), rows)
 
 

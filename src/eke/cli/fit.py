@@ -22,7 +22,6 @@ step and the length of samples are kept. Groups, options and keys: eke train --h
   eke fit model=llama_1b --numerics mixed --name mine
   eke fit model=tiny plan_only=true          what would be tried
   eke fit model=llama_1b hydra/launcher=slurm hardware=h100
-  eke fit model=llama_1b launcher.fork_server=true      all trials import PyTorch once
 """
 
 FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)

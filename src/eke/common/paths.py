@@ -16,10 +16,6 @@ MEETING = "EKE_MEETING"
 SHARED_DEVICE = "EKE_SHARED_DEVICE"
 """Environment variable that says other runs may use a worker's device at the same time."""
 
-PROCESS = "EKE_PROCESS"
-"""Environment variable that says how a worker's process was made, where a pool forks some:
-`forked`, or `fresh: ` and why it was not."""
-
 RANK, LOCAL_RANK = "RANK", "LOCAL_RANK"
 WORLD_SIZE, LOCAL_WORLD_SIZE = "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 """torchrun's environment variables: number of this process, its number on this machine, and how
@@ -155,11 +151,6 @@ class SweepPaths:
     def rerun(self) -> Path:
         """How far its newest `rerun=true` is (eke.launch.processes.sweep_state)."""
         return self.folder / "rerun.json"
-
-    @property
-    def fork_server(self) -> Path:
-        """What the process printed that workers are forked from."""
-        return self.folder / "fork_server.log"
 
     @property
     def slurm(self) -> Path:

@@ -1,6 +1,6 @@
 """From plans to processes; torch is never imported here."""
 
-from eke.launch.local import Devices, Pool, find_devices, forking, probe_in_pool, start_run
+from eke.launch.local import Devices, Pool, find_devices, probe_in_pool
 from eke.launch.processes.follow import watching
 from eke.launch.processes.nodes import Head, follow
 from eke.launch.processes.progress_display import Board, open_board
@@ -40,7 +40,6 @@ __all__ = [
     "find_devices",
     "find_place",
     "follow",
-    "forking",
     "merge_duplicates",
     "open_board",
     "place_of",
@@ -48,7 +47,6 @@ __all__ = [
     "probe_in_pool",
     "run_single",
     "smallest_first",
-    "start_run",
     "sweep_exit_code",
     "sweep_id",
     "sweep_paths",

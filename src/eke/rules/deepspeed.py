@@ -96,7 +96,7 @@ RULES = (
             f"{describe(f.config.optimizer).fails_on_pieces}"
         ),
         fix=lambda f: Fix("optimizer=adamw"),
-        source="arXiv:1910.02054, section 5; docs/design/deepspeed.md",
+        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -110,7 +110,7 @@ RULES = (
             "bfloat16 weights"
         ),
         fix=lambda f: Fix("precision.master=auto"),
-        source="docs/design/deepspeed.md",
+        source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -154,7 +154,7 @@ RULES = (
         value=lambda f: f.config.compile.option,
         why=lambda f: "DeepSpeed's engine would run the model as it is, uncompiled",
         fix=lambda f: Fix("compile=none"),
-        source="docs/design/deepspeed.md",
+        source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(

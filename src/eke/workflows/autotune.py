@@ -8,8 +8,7 @@ Everything of a search before its first trial: seconds, and no process.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,15 +27,12 @@ from eke.launch import (
     Job,
     Pool,
     SweepFile,
-    forking,
     open_board,
     place_of,
-    start_run,
     sweep_id,
     sweep_paths,
     watching,
 )
-from eke.launch.processes.fork_server import ForkServer
 from eke.launch.slurm import Cluster, place_in_cluster
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -110,8 +106,6 @@ class Fitting:
     """Name under which the best is written."""
     cells: list[Cell] = field(default_factory=list)
     trials: list[Measured] = field(default_factory=list)
-    server: ForkServer | None = None
-    """Forks the trials on this machine, where that was asked for."""
 
     @property
     def in_cluster(self) -> bool:
@@ -125,24 +119,12 @@ class Fitting:
             KeyboardInterrupt: a signal asked to stop; the same command goes on.
         """
         at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
-        with watching(self.paths), self._warm():
+        with watching(self.paths):
             while chosen := self.worth_trying(at_once):
                 self.try_out(chosen)
             while again := self.search.to_confirm():
                 self.try_out(again)
         return fit_of(self.search, self.candidates, self.trials, self.wish.numerics)
-
-    @contextmanager
-    def _warm(self) -> Iterator[None]:
-        """With `launcher.fork_server=true`, one server forks all trials: it imports only once."""
-        launcher = self.baseline.config.launcher
-        if not launcher.fork_server:
-            yield
-            return
-        plans = [candidate.plan for candidate in self.candidates.found]
-        devices = devices_of({self.baseline.device.kind}, launcher)
-        with forking(plans, devices, self.paths.fork_server, say) as self.server:
-            yield
 
     def worth_trying(self, count: int) -> list[int]:
         """Numbers of candidates, each of which has been looked at closely."""
@@ -210,11 +192,7 @@ class Fitting:
                 cluster.watch()
             else:
                 devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
-                books = Books(jobs, board, file)
-                pool = Pool(books, devices)
-                if self.server is not None:
-                    start = partial(start_run, server=self.server)
-                    pool = Pool(books, devices, start, self.server.is_ready)
+                pool = Pool(Books(jobs, board, file), devices)
                 pool.run()
                 heard = pool.heard
         # Who asks to stop means the search, also where this trial has come to its own end.

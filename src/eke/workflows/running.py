@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Fix, Problem, RunError
+from eke.common.errors import ConfigError, RunError
 from eke.common.paths import user_path
 from eke.common.process_env import check_started_ranks, check_started_tasks, my_rank, this_task
 from eke.config.compose import Composed, compose
@@ -59,14 +59,6 @@ def plan_unless_answered(
         if not answered:
             raise
         return plan
-
-
-FORKED_THERE = Problem(
-    "launcher.fork_server",
-    "true",
-    "the pool on this machine forks runs, and here another launcher starts them",
-    Fix("launcher.fork_server=false"),
-)
 
 
 def run_composed(composed: Composed) -> int:
@@ -131,8 +123,6 @@ def run_for_hydra(overrides: tuple[str, ...], config_dir: Path | None) -> float 
         KeyboardInterrupt: somebody stopped it, and wants the next one no more than this one.
     """
     composed = compose(overrides, config_dir, in_sweep=True)
-    if composed.config.launcher.fork_server:
-        raise ConfigError(FORKED_THERE)
     if composed.config.plan_only:
         say(render_plan(plan_for(composed, planning=True, means=Means())))
         return None

@@ -5,7 +5,6 @@ What a sweep that is only planned is expected to take: memory and time of each c
 
 import json
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,12 +42,10 @@ from eke.launch import (
     SweepFile,
     done_again,
     find_devices,
-    forking,
     merge_duplicates,
     open_board,
     place_of,
     smallest_first,
-    start_run,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
@@ -66,7 +63,7 @@ from eke.workflows.planning import (
     without_cluster,
     without_pool,
 )
-from eke.workflows.running import FORKED_THERE, plan_unless_answered
+from eke.workflows.running import plan_unless_answered
 
 HEADER = ("verdict", "memory", "step", "samples/s", "what differs")
 
@@ -160,13 +157,6 @@ DETACHED_HERE = Problem(
     "true",
     "a sweep on this machine ends with the process that watches over it",
     Fix("hydra/launcher=slurm", remark="or start it under tmux or nohup"),
-)
-
-FORKED_ELSEWHERE = Problem(
-    "launcher.fork_server",
-    "true",
-    "needs Linux, whose kernel hands a forked process over to the pool",
-    Fix("launcher.fork_server=false"),
 )
 
 
@@ -284,11 +274,7 @@ def not_asked_for(
 
 def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
     """What is asked of the wrong launcher; None where nothing is."""
-    if launcher.detach and not in_cluster:
-        return DETACHED_HERE
-    if launcher.fork_server and in_cluster:
-        return FORKED_THERE
-    return FORKED_ELSEWHERE if launcher.fork_server and sys.platform != "linux" else None
+    return DETACHED_HERE if launcher.detach and not in_cluster else None
 
 
 def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
@@ -345,16 +331,12 @@ def named(choices: Mapping[str, str]) -> str:
 def run_here(planned: Planned, launcher: Launcher) -> int:
     """Run a sweep on this machine's devices; returns its exit code."""
     stop_tracing()
-    jobs, log = planned.jobs, planned.paths.fork_server
+    jobs = planned.jobs
     devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board, watching(planned.paths):
         file, rerun = planned.file(), planned.rerun(board)
         books = Books(jobs, board, file, partial(place_of, old=rerun.old))
-        if not launcher.fork_server:
-            Pool(books, devices).run()
-        else:
-            with forking([job.plan for job in jobs], devices, log, board.note) as server:
-                Pool(books, devices, partial(start_run, server=server), server.is_ready).run()
+        Pool(books, devices).run()
         rerun.end()
     return planned.show(file.problem)
 

@@ -23,8 +23,6 @@ WRITERS = {
     "start_attempt(RunPaths(P(1)), {})",
     "sync lock": "from eke.results.trackers.sync.account import sole_sender\n"
     "with sole_sender(RunPaths(P(1))): pass",
-    "fork-server.log": "from eke.launch.processes.fork_server import ForkServer\n"
-    "ForkServer(P(1) / 'fork-server.log', [], print)._launch()",
     "operators lock": "from eke.training.distributed.operators import Turn\n"
     "Turn(str(P(1) / 'lock')).try_acquire()",
 }

@@ -116,23 +116,6 @@ def test_detaching_a_single_run_is_refused(typed) -> None:
     assert "is for the runs of a sweep" in err
 
 
-def test_a_cluster_forks_nothing(typed, tmp_path) -> None:
-    code, out, err = typed(*SLURM, "hardware=cpu", "launcher.fork_server=true")
-    assert (code, out) == (2, "")
-    assert "launcher.fork_server = true" in err
-    assert "here another launcher starts them" in err
-    assert "-> launcher.fork_server=false" in err
-    assert not (tmp_path / "runs").exists()
-
-
-def test_forking_needs_linux(typed, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sys.platform", "darwin")
-    code, _, err = typed("-m", *SMALL, "hardware=cpu", "seed=0,1", "launcher.fork_server=true")
-    assert code == 2
-    assert "needs Linux" in err
-    assert not (tmp_path / "runs").exists()
-
-
 CLUSTER = [
     "resources.time=2:00:00",
     "slurm.partition=x",

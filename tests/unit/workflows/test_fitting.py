@@ -185,13 +185,6 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
-def test_in_a_cluster_nothing_is_forked() -> None:
-    with pytest.raises(ConfigError) as refused:
-        prepare(wish("hydra/launcher=slurm", "hardware=cpu", "launcher.fork_server=true"))
-    (problem,) = refused.value.problems
-    assert (problem.key, str(problem.fix)) == ("launcher.fork_server", "launcher.fork_server=false")
-
-
 @pytest.mark.parametrize("heard", [[], [2]], ids=["undisturbed", "Ctrl-C"])
 def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None:
     """Also where the trial at hand has come to its own end before it could save and stop."""

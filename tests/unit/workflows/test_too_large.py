@@ -47,11 +47,10 @@ def test_the_override_makes_room_for_activations_too(overrides) -> None:
     problem = refusal(*overrides)
     assert problem.id == "states_do_not_fit"
     assert "optimizer state" in problem.why
-    typed, remark = str(problem.fix).split("   ")
-    plan = started(*overrides, *typed.split())
+    plan = started(*overrides, *problem.overrides)
     found = forecast(plan)
     assert found.verdict in (Verdict.fits, Verdict.tight)
-    assert "GiB expected" in remark
+    assert "GiB expected" in problem.remark
     narrow = forecast(planned(*overrides, "data=synthetic", "optimizer=adafactor"))
     assert narrow.verdict is Verdict.does_not_fit
 

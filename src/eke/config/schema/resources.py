@@ -183,9 +183,6 @@ class Launcher:
     """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
     runs_per_device: int = field(default=1, metadata=between(1, 64))
     """Runs that share a GPU. More than one claim no speed."""
-    fork_server: bool = False
-    """Fork the runs of a sweep on this machine from a process that has everything imported: a short
-    run starts in a fraction of a second. Runs that need a process of their own get one."""
     detach: bool = False
     """Leave once the runs are submitted; eke status says how far they are. SLURM only."""
 

@@ -12,30 +12,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
 from eke.common.paths import SHARED_DEVICE
 from eke.launch.local.devices import Devices, Grant, Room, start_what_fits
-from eke.launch.processes.fork_server import ForkServer, modules_of
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job, RunningHere
 from eke.launch.processes.sweep_state import Books
-from eke.launch.processes.worker_process import forward_signals, spawn
+from eke.launch.processes.worker_process import forward_signals
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
 
 
-def start_run(plan: Plan, place: Place, grant: Grant, server: ForkServer | None = None) -> LiveRun:
+def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
     """Start a run on its devices.
 
     Args:
         plan: what is to be done.
         place: where.
         grant: its devices.
-        server: forks its process, if it can.
 
     Raises:
         BusyError: somebody works on this run.
@@ -44,31 +40,9 @@ def start_run(plan: Plan, place: Place, grant: Grant, server: ForkServer | None 
     environment = grant.environment(plan.batch.world_size)
     if grant.shared:
         environment[SHARED_DEVICE] = "1"
-    start = partial(server.start, plan) if server else spawn
     size = plan.batch.world_size
     with held_to(grant.cores()):
-        return LiveRun(plan, place, size, environment, grant.descriptors, start=start)
-
-
-@contextmanager
-def forking(
-    plans: Sequence[Plan], devices: Mapping[str, Devices], log: Path, say: Callable[[str], object]
-) -> Iterator[ForkServer]:
-    """A server that forks the runs of a sweep, ended with it; it starts with the first run.
-
-    Args:
-        plans: of the runs.
-        devices: that they will have.
-        log: where the server prints.
-        say: tells the user what concerns all runs.
-    """
-    # On a CPU that several runs share, each is told how many threads it may have.
-    common = [taken.threads() for kind, taken in devices.items() if kind == "cpu"]
-    server = ForkServer(log, modules_of(plans), say, *common)
-    try:
-        yield server
-    finally:
-        server.close()
+        return LiveRun(plan, place, size, environment, grant.descriptors)
 
 
 @contextmanager
@@ -100,11 +74,6 @@ BUSY_S = 2.0
 Start = Callable[[Plan, Place, Grant], RunningHere]
 
 
-def at_once() -> bool:
-    """Whether runs can be started: always."""
-    return True
-
-
 @dataclass
 class Pool:
     """Runs, and the devices they share."""
@@ -113,8 +82,6 @@ class Pool:
     devices: Mapping[str, Devices]
     """By kind."""
     start: Start = start_run
-    ready: Callable[[], bool] = at_once
-    """Whether runs can be started yet; asked once there is one to start."""
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     room: Callable[[Plan, Sequence[Job]], Room] = Room
@@ -149,8 +116,7 @@ class Pool:
         for job in ended:
             self.collect(job)
         now = time.monotonic()
-        due = not self.heard and (ended or now - self._tried >= RETRY_S)
-        if due and self.ready():
+        if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
             start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
         if self.heard:  # what could not be started waits for nobody: we may hold its devices

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
@@ -59,54 +59,6 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**child_environment(), **own, **(extra or {})}
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a worker's process is started with."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    """All of it."""
-    log: int
-    """Descriptor of the file it prints into."""
-    descriptors: Sequence[int]
-    """Locks that it holds, too."""
-
-
-class Process(Protocol):
-    """A child in a session of its own; what of `subprocess.Popen` is used."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        ...
-
-    def wait(self) -> int:
-        """Its exit code, once it has one."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        ...
-
-
-StartProcess = Callable[[Order], Process]
-
-
-def spawn(order: Order) -> Process:
-    """Start a process that has imported nothing yet."""
-    return subprocess.Popen(
-        order.command,
-        stdin=subprocess.DEVNULL,
-        stdout=order.log,
-        stderr=order.log,
-        env=order.environment,
-        start_new_session=True,
-        pass_fds=order.descriptors,
-    )
-
-
 class Worker:
     """A worker's process group, from its start to its end."""
 
@@ -117,7 +69,6 @@ class Worker:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
-        start: StartProcess = spawn,
     ) -> None:
         """Start it.
 
@@ -127,15 +78,21 @@ class Worker:
             environment: variables of its own.
             descriptors: locks that the worker holds, too: until it is gone, whoever started it.
             spot: which machine this is, of a run that has several.
-            start: makes the process.
         """
         # Two machines that append to one file of a network file system overwrite each other.
         file = paths.node_log(spot.node) if spot and spot.node else paths.log
         command = worker_command(paths, num_processes, spot)
         log_file = open_file(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with open(log_file, "ab") as log:
-            order = Order(command, worker_environment(environment), log.fileno(), descriptors)
-            self.process = start(order)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=worker_environment(environment),
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
 
     def is_over(self) -> bool:
         """Whether it has ended."""

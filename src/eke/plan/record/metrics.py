@@ -333,13 +333,12 @@ def missing_run(told: str, folder: Path) -> str:
     return f"{told} by its sweep's file, but {folder} is not there: moved, or not copied along?"
 
 
-def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -> int:
+def start_attempt(paths: RunPaths, machine: dict[str, str]) -> int:
     """Note that a worker starts on this run; returns the attempt's number, from 0.
 
     Args:
         paths: the run folder.
         machine: fingerprint of what it was planned for.
-        process: how this one was made, where that is a choice.
     """
     attempt = len(read_attempts(paths))
     entry = {
@@ -348,7 +347,6 @@ def start_attempt(paths: RunPaths, machine: dict[str, str], process: str = "") -
         "host": socket.gethostname(),
         "started": time.time(),
         "machine": machine,
-        **({"process": process} if process else {}),
     }
     seal(paths.attempts)
     append_line(paths.attempts, json.dumps(entry))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from eke.common.errors import ChangedError, EkeError
 from eke.common.files import open_file, own_folder
-from eke.common.paths import PROCESS, RANK, RunPaths
+from eke.common.paths import RANK, RunPaths
 from eke.common.runtime import importing, lacking
 from eke.common.streams import open_streams
 from eke.hardware import environment
@@ -53,8 +53,7 @@ def main(arguments: list[str]) -> int:
     stop.listen()
     stop_with_supervisor()
     drop_settings_of_launchers()
-    # Of a forked worker nobody can tell: what it has imported came with it.
-    empty = None if "torch" in sys.modules else resident_bytes()
+    empty = resident_bytes()
     try:
         rank = int(os.environ.get(RANK, "0"))
         if rank:
@@ -76,7 +75,7 @@ def lead(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     if plan.probe:
         end_first()
     own = with_own_software(plan)
-    number = start_attempt(paths, own.machine, os.environ.get(PROCESS, ""))
+    number = start_attempt(paths, own.machine)
     metrics.seal(paths.metrics)
     try:
         check_software(plan, own)
