@@ -62,3 +62,12 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_paths_in_contributing_exist() -> None:
+    text = (REPO / "CONTRIBUTING.md").read_text()
+    paths = re.findall(
+        r"`((?:src|conf|tests|benchmarks|slurm|sweeps)/[\w./]+|[\w.]+\.(?:toml|txt))`", text
+    )
+    assert len(paths) > 30
+    assert not [path for path in paths if not (REPO / path).exists()]

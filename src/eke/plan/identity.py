@@ -28,6 +28,10 @@ PRESENTATION_KEYS = {
 and a limit of rows changes none that is read."""
 
 
+FORMER_VALUES: dict[str, Any] = {}
+"""Key path -> value at which a key that was added later changes nothing. At that value the key is
+not part of the identity, so that runs and sweeps from before it keep their names."""
+
 NUMERICS_VERSION = 2
 """Raise it when the same configuration and data would be trained by other mathematics: no run is
 then continued from a checkpoint of the old ones, nor answered from their records."""
@@ -63,6 +67,10 @@ def run_id(config: Mapping[str, Any], resolved: Mapping[str, Any], data_fingerpr
             node[group] = dict(node[group])
             node = node[group]
         node[key] = value
+    for path, former in FORMER_VALUES.items():
+        group, key = path.split(".")
+        if key in kept[group] and kept[group][key] == former:
+            kept[group] = {name: value for name, value in kept[group].items() if name != key}
     versions = {"schema": SCHEMA_VERSION, "numerics": NUMERICS_VERSION}
     content = {**versions, "config": kept, "data": data_fingerprint}
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]

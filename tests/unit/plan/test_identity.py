@@ -5,10 +5,11 @@ import dataclasses
 import functools
 import json
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.plan.cases import CPU, config_of, plan_config, plan_of
+from unit.plan.cases import CPU, GPU, config_of, plan_config, plan_of
 
 import eke.plan.planner.planner as making
 from eke.config.schema import (
@@ -24,7 +25,7 @@ from eke.config.schema import (
     Task,
 )
 from eke.config.schema.codec import make_converter
-from eke.plan.identity import canonical, changed_fingerprint, meaningful, run_id
+from eke.plan.identity import FORMER_VALUES, canonical, changed_fingerprint, meaningful, run_id
 
 # --- every key ----------------------------------------------------------------------------------
 
@@ -244,6 +245,27 @@ def test_golden() -> None:
     When it changes on purpose (a key added, removed or with a new meaning), put the new value here.
     """
     assert plan_config(synthetic_config()).run_id == "4fa459bbd77ddd3c"
+
+
+def test_recorded_runs_keep_their_ids() -> None:
+    """`run_ids.txt` holds the ids of an earlier version: finished runs must still be found.
+
+    A key that is added later belongs into `FORMER_VALUES`, unless it changes the training at its
+    default.
+    """
+    recorded = (Path(__file__).parents[2] / "frozen" / "run_ids.txt").read_text().splitlines()
+    rows = [row.split() for row in recorded]
+    changed = [row for row in rows if plan_of(*row[1:], device=GPU).run_id != row[0]]
+    assert changed == []
+
+
+def test_new_keys_count_only_away_from_their_former_value(monkeypatch) -> None:
+    content = make_converter().unstructure(synthetic_config())
+    before = run_id(content, {}, "d")
+    monkeypatch.setitem(FORMER_VALUES, "train.new_key", None)
+    content["train"] |= {"new_key": None}
+    assert run_id(content, {}, "d") == before
+    assert run_id(content, {"train.new_key": 3}, "d") != before
 
 
 def test_the_order_of_keys_does_not_count() -> None:
