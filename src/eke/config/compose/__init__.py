@@ -9,6 +9,7 @@ from eke.config.compose.hydra import (
     is_completion,
     is_for_hydra,
     launcher_of,
+    needs_sweep,
     run_hydra_flags,
     sweep_by_hydra,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "is_for_hydra",
     "is_set",
     "launcher_of",
+    "needs_sweep",
     "multirun",
     "run_hydra_flags",
     "split_arguments",

@@ -1,6 +1,16 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
-from eke.config.schema.config import SCHEMA_VERSION, VARIANTS, Config, register, resolve_attention
+from eke.config.schema.config import (
+    CLUSTER_GROUPS,
+    LAUNCH_GROUPS,
+    PRIVATE_GROUPS,
+    SCHEMA_VERSION,
+    VARIANTS,
+    Config,
+    register,
+    resolve_attention,
+    unused_in_cluster_groups,
+)
 from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,
     ENDINGS,
@@ -44,13 +54,11 @@ from eke.config.schema.resources import (
     Distributed,
     Engine,
     Exchange,
-    GpuRequest,
     Hardware,
     Launcher,
     Paths,
     PeerToPeer,
     Resources,
-    Slurm,
     Sweep,
     Tracker,
     TrackerMode,
@@ -94,6 +102,10 @@ from eke.config.schema.techniques import (
 )
 
 __all__ = [
+    "unused_in_cluster_groups",
+    "CLUSTER_GROUPS",
+    "LAUNCH_GROUPS",
+    "PRIVATE_GROUPS",
     "AUTO_ATTENTION",
     "DEFAULT_PER_DEVICE",
     "ENDINGS",
@@ -131,7 +143,6 @@ __all__ = [
     "FourBits",
     "GPT2Model",
     "GaLore",
-    "GpuRequest",
     "Hardware",
     "Hub",
     "Kernels",
@@ -166,7 +177,6 @@ __all__ = [
     "ScheduleFree",
     "Seq2SeqLM",
     "SequenceClassification",
-    "Slurm",
     "Sweep",
     "Switch",
     "Synthetic",
