@@ -1,5 +1,5 @@
 # make run      train the default model here (first: a virtual environment with what eke itself needs)
-# make setup    the rest: every optional library, and what tests and checks need
+# make setup    the rest: every optional library, what tests and checks need, and editors' JSON schemas
 # make demo     a sweep of 24 small runs here, some minutes on two cores, and its report
 # make test     what changed code must pass: all but the slow ones, two processes, no GPU
 # make test-all all of it but what needs a GPU      make test-gpu   only that
@@ -44,6 +44,7 @@ demo: $(CORE)
 	  echo; $(BIN)/eke report "$$(dirname "$$file")"
 
 setup: $(STAMP)
+	$(BIN)/eke schema .schemas > /dev/null
 
 # A stamp is written last: what was interrupted is done again. Only torch comes from TORCH_INDEX,
 # and without its dependencies: such an index holds few versions of them, not the ones pinned here.

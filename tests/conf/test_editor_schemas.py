@@ -1,4 +1,4 @@
-"""The committed schemas are what the code says; `EKE_UPDATE=1 pytest ...` writes them anew."""
+"""The schemas that `eke schema` writes, and the committed settings that refer to them."""
 
 import json
 import os
@@ -8,33 +8,24 @@ import pytest
 from support import REPO
 
 from eke.cli import main as command
+from eke.cli.schema import DEFAULT_FOLDER
 from eke.config.compose.catalogue import GROUPS, make_catalogue
 from eke.config.editor import as_text, editor_settings, make_schemas
 from eke.config.schema import Config, SequenceClassification, WSDSchedule
 from eke.config.schema.fields import field_docs, summary
 
-FOLDER = REPO / "docs" / "schemas"
 SETTINGS = REPO / ".vscode" / "settings.json"
 CATALOGUE = make_catalogue()
 SCHEMAS = make_schemas(CATALOGUE)
 
 
-def fresh_files() -> dict:
-    settings = editor_settings(SCHEMAS, "./docs/schemas", ["conf"])
-    texts = {FOLDER / f"{name}.json": as_text(schema) for name, schema in SCHEMAS.items()}
-    return {**texts, SETTINGS: json.dumps(settings, indent=2) + "\n"}
-
-
-def test_committed_files_are_up_to_date() -> None:
-    fresh = fresh_files()
+def test_committed_settings_are_up_to_date() -> None:
+    settings = editor_settings(SCHEMAS, f"./{DEFAULT_FOLDER}", ["conf"])
+    text = json.dumps(settings, indent=2) + "\n"
     if os.environ.get("EKE_UPDATE"):
-        for old in set(FOLDER.glob("*.json")) - set(fresh):
-            old.unlink()
-        for path, text in fresh.items():
-            path.write_text(text)
-    found = {path for path in fresh if path.exists() and path.read_text() == fresh[path]}
-    stale = sorted({*fresh, *FOLDER.glob("*")} - found)
-    assert not stale, "run EKE_UPDATE=1 pytest tests/conf/test_editor_schemas.py"
+        SETTINGS.write_text(text)
+    stale = "run EKE_UPDATE=1 pytest tests/conf/test_editor_schemas.py"
+    assert SETTINGS.read_text() == text, stale
 
 
 def test_every_file_of_options_has_one_schema() -> None:
@@ -42,7 +33,7 @@ def test_every_file_of_options_has_one_schema() -> None:
     matched = [file for globs in patterns.values() for glob in globs for file in REPO.glob(glob)]
     files = {*REPO.glob("conf/*/*.yaml"), *REPO.glob("sweeps/*.yaml"), REPO / "conf/config.yaml"}
     assert sorted(matched) == sorted(files)
-    assert all((REPO / schema).is_file() for schema in patterns)
+    assert {schema.rpartition("/")[2] for schema in patterns} == {f"{n}.json" for n in SCHEMAS}
 
 
 def properties_in(schema):
@@ -116,6 +107,12 @@ def test_schemas_of_an_installed_eke(here, capsys) -> None:
     assert written == {name: as_text(schema) for name, schema in SCHEMAS.items()}
 
 
+def test_they_go_where_the_committed_settings_look(here, capsys) -> None:
+    assert command(["schema"]) == 0
+    assert capsys.readouterr().out == SETTINGS.read_text()
+    assert len(list((here / ".schemas").iterdir())) == len(SCHEMAS)
+
+
 def test_schemas_know_the_users_own_options(here, capsys) -> None:
     folder = here / "my_conf" / "optimizer"
     folder.mkdir(parents=True)
@@ -148,10 +145,9 @@ def test_folders_elsewhere_are_named_in_full(here, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param([], "wants one folder", id="nothing"),
-        pytest.param(["a", "b"], "wants one folder", id="two"),
+        pytest.param(["a", "b"], "takes one folder", id="two"),
         pytest.param(["a", "--config-dir"], "needs a value", id="no value"),
-        pytest.param(["a", "--wrte"], "no such flag", id="flag"),
+        pytest.param(["a", "--wrte"], "is not an option", id="flag"),
         pytest.param(["a", "--config-dir", "nowhere"], "no such folder", id="no folder"),
         pytest.param(["file"], "is a file", id="file"),
         pytest.param(["file/below"], "Not a directory", id="below a file"),

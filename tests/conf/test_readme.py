@@ -2,7 +2,10 @@
 
 import os
 import re
+import subprocess
+from pathlib import Path
 
+from reference.links import anchors, links
 from support import REPO
 
 from eke.config.compose import help_text
@@ -45,23 +48,53 @@ def test_the_map_names_what_is_there() -> None:
         assert any(place.exists() for place in places), name
 
 
-PAGES = [README, REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]
-HISTORY = REPO / "docs" / "lab.md"
-"""Each entry names what was there on its day."""
+def pages() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
+        cwd=REPO, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [path for name in listed.stdout.splitlines() if (path := REPO / name).exists()]
 
 
-def test_files_that_are_named_are_there() -> None:
+PAGES = pages()
+HISTORY = REPO / "docs" / "lab"
+"""Each entry names the files of its day."""
+
+
+def test_files_that_are_named_exist() -> None:
     folders = "benchmarks|conf|containers|docs|results|slurm|src|sweeps|tests"
-    for page in set(PAGES) - {HISTORY}:
-        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/]+\.[a-z]+", page.read_text())
+    for page in PAGES:
+        if HISTORY in page.parents or page.name == "CHANGELOG.md":
+            continue
+        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/-]+\.[a-z]+", page.read_text())
         assert not [name for name in named if not (REPO / name).exists()], page.name
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_a_page_and_its_heading() -> None:
+    assert len(PAGES) > 50
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for link in links(page):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_pages_named_in_source_exist() -> None:
+    """Comments, help texts, sources of rules and option files name pages of docs."""
+    files = [
+        path
+        for folder in ("src", "conf", "tests", "benchmarks", "sweeps", "slurm", "containers")
+        for path in (REPO / folder).rglob("*")
+        if path.suffix in {".py", ".yaml", ".md", ".sh", ".sbatch", ".def"}
+    ]
+    named = {
+        (path.name, page)
+        for path in files
+        for page in re.findall(r"(?<![\w./-])docs/[\w/-]+\.md", path.read_text())
+    }
+    assert len(named) > 20
+    assert not [(name, page) for name, page in named if not (REPO / page).exists()]
 
 
 def test_paths_in_contributing_exist() -> None:

@@ -7,10 +7,13 @@ import itertools
 import json
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import REPO
+
+from eke.config.editor import write_schemas
 
 SERVER = shutil.which("yaml-language-server")
 pytestmark = [
@@ -23,15 +26,15 @@ PRESET = "# @package _global_\n"
 
 
 class Server:
-    """A language server over stdin and stdout, in this repository with its committed settings."""
+    """A language server over stdin and stdout, with the settings that `eke schema` prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Path) -> None:
         command = [SERVER, "--stdio"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO
         )
         self.numbers = itertools.count(1)
-        self.settings = json.loads((REPO / ".vscode" / "settings.json").read_text())
+        self.settings = write_schemas(schemas)
         self.settings |= {"yaml.schemaStore.enable": False, "yaml.validate": True}
         self.settings |= {"yaml.completion": True, "yaml.hover": True}
         self.problems: dict[str, list[dict[str, Any]]] = {}
@@ -115,8 +118,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server()
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("schemas"))
     yield server
     server.process.kill()
     server.process.communicate()

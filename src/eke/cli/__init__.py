@@ -22,7 +22,7 @@ eke: find, run and compare the training recipes that get the most out of your GP
                            (hardware=all: on every known GPU; eke plan --help)
   eke fit [overrides]      the fastest configuration that fits: rules and forecasts, then
                            a few short trials; written as an experiment (eke fit --help)
-  eke schema FOLDER        JSON schemas of the option files, for editors
+  eke schema [FOLDER]      JSON schemas of the option files, for editors
   eke doctor               what this machine has, and which options can run on it
                            (--json: for machines)
   eke status DIR           how far the runs of a sweep are, here or in a cluster

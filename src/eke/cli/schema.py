@@ -1,4 +1,4 @@
-"""`eke schema`: JSON schemas for editors, written into a folder, and the settings for them."""
+"""`eke schema`: write JSON schemas for editors and print the editor settings."""
 
 import json
 import sys
@@ -11,15 +11,18 @@ from eke.config.editor import write_schemas
 _FLAGS = ("--config-dir", "-cd")
 _FORM = "eke schema FOLDER"
 
+DEFAULT_FOLDER = ".schemas"
+"""Where .vscode/settings.json expects the schemas."""
+
 HELP = """\
-usage: eke schema [-h] [--config-dir CONF] FOLDER
+usage: eke schema [-h] [--config-dir CONF] [FOLDER]
 
-Writes JSON schemas of the option files into FOLDER, and prints the settings with which an editor's
-YAML language server completes and checks option files by them (docs/editor.md).
+Write JSON schemas of the option files to FOLDER, and print the settings with which an editor's YAML
+language server completes and checks option files (docs/how-to/editor.md).
 
-  FOLDER             is made where it is missing
-  --config-dir CONF  your own options: schemas know them, and their files are checked
-  -h, --help         this
+  FOLDER             created if missing; default: .schemas
+  --config-dir CONF  folder with your own options, included in the schemas
+  -h, --help         show this help
 """
 
 
@@ -56,10 +59,11 @@ def _read(arguments: list[str]) -> tuple[Path, Path | None]:
             config_dir = value
         elif word.startswith("-"):
             fix = f"{_FORM} --config-dir CONF"
-            raise ConfigError(Problem(word, value, "there is no such flag of eke schema", fix))
+            raise ConfigError(Problem(word, value, "is not an option of eke schema", fix))
         else:
             folders.append(word + equals + value)
-    if len(folders) != 1:
-        why = "wants one folder, into which it writes"
+    if len(folders) > 1:
+        why = "takes one folder"
         raise ConfigError(Problem("eke schema", " ".join(folders), why, _FORM))
-    return user_path(folders[0]), user_path(config_dir) if config_dir else None
+    folder = folders[0] if folders else DEFAULT_FOLDER
+    return user_path(folder), user_path(config_dir) if config_dir else None

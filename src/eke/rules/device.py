@@ -76,7 +76,7 @@ RULES = (
         value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
         fix=lambda f: "hardware=auto   (or add plan_only=true)",
-        source="docs/forecast.md",
+        source="docs/how-to/forecast.md",
     ),
     Rule(
         id="pinning_needs_cuda",

@@ -19,12 +19,15 @@ from eke.launch.processes.running_run import LiveRun
         (errno.ENOSPC, "cannot be written: No space left on device"),
     ],
 )
-def test_a_worker_that_cannot_be_started_frees_its_folder(number, words, paths, plan) -> None:
-    def start(_):
+def test_a_worker_that_cannot_be_started_frees_its_folder(
+    number, words, paths, plan, monkeypatch
+) -> None:
+    def start(*_, **__):
         raise OSError(number, os.strerror(number))
 
+    monkeypatch.setattr("subprocess.Popen", start)
     with pytest.raises(RunError, match=words):
-        LiveRun(plan, Place(paths, None, ""), 1, start=start)
+        LiveRun(plan, Place(paths, None, ""), 1)
     with claim(paths):
         pass
 

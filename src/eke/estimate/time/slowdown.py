@@ -13,7 +13,7 @@ from eke.estimate.time.values import Span, StepTime, Unknown
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep, Record
 
-SOURCE = "the time model's estimate for this device, {} (docs/forecast.md)"
+SOURCE = "the time model's estimate for this device, {} (docs/how-to/forecast.md)"
 
 
 def slowdown(now: Plan, changed: Plan) -> tuple[float, str] | None:

@@ -172,7 +172,7 @@ of 8B, 1.95 and 2.9 by regions."""
 
 CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and
-35.8 (docs/lab.md)."""
+35.8 (docs/lab/recipes.md)."""
 
 
 def compile_seconds(plan: Plan) -> float:

@@ -7,8 +7,8 @@ What a library's own code does, to the byte; scalar step counters are left out.
 
 What optimizers need while they step, beside their state: gone when the step is over.
 
-Multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab.md) and read from each
-library; kernels of a GPU that need none have 0 as their low end.
+Multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab/memory.md) and read from
+each library; kernels of a GPU that need none have 0 as their low end.
 
 The description of every option of the group `optimizer`.
 """

@@ -358,8 +358,8 @@ def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
     """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
 
     That is the one with the longest rows, the second where all are as long; once alone, since
-    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. docs/lab.md
-    says what it costs. Compiled code is looked into as it runs, but for its layers' calls: hooks
+    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. Its cost is in
+    docs/lab/memory.md. Compiled code is looked into as it runs, but for its layers' calls: hooks
     would be compiled with it. A step in which the compiler ran or memory was
     measured, at whatever point of the run, is marked: it is no steady step.
     """

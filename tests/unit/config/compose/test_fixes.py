@@ -11,7 +11,7 @@ from eke.common.errors import ConfigError, Problem
 from eke.config.compose import Composed, compose, split_arguments
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.overrides import find_problems
-from eke.config.foreign_names import RETIRED, Retired, find_retired
+from eke.config.foreign_names import Retired, find_retired, retired_names
 from eke.rules.rule import find_limit_problems
 
 CATALOGUE = make_catalogue()
@@ -257,7 +257,7 @@ def typed_words(row: Retired) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_no_retired_name_is_a_real_one() -> None:
-    for name in RETIRED:
+    for name in retired_names():
         group, _, option = name.partition("=")
         alive = option in CATALOGUE.options[group] if option else name in CATALOGUE.keys
         assert not alive, f"{name} exists now: remove its row"
@@ -265,7 +265,7 @@ def test_no_retired_name_is_a_real_one() -> None:
 
 
 def test_every_row_has_one_problem_with_a_reason_and_its_fix() -> None:
-    for row in RETIRED.values():
+    for row in retired_names().values():
         for typed, wanted in typed_words(row):
             (problem, *others) = find_problems(typed, CATALOGUE)
             assert not others, typed
@@ -277,7 +277,7 @@ def test_every_row_has_one_problem_with_a_reason_and_its_fix() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("files")
 def test_every_fix_composes_and_sets_what_it_names() -> None:
-    fixes = {p.fix for row in RETIRED.values() for typed, _ in typed_words(row)
+    fixes = {p.fix for row in retired_names().values() for typed, _ in typed_words(row)
              for p in find_problems(typed, CATALOGUE) if p.fix}  # fmt: skip
     for fix in sorted(fixes):
         composed = after_fixes(*shlex.split(fix))
@@ -300,5 +300,5 @@ def test_names_of_the_trainer_are_fields_of_its_arguments() -> None:
         "save_safetensors",
     }  # fmt: skip
     there = {field.name for field in dataclasses.fields(TrainingArguments)}
-    trainers = {row.name for row in RETIRED.values() if "Trainer" in row.owner}
+    trainers = {row.name for row in retired_names().values() if "Trainer" in row.owner}
     assert trainers - there - removed == set()
