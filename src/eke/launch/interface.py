@@ -9,12 +9,13 @@ from typing import NamedTuple, Protocol, cast
 from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
-from eke.config.schema import Config, unused_in_cluster_groups
+from eke.config.schema import Config, unused_cluster_overrides
 from eke.hardware import Device, choose
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.plan.planner import Plan
+
 
 class Target(NamedTuple):
     """What a run is planned for."""
@@ -99,7 +100,7 @@ class Launcher(Protocol):
 
     def unused(self, overrides: Sequence[str]) -> list[str]:
         """Warnings about overrides that have no effect with this launcher."""
-        return unused_in_cluster_groups(overrides, self.name)
+        return unused_cluster_overrides(overrides, self.name)
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
         """The folder of a run, and the final record in it; `old` as in `find_place`."""

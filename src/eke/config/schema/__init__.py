@@ -9,7 +9,7 @@ from eke.config.schema.config import (
     Config,
     register,
     resolve_attention,
-    unused_in_cluster_groups,
+    unused_cluster_overrides,
 )
 from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,
@@ -102,15 +102,14 @@ from eke.config.schema.techniques import (
 )
 
 __all__ = [
-    "unused_in_cluster_groups",
-    "CLUSTER_GROUPS",
-    "LAUNCH_GROUPS",
-    "PRIVATE_GROUPS",
     "AUTO_ATTENTION",
+    "CLUSTER_GROUPS",
     "DEFAULT_PER_DEVICE",
     "ENDINGS",
     "FSDP",
+    "LAUNCH_GROUPS",
     "MAX_STEPS",
+    "PRIVATE_GROUPS",
     "SCHEMA_VERSION",
     "SGD",
     "VARIANTS",
@@ -193,4 +192,5 @@ __all__ = [
     "WeightsPlace",
     "register",
     "resolve_attention",
+    "unused_cluster_overrides",
 ]

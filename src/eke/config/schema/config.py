@@ -153,7 +153,7 @@ def register() -> None:
             store.store(group=f"schema/{group}", name=name, node=variant, provider="eke")
 
 
-def unused_in_cluster_groups(overrides: Sequence[str], launcher: str = "local") -> list[str]:
+def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
     """Warnings about overrides that only the launcher of a cluster reads.
 
     Args:

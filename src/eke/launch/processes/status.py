@@ -140,9 +140,7 @@ def stand(
             silent=job.silent, step_s=step_s,
         )  # fmt: skip
     if job.waits_for:
-        return Standing(
-            paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name
-        )
+        return Standing(paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name)
     if job.silent:
         return Standing(
             paths, label, UNKNOWN, done, total, last, where=job.where, silent=job.silent

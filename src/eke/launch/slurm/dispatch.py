@@ -234,7 +234,7 @@ class Cluster(StartedSweep):
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
                 self.begin(job, element, seen)
             elif phase is Phase.waits:
-                self.wait(job, element, seen)
+                self.note_waiting(job, element, seen)
             # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
             return phase is Phase.runs and self.is_done(job)
         self.missed[job.number] = self.missed.get(job.number, 0) + 1
@@ -260,7 +260,7 @@ class Cluster(StartedSweep):
         job.live, job.where = ClusterRun(job.plan, place, element), seen.node
         self.books.started(job)
 
-    def wait(self, job: Job, element: str, seen: Element) -> None:
+    def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
