@@ -21,6 +21,8 @@ from eke.common.errors import ConfigError, Problem
 from eke.common.masking import masked
 from eke.common.paths import conf_folder, user_path
 from eke.config.compose.catalogue import (
+    LABELS,
+    SECRET_FIX,
     Catalogue,
     admits,
     closest,
@@ -35,8 +37,6 @@ from eke.config.compose.suggest import completed, nearest_key
 from eke.config.foreign_names import find_retired
 from eke.config.schema import VARIANTS, Config
 
-INSTEAD = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
-
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     """A problem for each key, as typed or nested, whose text holds a secret."""
@@ -44,7 +44,7 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     masked(config, found=found)
     why = "holds a secret, which files that others read would hold, and trackers"
     fixes = {"tracker.uri": "tracker.uri=null   (and: export MLFLOW_TRACKING_URI=...)"}
-    return [Problem(key, text, why, fixes.get(key, INSTEAD)) for key, text in found.items()]
+    return [Problem(key, text, why, fixes.get(key, SECRET_FIX)) for key, text in found.items()]
 
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
@@ -247,9 +247,6 @@ def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
 
 
 _FLAG = "--config-dir"
-
-LABELS = ("model", "precision", "memory", "dataloader", "slurm")
-"""Groups in which `option` only names a set of values: a user's file may have its own name."""
 
 GLOBAL = ("experiment", "recipe")
 """Groups whose files have the keys of the whole configuration."""
