@@ -10,7 +10,7 @@ from eke.common.errors import ConfigError, EkeError, Problem
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
-from eke.hardware import Device, choose
+from eke.hardware import Device, choose_device
 from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
@@ -142,9 +142,14 @@ def find_launcher(name: str) -> Launcher:
     """The launcher of an option of `hydra/launcher`; nothing is imported before it is needed.
 
     Raises:
-        EkeError: there is none of this name, or it cannot be imported.
+        ConfigError: there is none of this name.
+        EkeError: it cannot be imported.
     """
-    return cast(Launcher, load_plugin(LAUNCHERS, name)())
+    found = load_plugin(LAUNCHERS, name)
+    if found is None:
+        why = f"there is none of this name: {', '.join(plugin_names(LAUNCHERS))}"
+        raise ConfigError(Problem("hydra/launcher", name, why))
+    return cast(Launcher, found())
 
 
 def launchers_of(paths: RunPaths) -> list[str]:
@@ -181,7 +186,7 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
         ConfigError: nothing says what they have, and this machine has no GPU to go by.
     """
     option = config.hardware.option
-    found, _ = choose(option)
+    found, _ = choose_device(option)
     if option == "auto" and found.kind == "cpu":
         why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
         raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))

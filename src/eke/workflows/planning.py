@@ -34,7 +34,7 @@ from eke.estimate.memory import (
     what_makes_room,
 )
 from eke.estimate.time import slowdown
-from eke.hardware import Device, choose
+from eke.hardware import Device, choose_device
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -78,7 +78,7 @@ def plan_for(
         ConfigError: every rule it breaks.
     """
     if launcher is None:
-        device, reason = choose(composed.config.hardware.option)
+        device, reason = choose_device(composed.config.hardware.option)
         num_nodes = machines_at_hand()
     else:
         device, reason, num_nodes = launcher.target(composed.config)

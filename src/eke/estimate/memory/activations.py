@@ -24,7 +24,6 @@ from eke.models.sizes import (
     Role,
     Tokens,
     Weight,
-    algorithm,
     describe,
     flat_pieces,
     has_master,
@@ -83,7 +82,7 @@ def singular_vectors(config: Config, parts: tuple[Weight, ...]) -> int:
 
     Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
     """
-    if not algorithm(config.optimizer).keeps_singular_vectors:
+    if not describe(config.optimizer).keeps_singular_vectors:
         return 0
     rank, number = projection_rank(config), weight_bytes(config)
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]

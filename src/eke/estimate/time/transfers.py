@@ -40,7 +40,6 @@ from eke.models.sizes import (
     Structure,
     Tokens,
     Weight,
-    algorithm,
     describe,
     training_structure,
 )
@@ -406,7 +405,7 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 def _flops(plan: Plan, contents: Contents) -> float:
     """Matrix multiplications inside an update."""
-    count = algorithm(plan.config.optimizer).count_flops
+    count = describe(plan.config.optimizer).update_flops
     if count is None:
         return 0.0
     return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)

@@ -10,7 +10,7 @@ from eke.common.errors import BusyError, EkeError
 from eke.common.paths import SHARED_DEVICE, SweepPaths
 from eke.common.process_env import machines_at_hand
 from eke.config.schema import Config
-from eke.hardware import choose
+from eke.hardware import choose_device
 from eke.launch.interface import Launcher, StartedSweep, Target
 from eke.launch.local.devices import Devices, Grant, Room, find_devices, start_what_fits
 from eke.launch.processes.run_dir import Place
@@ -251,7 +251,7 @@ class LocalLauncher(Launcher):
 
     def target(self, config: Config) -> Target:
         """The device of this machine, or the one that `hardware` declares."""
-        return Target(*choose(config.hardware.option), machines_at_hand())
+        return Target(*choose_device(config.hardware.option), machines_at_hand())
 
     def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
         """Make the pool; its runs start in `wait`."""
