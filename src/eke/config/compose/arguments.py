@@ -22,6 +22,8 @@ from eke.common.masking import masked
 from eke.common.paths import conf_folder, user_path
 from eke.common.plugins import load_plugin
 from eke.config.compose.catalogue import (
+    LABELS,
+    SECRET_FIX,
     Catalogue,
     admits,
     closest,
@@ -36,10 +38,6 @@ from eke.config.compose.suggest import completed, nearest_key
 from eke.config.foreign_names import find_retired
 from eke.config.schema import VARIANTS, Config
 
-INSTEAD = Fix(
-    remark="export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
-)
-
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     """A problem for each key, as typed or nested, whose text holds a secret."""
@@ -47,7 +45,10 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     masked(config, found=found)
     why = "holds a secret, which files that others read would hold, and trackers"
     fixes = {"tracker.uri": Fix("tracker.uri=null", remark="and: export MLFLOW_TRACKING_URI=...")}
-    return [Problem(key, text, why, fixes.get(key, INSTEAD)) for key, text in found.items()]
+    return [
+        Problem(key, text, why, fixes.get(key, Fix(remark=SECRET_FIX)))
+        for key, text in found.items()
+    ]
 
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
@@ -251,9 +252,6 @@ def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
 
 _FLAG = "--config-dir"
 CORRECT_FILE = Fix(remark="correct this file")
-
-LABELS = ("model", "precision", "memory", "dataloader", "slurm")
-"""Groups in which `option` only names a set of values: a user's file may have its own name."""
 
 GLOBAL = ("experiment", "recipe")
 """Groups whose files have the keys of the whole configuration."""

@@ -50,6 +50,12 @@ GROUPS: dict[str, str] = {
 }
 """What each group decides, in the order of the help page (a group that is not here comes last)."""
 
+LABELS = ("model", "precision", "memory", "dataloader", "slurm")
+"""Groups in which `option` only names a set of values: a user's file may have its own name."""
+
+SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
+"""How to pass a secret without typing it as the value of a key."""
+
 FIXED_FIELDS = ("option", "family")
 """Fields that only an option's own file sets."""
 

@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
+from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import INFO_VALUES, Arguments
 from eke.config.compose.catalogue import (
     Catalogue,
@@ -172,17 +173,18 @@ def _where(asked: str, package: str, arguments: Arguments) -> Fix:
 Job = Callable[[tuple[str, ...], Path | None], float | None]
 """Overrides and the user's folder -> the objective; what it raises, Hydra sees."""
 
-OWN = {"hydra/launcher": ("local", "slurm"), "hydra/sweeper": ("eke",)}
-"""What eke does itself, without Hydra."""
+OWN = ("hydra/launcher", "hydra/sweeper")
+"""Groups with options that eke implements, which Hydra does not know."""
+
+LOCAL, SWEEPER = "local", "eke"
+"""Options of these groups that need not be given."""
 
 PACKAGES = {
     "hydra/launcher": {
         "joblib": "hydra-joblib-launcher",
         "ray": "hydra-ray-launcher",
-        "ray_aws": "hydra-ray-launcher",
         "rq": "hydra-rq-launcher",
-        "submitit_local": "hydra-submitit-launcher",
-        "submitit_slurm": "hydra-submitit-launcher",
+        "submitit": "hydra-submitit-launcher",
     },
     "hydra/sweeper": {
         "ax": "hydra-ax-sweeper",
@@ -190,7 +192,7 @@ PACKAGES = {
         "optuna": "hydra-optuna-sweeper",
     },
 }
-"""Option -> the package that brings it (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
+"""Option, or its start up to `_` -> its package (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
@@ -199,14 +201,22 @@ def is_for_hydra(overrides: Sequence[str]) -> bool:
 
 
 def launcher_of(overrides: Sequence[str]) -> str:
-    """Which of eke's own launchers is typed; `local` where none is."""
+    """Option of `hydra/launcher`; `local` by default."""
     typed = [text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")]
-    return typed[-1] if typed else OWN["hydra/launcher"][0]
+    return typed[-1] if typed else LOCAL
+
+
+def needs_sweep(overrides: Sequence[str]) -> bool:
+    """Whether the launcher starts even a single run as a sweep of one: all but `local` do."""
+    launcher = launcher_of(overrides)
+    return launcher != LOCAL and has_plugin(LAUNCHERS, launcher)
 
 
 def _is_foreign(text: str) -> bool:
     group, _, option = text.partition("=")
-    return group in OWN and option not in OWN[group]
+    if group == OWN[0]:
+        return not has_plugin(LAUNCHERS, option)
+    return group == OWN[1] and option != SWEEPER
 
 
 def _is_setting(text: str) -> bool:
@@ -225,10 +235,10 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
     sweepers = [t for t in overrides if t.startswith("hydra/sweeper=") and _is_foreign(t)]
-    if launcher_of(overrides) == "slurm" and sweepers:
+    if needs_sweep(overrides) and sweepers:
+        launcher = launcher_of(overrides)
         why = f"takes runs from eke's own sweeper only, and {sweepers[-1]} is one of Hydra's"
-        fix = Fix("hydra/launcher=submitit_slurm")
-        problems.append(Problem("hydra/launcher", "slurm", why, fix))
+        problems.append(Problem("hydra/launcher", launcher, why, Fix("hydra/sweeper=eke")))
     if problems:
         raise ConfigError(problems)
     register()
@@ -295,13 +305,13 @@ def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
-    package = PACKAGES[group].get(option)
+    package = PACKAGES[group].get(option.split("_")[0])
     if package:
         return Problem(group, option, "is not installed", Fix(remark=f"pip install {package}"))
-    own = OWN[group][0]
-    options = [*OWN[group], *known, *PACKAGES[group]]
+    own = plugin_names(LAUNCHERS) if group == OWN[0] else [SWEEPER]
+    options = [*own, *known, *PACKAGES[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
-    return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own}"))
+    return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))
 
 
 def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:

@@ -24,11 +24,15 @@ from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
-from eke.config.schema import Config, GpuRequest, Slurm
+from eke.config.schema import Config
+from eke.config.schema.slurm import GpuRequest, Slurm
 from eke.launch.processes.nodes import ALONE_S
 from eke.launch.processes.sweep import are_in_vain
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
+
+NAME = "slurm"
+"""Of this launcher: option of `hydra/launcher`, its files and folders."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
@@ -297,18 +301,18 @@ def put_back(tickets: Mapping[RunPaths, Ticket | None]) -> None:
             if ticket:
                 write_ticket(paths, ticket)
             else:
-                paths.ticket.unlink()
+                paths.ticket(NAME).unlink()
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
     """Note a run's newest job in its folder."""
-    write_json(paths.ticket, asdict(ticket))
+    write_json(paths.ticket(NAME), asdict(ticket))
 
 
 def read_ticket(paths: RunPaths) -> Ticket | None:
     """A run's newest job; None where there is none, or nobody can read it any more."""
     try:
-        ticket = Ticket(**read_json(paths.ticket, RECORD_LIMIT))
+        ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT))
     except (OSError, ValueError, TypeError):
         return None
     return ticket if isinstance(ticket.submission, str) else None

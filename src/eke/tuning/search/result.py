@@ -19,6 +19,7 @@ from eke.common.paths import conf_folder, program
 from eke.config.compose import Composed, compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import PRESETS
+from eke.config.schema import LAUNCH_GROUPS
 from eke.config.schema.codec import make_converter
 from eke.plan.record import Outcome
 from eke.tuning.search.candidates import Candidate, Candidates, Numerics
@@ -203,7 +204,7 @@ def fit_of(
 MADE_BY = "eke fit"
 """In the first lines of a file that may be written over."""
 
-OF_THE_PLACE = ("hardware", "launcher", "resources", "slurm", "paths", "sweep", "tracker")
+OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
 """Sections that say where and how a run is started: the next one may be started elsewhere."""
 
 MAX_MISSING = 20
