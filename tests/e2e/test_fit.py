@@ -123,7 +123,7 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
         pytest.param(["--name", "no good"], "letters, digits", id="name"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
         pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
-        pytest.param(["seed=1,2"], "type one, or leave it out", id="a sweep"),
+        pytest.param(["seed=1,2"], "type one, or remove it", id="a sweep"),
         pytest.param(
             ["--name", "a", "-m", "seed=1"],
             "eke fit --config-dir mine --name a seed=1",

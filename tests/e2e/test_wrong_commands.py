@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "detached from this machine": (
         "-m seed=0,1 launcher.detach=true",
-        "ends with the process that watches over it",
+        "end with the process that watches over them",
         "hydra/launcher=slurm",
     ),
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),

@@ -12,7 +12,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
 from eke.common.text import format_number
@@ -185,7 +185,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
 def _unwritable(folder: Path, error: OSError) -> Problem:
     """Somebody else's runs, or an archive, are read all the same."""
     why = f"the report's files cannot be written there: {error.strerror or error}"
-    fix = "--output FOLDER   (or --formats none)"
+    fix = Fix(remark="--output FOLDER   (or --formats none)")
     return Problem("--output", str(folder), why, fix, passing=True)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from eke.common.masking import masked
 from eke.config import schema
+from eke.config.schema import PRIVATE_GROUPS
 from eke.plan.record import Record
 
 Value = float | int | str
@@ -78,7 +79,7 @@ class Untracked:
         """Nothing."""
 
 
-OF_SLURM = re.compile(r"\+*slurm[.=]")
+PRIVATE = re.compile(rf"\+*({'|'.join(PRIVATE_GROUPS)})[.=]")
 SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
 
 
@@ -90,14 +91,14 @@ def shown_of(
 ) -> dict[str, Any]:
     """Overrides, command and configuration for trackers, as fields of a TrackedRun.
 
-    Secrets are masked, and the group `slurm` is omitted: its shell lines are private.
+    Secrets are masked, and groups with private shell lines are omitted.
     """
-    typed, whole = ([w for w in words if not OF_SLURM.match(w)] for words in (overrides, command))
+    typed, whole = ([w for w in words if not PRIVATE.match(w)] for words in (overrides, command))
     return {
         "name": " ".join(masked(typed)) or "defaults",
         "notes": shlex.join(masked(whole)),
-        "factors": {key: option for key, option in factors.items() if key != "slurm"},
-        "config": masked({key: value for key, value in config.items() if key != "slurm"}),
+        "factors": {key: option for key, option in factors.items() if key not in PRIVATE_GROUPS},
+        "config": masked({k: value for k, value in config.items() if k not in PRIVATE_GROUPS}),
     }
 
 

@@ -437,7 +437,7 @@ def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minu
     told = [n for n in compare_runs([folder]).notes if "before or after the baseline's" in n]
     assert bool(told) == bool(apart)
     if told:
-        assert f"a repeat of precision=bf16 was measured {apart} min apart" in told[0]
+        assert f"a repeat of precision=bf16 was measured {apart} min before" in told[0]
 
 
 def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):

@@ -24,7 +24,9 @@ def test_what_pays_is_said_with_its_interval_its_memory_and_its_loss(tmp_path):
         "precision=bf16 is fastest: 2.30x the samples/s of precision=fp32 at 0.50x its peak "
         "memory; eval loss equal."
     )
-    assert second.startswith("precision=bf16 takes the least memory: 0.50x the peak of the baseline")
+    assert second.startswith(
+        "precision=bf16 takes the least memory: 0.50x the peak of the baseline"
+    )
 
 
 def test_without_repeats_nothing_is_claimed(tmp_path):
@@ -158,7 +160,10 @@ def test_those_that_cannot_be_told_apart_are_named(tmp_path):
         ([Run(outcome="not run")], "No run has succeeded yet"),
         ([Run(outcome="oom", speed=None, peak=None, loss=None)], "No run succeeded"),
         ([Run()], "Only one configuration succeeded"),
-        ([Run({"precision": p}, speed=None) for p in ("fp32", "bf16")], "No comparable speed was measured"),
+        (
+            [Run({"precision": p}, speed=None) for p in ("fp32", "bf16")],
+            "No comparable speed was measured",
+        ),
     ],
 )
 def test_with_little_there_is_little_to_say(tmp_path, runs, text):

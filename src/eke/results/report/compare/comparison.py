@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.results.report.compare.curves import (
     MARGIN,
@@ -70,7 +70,7 @@ def choose_baselines(
     if asked and not meant:
         example = _example(variants)
         why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
-        raise ConfigError(Problem("--baseline", asked, why, f"--baseline {example}"))
+        raise ConfigError(Problem("--baseline", asked, why, Fix(remark=f"--baseline {example}")))
     chosen: dict[str, Variant] = {}
     notes: list[str] = []
     for machine in machines:
@@ -78,7 +78,7 @@ def choose_baselines(
         good = [v for v in here if v.records]
         if asked and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
-            fix = f"--baseline {_spelled(here[0], keys, variants)}"
+            fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
             raise ConfigError(Problem("--baseline", asked, why, fix))
         if good:
             chosen[machine.letter] = good[0]
@@ -337,7 +337,7 @@ def _factors_of(by: str, keys: Sequence[str]) -> Sequence[str]:
         return keys
     if by not in keys:
         why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
-        fix = f"--by {closest(by, keys) or keys[0]}" if keys else "omit --by"
+        fix = Fix(remark=f"--by {closest(by, keys) or keys[0]}" if keys else "omit --by")
         raise ConfigError(Problem("--by", by, why, fix))
     return [by]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.config import schema
 from eke.plan.record import Record, metrics
 from eke.results.report.compare import Comparison
@@ -144,7 +144,9 @@ def _only(what: str, values: list[str]) -> str:
         names = ", ".join(name or "the account's default" for name in found)
         named = next(name for name in found if name)
         why = f"the runs are filed under {len(found)} of them: {names}"
-        raise ConfigError(Problem(f"tracker.{what}", "", why, f"eke report ... --{what} {named}"))
+        raise ConfigError(
+            Problem(f"tracker.{what}", "", why, Fix(remark=f"eke report ... --{what} {named}"))
+        )
     return found[0] if found else ""
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
@@ -63,7 +63,7 @@ def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
             continue
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            problems.append(Problem("DIR", argument, why, "eke sync runs"))
+            problems.append(Problem("DIR", argument, why, Fix(remark="eke sync runs")))
             continue
         for hit in hits:
             key = hit.paths.folder.resolve()
