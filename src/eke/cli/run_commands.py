@@ -16,7 +16,7 @@ from typing import Any
 
 from eke import workflows
 from eke.cli.status_format import counted, own_words, run_name, silence
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import (
     READ_LIMIT,
     Refused,
@@ -81,8 +81,8 @@ def retry(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # the command of another user's run is no advice
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
         why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
-        fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
-        raise ConfigError(Problem("DIR", str(folder), why, fix))
+        again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
+        raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again)))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
@@ -120,7 +120,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
         why = f"{error.strerror}, and the command in it can run any program with your rights"
-        fix = f"{again}   (after less {shlex.quote(str(file))})"
+        fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
         raise ConfigError(Problem("DIR", error.filename, why, fix)) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise EkeError(

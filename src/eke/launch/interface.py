@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
 from eke.config.schema import Config, unused_cluster_overrides
@@ -189,7 +189,8 @@ def declared_target(config: Config, num_nodes: int = 1) -> Target:
     found, _ = choose_device(option)
     if option == "auto" and found.kind == "cpu":
         why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
-        raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
+        fix = Fix("hardware=h100", remark="or hardware=cpu")
+        raise ConfigError(Problem("hardware", option, why, fix))
     is_gpu = found.kind == "cuda"
     note = f"{found.name}: what hardware={option} says the nodes have"
     device = replace(

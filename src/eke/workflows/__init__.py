@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import eke
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import program
 from eke.common.process_env import check_started_ranks, check_started_tasks
 from eke.config.compose import (
@@ -96,7 +96,7 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
     if pooled:
         reason = "is for the runs of a sweep, and this is a single run"
-        command = f"{program()} -m {shlex.join(composed.overrides)}"
+        command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         plan = plan_for(composed, planning=True, means=Means(trace=trace))

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import write_atomic, write_json
 from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
-from eke.config.compose import Arguments, Composed, compose, launcher_of, multirun
+from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time
@@ -317,7 +317,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
 
 ONE_VALUE = (
     "a search starts from one value and tries others by itself (of precision with --numerics "
-    "mixed): type one, or leave it out"
+    "mixed): type one, or remove it"
 )
 
 
@@ -335,9 +335,9 @@ def prepare(wish: Wish) -> Fitting:
     try:
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
     except ConfigError as error:
-        swept = [p for p in error.problems if p.fix.startswith(multirun())]
+        swept = [p for p in error.problems if p.fix.is_sweep]
         rest = [p for p in error.problems if p not in swept]
-        one = [Problem(p.path, p.value, ONE_VALUE) for p in swept]
+        one = [Problem(p.key, p.value, ONE_VALUE) for p in swept]
         raise ConfigError(one + rest) from error
     refuse_what_is_searched(composed)
     if problem := cannot_detach(composed.config, launcher):
@@ -346,7 +346,7 @@ def prepare(wish: Wish) -> Fitting:
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         raise ConfigError(
-            Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
+            Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
         )
     option = wish.name or usual_name(baseline.choices["model"], wish)
     place_of_option = free_path if not composed.config.plan_only else own_path
@@ -383,7 +383,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
         why = "nothing that could be tried fits into memory"
         if not found.too_large:
             why = f"rules refuse all that could be tried: {rules}"
-        fix = f"eke plan --why {' '.join(composed.overrides)}"
+        fix = Fix(remark=f"eke plan --why {' '.join(composed.overrides)}")
         raise ConfigError(Problem("eke fit", "", why, fix))
     if len(found.found) > 1 or found.first is None:
         return
@@ -391,7 +391,9 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
     why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
-    fix = f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
+    fix = Fix(
+        remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
+    )
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
@@ -429,22 +431,21 @@ def refuse_what_is_no_start(wish: Wish) -> None:
     """
     arguments = wish.arguments
     one = "and a search starts from one configuration"
-    typed = shlex.join(arguments.overrides)
     problems = []
     if arguments.multirun:
         without = [word for word in wish.command if word not in ("-m", "--multirun")]
-        fix = shlex.join(["eke", "fit", *without])
+        fix = Fix(remark=shlex.join(["eke", "fit", *without]))
         problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
     if arguments.hydra_flags:
         flag, *values = arguments.hydra_flags
         question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
         why = "is a question about one configuration, and a search has many"
-        problems.append(Problem(flag, " ".join(values), why, f"{program()} {question}"))
+        problems.append(Problem(flag, " ".join(values), why, Fix(remark=f"{program()} {question}")))
     for text in arguments.overrides:
         key, _, value = text.lstrip("+").partition("=")
         if (key == "sweep" and value != "none") or key.startswith("sweep."):
             why = f"is about a set of runs, {one}"
-            problems.append(Problem(key, value, why, f"{program()} -m {typed}"))
+            problems.append(Problem(key, value, why, Fix("-m", *arguments.overrides)))
     if problems:
         raise ConfigError(problems)
 
@@ -490,7 +491,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
     for key, (wanted, why) in meant_otherwise.items():
         if wanted:
             usual = type(wanted)()  # False of a switch, 0 of a number
-            raise ConfigError(Problem(key, str(wanted).lower(), why, f"{key}={usual}".lower()))
+            raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
 
 
 def expected_step_s(plan: Plan) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import (
     is_first,
     let_rank_0_speak,
@@ -25,7 +25,6 @@ from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
     Trial,
-    as_text,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
@@ -161,7 +160,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
     try:
         return permitted(facts, lenient)
     except ConfigError as error:
-        if any(problem.rule not in BY_SIZE for problem in error.problems):
+        if any(problem.id not in BY_SIZE for problem in error.problems):
             raise
         try:
             smallest = plan_of(permitted(facts, lenient=True)[0])
@@ -183,7 +182,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     remark = f"{format_bytes(advice.forecast.best.expected)} expected"
     if not advice.keeps:
         remark += ", another training"
-    return replace(problem, fix=f"{as_text(advice)}   ({remark})")
+    return replace(problem, fix=Fix(*advice.overrides, remark=remark))
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:

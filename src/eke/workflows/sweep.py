@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import SweepPaths
 from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.text import align, format_bytes, format_number, format_seconds
@@ -266,7 +266,7 @@ def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:
     others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
     other = next(each.name for each in others if each.can_detach)
     why = "this launcher's runs end with the process that watches over them"
-    fix = f"hydra/launcher={other}   (or start it under tmux or nohup)"
+    fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
     return Problem("launcher.detach", "true", why, fix)
 
 
@@ -443,7 +443,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         if cell.outcome == Outcome.refused.name
     ]
     if refused and expanded.strict:
-        fix = "sweep.strict=false runs the others"
+        fix = Fix("sweep.strict=false", remark="runs the others")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 

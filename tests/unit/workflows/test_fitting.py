@@ -101,8 +101,8 @@ def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(f"{key}={value}"))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.value) == (key, value.lower())
-    assert problem.fix == f"{key}={usual}"
+    assert (problem.key, problem.value) == (key, value.lower())
+    assert str(problem.fix) == f"{key}={usual}"
 
 
 def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
@@ -110,7 +110,7 @@ def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish("precision=bf16,fp32"))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.fix) == ("precision", "")
+    assert (problem.key, str(problem.fix)) == ("precision", "")
 
 
 def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
@@ -180,7 +180,7 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
     assert "nothing to choose from but what was typed" in problem.why
-    assert problem.fix.startswith("python train.py model=tiny ")
+    assert str(problem.fix).startswith("python train.py model=tiny ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
@@ -240,7 +240,7 @@ def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.rule) == ("optimizer", "package_missing")
+    assert (problem.key, problem.id) == ("optimizer", "package_missing")
     assert prepare(wish(*typed, "plan_only=true")).candidates.first is not None, "for elsewhere"
 
 

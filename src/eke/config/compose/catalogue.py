@@ -236,14 +236,14 @@ def as_typed(*overrides: str) -> str:
     return shlex.join(overrides)
 
 
-def swept(mended: list[list[str]]) -> str:
-    """`data=hub data.name=imdb,squad` of what each value is typed as; empty where they differ."""
-    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in mended if words}
-    if len(keys) != 1 or not all(mended):
-        return ""
+def swept(overrides: list[list[str]]) -> list[str]:
+    """`data=hub data.name=imdb,squad` from the overrides of each value; empty where they differ."""
+    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
+    if len(keys) != 1 or not all(overrides):
+        return []
     *first, key = keys.pop()
-    values = dict.fromkeys(words[-1].partition("=")[2] for words in mended)
-    return as_typed(*first, f"{key}={','.join(values)}")
+    values = dict.fromkeys(words[-1].partition("=")[2] for words in overrides)
+    return [*first, f"{key}={','.join(values)}"]
 
 
 def quoted(value: str) -> str:
@@ -278,8 +278,6 @@ _PLACEHOLDERS = {
     "data.name": "FOLDER_OR_HUB_NAME",
     "offload.path": "FOLDER",
 }
-PLACEHOLDERS = ("FILE_OR_FOLDER", "FOLDER_OR_HUB_NAME")
-"""How the values end that stand for one of the user's."""
 # What OmegaConf itself checks values with.
 _NODES: dict[type, Any] = {
     bool: BooleanNode,
