@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from eke.common.errors import BusyError, ConfigError, EkeError, Problem, RunError
+from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem, RunError
 from eke.common.files import is_locked, open_file, read_json, write_json
 from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
@@ -201,10 +201,10 @@ class CommandLauncher(Launcher):
             ConfigError: nothing says which one, or there is no usable prefix.
         """
         prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
-        key, problems = "launcher.prefix", []
+        key, fix, problems = "launcher.prefix", Fix("launcher.prefix=['ssh HOST']"), []
         if not prefixes:
             why = f"hydra/launcher={self.name} puts one of these before the command of each run"
-            problems.append(Problem(key, "[]", why, "launcher.prefix=['ssh HOST']"))
+            problems.append(Problem(key, "[]", why, fix))
         for text in prefixes:
             try:
                 empty = not shlex.split(text)
@@ -212,10 +212,10 @@ class CommandLauncher(Launcher):
                 empty = True
             if empty:
                 why = "is no command as a shell reads it"
-                problems.append(Problem(key, repr(text), why, "launcher.prefix=['ssh HOST']"))
+                problems.append(Problem(key, repr(text), why, fix))
         if shlex.quote(runs) != runs:
             why = "is read by a shell behind a prefix such as ssh: letters, digits and @%+=:,./-_"
-            problems.append(Problem("paths.runs", runs, why, "paths.runs=FOLDER"))
+            problems.append(Problem("paths.runs", runs, why, Fix("paths.runs=FOLDER")))
         if problems:
             raise ConfigError(problems)
         return declared_target(config)
