@@ -2,7 +2,7 @@
 
 Expected efficiencies of A100, H100 and H200 are fitted to half of the rows in
 benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitted to rows that
-`benchmarks/step_time.py` compares with (docs/explanation/pace.md says which sources are which).
+`benchmarks/step_time.py` compares with (sources: docs/explanation/step_time.md).
 """
 
 from dataclasses import dataclass
