@@ -73,9 +73,7 @@ QUARTER_BATCH = _on_a_v100(7.75)
 FP16 = _on_a_v100(18.64)
 CHECKPOINTING = Published(4 / 3, "a third of a step's FLOPs: arXiv:1604.06174")
 COMPILED = Published(5762 / 6667, f"tokens/s of a Llama of 8B on 8 H100, {TORCHTITAN}")
-FP8 = Published(
-    6667 / 8532 * FP16.slowdown, f"over bf16, compiled, on 8 H100: {TORCHTITAN}"
-)
+FP8 = Published(6667 / 8532 * FP16.slowdown, f"over bf16, compiled, on 8 H100: {TORCHTITAN}")
 TORCHAO_8BIT = Published(3200 / 3000, f"3200 to 3000 tokens/s for a Llama of 7B ({TORCHAO})")
 
 Condition = Callable[[Config], bool]
@@ -149,9 +147,7 @@ def group_of(override: str) -> str:
 
 def _set(group: str, **values: Any) -> Edit:
     """Replace fields of a group."""
-    return lambda config: replace(
-        config, **{group: replace(getattr(config, group), **values)}
-    )
+    return lambda config: replace(config, **{group: replace(getattr(config, group), **values)})
 
 
 def _become(group: str, kind: type, **values: Any) -> Edit:
@@ -165,7 +161,7 @@ def _become(group: str, kind: type, **values: Any) -> Edit:
     return edit
 
 
-def _new(group: str, value: object) -> Edit:
+def _new(group: str, value: Any) -> Edit:
     """Give a group these fields, and the defaults of all others."""
     return lambda config: replace(config, **{group: value})
 

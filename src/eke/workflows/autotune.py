@@ -37,12 +37,12 @@ from eke.launch.slurm import Cluster, place_in_cluster
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.results.report import PlanningLine
+from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
 from eke.tuning.search import (
     Candidates,
     Fit,
     Measured,
-    Numerics,
     Objective,
     Search,
     Trial,
@@ -55,7 +55,6 @@ from eke.tuning.search import (
     enumerate_candidates,
     fit_of,
     free_path,
-    group_of,
     is_higher,
     likely,
     measured,

@@ -69,9 +69,7 @@ def _saver(*names: str) -> Saver:
                 overrides = (*overrides, f"distributed.num_processes={count}")
             changed = technique.edit(plan.config)
             slowdown = _slowdown(technique, plan, changed)
-            yield Change(
-                overrides, changed, slowdown, technique.reason, technique.keeps_training
-            )
+            yield Change(overrides, changed, slowdown, technique.reason, technique.keeps_training)
 
     return changes
 
