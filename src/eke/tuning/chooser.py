@@ -21,7 +21,7 @@ from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
 from eke.rules.techniques import Technique, decides_twice, group_of
 
 Key = tuple[str, str]
-"""Rule and path: one rule may be about several groups."""
+"""Rule and key: one rule may be about several groups."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Findings:
             if key not in self.rejected:
                 return problem
         for key, problem in later.warned.items():
-            saves_nothing = problem.rule in NO_BENEFIT
-            counts = saves_nothing or not permit_unsafe or problem.rule in WITHOUT_EFFECT
-            own = not saves_nothing or group_of(problem.path) in sections
+            saves_nothing = problem.id in NO_BENEFIT
+            counts = saves_nothing or not permit_unsafe or problem.id in WITHOUT_EFFECT
+            own = not saves_nothing or group_of(problem.key) in sections
             if key not in self.warned and counts and own:
                 return problem
         return None
@@ -65,8 +65,8 @@ def findings(config: Config, device: Device, num_nodes: int) -> Findings:
     # A choice may make it fit; and the rules about size are slow.
     rejected, warned = check(facts, NOT_BY_SIZE)
     return Findings(
-        {(p.rule, p.path): p for p in rejected},
-        {(p.rule, p.path): p for p in warned},
+        {(p.id, p.key): p for p in rejected},
+        {(p.id, p.key): p for p in warned},
     )
 
 

@@ -40,7 +40,7 @@ def state_of(*overrides):
 )
 def test_the_first_saver_whose_state_fits(model, memory, fix):
     found = first_that_fits(Facts(make_config(f"model={model}"), gpu(memory)))
-    assert (found and found.split()[0]) == fix
+    assert (found.words[0] if found else None) == fix
     assert state_of(f"model={model}") > memory * GIB
     if fix:
         assert state_of(f"model={model}", fix) * 1.05 <= memory * GIB
@@ -49,7 +49,7 @@ def test_the_first_saver_whose_state_fits(model, memory, fix):
 def test_processes_that_share_the_memory_each_have_a_copy():
     cpu = replace(CPU, memory_bytes=33 * GIB)
     config = make_config("model=llama3_8b")
-    assert first_that_fits(Facts(config, cpu)).startswith("peft=lora ")
+    assert first_that_fits(Facts(config, cpu)).words == ("peft=lora",)
     four = replace(config.distributed, option="ddp", num_processes=4)
     assert first_that_fits(Facts(replace(config, distributed=four), cpu)) is None
 
@@ -78,9 +78,9 @@ def test_packages_of_adapters_are_named(monkeypatch):
         "eke.rules.device.find_spec", lambda name: None if name in absent else object()
     )
     refused, _ = check(Facts(make_config("peft=qlora"), CPU))
-    assert [(p.rule, p.value) for p in refused] == [("package_missing", "qlora")]
+    assert [(p.id, p.value) for p in refused] == [("package_missing", "qlora")]
     assert "needs the package bitsandbytes" in refused[0].why
-    assert "peft=none" in refused[0].fix
+    assert refused[0].overrides == ("peft=none",)
     assert check(Facts(make_config("peft=lora"), CPU))[0] == []
 
 
@@ -89,6 +89,6 @@ def test_a_cpu_holds_all_weights_before_they_are_four_bits():
     config = make_config("model=llama3_8b", "peft=qlora")
     cpu = replace(CPU, memory_bytes=24 * GIB)
     refused, _ = check(Facts(config, cpu))
-    assert [p.rule for p in refused] == ["states_do_not_fit"]
+    assert [p.id for p in refused] == ["states_do_not_fit"]
     assert "holds whole" in refused[0].why
     assert not check(Facts(config, gpu(24), planning=True))[0]

@@ -251,7 +251,7 @@ def _allowed(
 
     def rule_against(config: Config) -> str:
         problem = before.objection(_findings(baseline, config), changed, permit_unsafe=True)
-        return "" if problem is None else problem.rule or problem.path
+        return "" if problem is None else problem.id or problem.key
 
     every = possible_batches(config)
     smallest, largest = rule_against(every[0]), rule_against(every[-1])

@@ -96,7 +96,7 @@ def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
     asked.answer = trace_client.Answer(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
         weighed(plan)
-    assert caught.value.problems[0].rule == "does_not_fit"
+    assert caught.value.problems[0].id == "does_not_fit"
     assert asked == [plan]
     asked.answer = trace_client.Answer(Traced({"forward": 1}, {"forward": 1}, {}))
     assert weighed(plan) is plan, "it fits"
