@@ -10,7 +10,7 @@ from typing import Any
 from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
-from eke.plan.planner import Decision, Plan
+from eke.plan.planner import Plan, RecipeDecision
 from eke.tuning.chooser import Change, Situation, by_section
 
 
@@ -44,7 +44,7 @@ class Choice:
 
     override: str
     """As somebody would type it; empty where what is there stays."""
-    decision: Decision
+    decision: RecipeDecision
 
 
 Ask = Callable[[Situation], Wish | None]
@@ -186,7 +186,7 @@ class Kitchen:
 
     def _say(self, override: str, reason: str, is_new: bool = True) -> None:
         key, _, value = override.partition("=")
-        decision = Decision(key, value, f"{decided_by(self.recipe.name)}{reason}")
+        decision = RecipeDecision(key, value, f"recipe={self.recipe.name}: {reason}")
         self.choices.append(Choice(override if is_new else "", decision))
 
     def _section(self, section: str, texts: tuple[str, ...]) -> object:
@@ -208,11 +208,6 @@ class Kitchen:
                 continue  # one by one, then
             for section, texts in wanted.items():
                 self._sections[texts] = getattr(config, section)
-
-
-def decided_by(recipe: str) -> str:
-    """What the reason of a decision begins with that a recipe has made."""
-    return f"recipe={recipe}: "
 
 
 def name_of(candidate: Candidate) -> str:
