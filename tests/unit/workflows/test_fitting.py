@@ -10,7 +10,8 @@ from eke.cli import main as cli
 from eke.common.errors import ConfigError, EkeError
 from eke.config.compose import compose, split_arguments
 from eke.plan.record import Outcome
-from eke.tuning.search import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
+from eke.rules.techniques import Numerics
+from eke.tuning.search import Measured, Objective, Trial, fit_of, trial_overrides
 from eke.tuning.search.result import MADE_BY
 from eke.workflows.autotune import Wish, keep, prepare
 from eke.workflows.planning import plan_for
