@@ -1,17 +1,20 @@
-"""README's generated blocks are what the code says; `EKE_UPDATE=1 pytest ...` rewrites them."""
+"""README, CONTRIBUTING and the pages of docs: commands, links, named files, generated blocks."""
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 from reference.links import anchors, links
 from support import REPO
 
-from eke.config.compose import help_text
+from eke.config.compose import compose, help_text
 from eke.models.sizes import VALID_TASKS
 
 README = REPO / "README.md"
+COMMANDS = REPO / "docs" / "reference" / "command-line.md"
+ARCHITECTURE = REPO / "docs" / "architecture.md"
 
 
 def tasks_table() -> str:
@@ -28,24 +31,57 @@ BLOCKS = {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_tab
 
 
 def test_generated_blocks_are_up_to_date() -> None:
-    text = fresh = README.read_text()
+    text = fresh = COMMANDS.read_text()
     for name, make in BLOCKS.items():
         block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
+        assert re.search(pattern, text, flags=re.DOTALL)
         fresh = re.sub(pattern, lambda _, block=block: block, fresh, flags=re.DOTALL)
     if os.environ.get("EKE_UPDATE"):
-        README.write_text(fresh)
+        COMMANDS.write_text(fresh)
     else:
         assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_readme.py"
 
 
-def test_the_map_names_what_is_there() -> None:
-    block = README.read_text().split("## Map")[1].split("## ")[0]
-    names = re.findall(r"^ {4}(?: {2})?(\S+?)/? {2,}\S", block, flags=re.MULTILINE)
-    assert len(names) > 20
-    for name in names:
-        places = [REPO / name, REPO / "src" / "eke" / name]
-        assert any(place.exists() for place in places), name
+def test_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= 750
+
+
+def test_commands_of_readme_and_first_run_compose() -> None:
+    """Valid options and keys; a named file need not exist."""
+    pages = README.read_text() + (REPO / "docs" / "tutorial" / "first-run.md").read_text()
+    typed = re.findall(
+        r"^ {4}(?:\S*python train\.py|eke plan|eke fit) (.*?)(?: {2,}#.*)?$", pages, re.M
+    )
+    assert len(typed) >= 8
+    for command in typed:
+        words = shlex.split(command)
+        sweep = "-m" in words
+        for word in words:
+            if "=" in word and not (sweep and word.startswith(("sweep", "hydra/"))):
+                key, _, values = word.partition("=")
+                options = [f"{key}={value}" for value in values.split(",")] if sweep else [word]
+                for option in options:
+                    others = [w for w in words if "=" in w and w != word and not sweep]
+                    compose([*others, option])
+
+
+def test_architecture_names_what_exists() -> None:
+    text = ARCHITECTURE.read_text()
+    paths = re.findall(r"`(src/eke/[\w/.]+)`", text)
+    assert len(paths) > 25
+    assert not [path for path in paths if not (REPO / path).exists()]
+    stops = re.findall(r"`(src/eke/[\w/.]+\.py)`,\s+`(\w+)`", text)
+    assert len(stops) >= 12
+    for path, function in stops:
+        assert re.search(rf"^def {function}\(", (REPO / path).read_text(), re.M), (path, function)
+    assert len(re.findall(r"^\d+\. ", text, re.M)) <= 12
+
+
+def test_architecture_has_a_paragraph_for_each_package() -> None:
+    described = re.findall(r"^\*\*(\w+)\.\*\* ", ARCHITECTURE.read_text(), re.M)
+    packages = {path.parent.name for path in (REPO / "src" / "eke").glob("*/__init__.py")}
+    assert sorted(described) == sorted(packages)
 
 
 def pages() -> list[Path]:
@@ -67,7 +103,9 @@ def test_files_that_are_named_exist() -> None:
         if HISTORY in page.parents or page.name == "CHANGELOG.md":
             continue
         named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/-]+\.[a-z]+", page.read_text())
-        assert not [name for name in named if not (REPO / name).exists()], page.name
+        roots = (REPO, REPO / "src" / "eke")
+        gone = [name for name in named if not any((root / name).exists() for root in roots)]
+        assert not gone, page.name
 
 
 def test_links_lead_to_a_page_and_its_heading() -> None:

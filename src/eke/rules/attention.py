@@ -1,5 +1,6 @@
 """Rules about attention. What a kernel takes is in PyTorch's sdp_utils.cpp, unless said."""
 
+from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.sizes import DECODERS, is_ragged
 from eke.rules.rule import (
@@ -95,23 +96,23 @@ def _option(facts: Facts) -> str:
     return facts.config.attention.option
 
 
-def _any_backend(facts: Facts) -> str:
-    return "attention.backend=auto"
+def _any_backend(facts: Facts) -> Fix:
+    return Fix("attention.backend=auto")
 
 
-def _mem_efficient(facts: Facts) -> str:
-    return "attention.backend=mem_efficient"
+def _mem_efficient(facts: Facts) -> Fix:
+    return Fix("attention.backend=mem_efficient")
 
 
-def _sdpa(facts: Facts) -> str:
-    return "attention=sdpa"
+def _sdpa(facts: Facts) -> Fix:
+    return Fix("attention=sdpa")
 
 
 BACKEND_RULES = (
     Rule(
         id="backend_is_sdpas",
         verdict=Verdict.no_effect,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
@@ -123,7 +124,7 @@ BACKEND_RULES = (
     Rule(
         id="backend_needs_cuda",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
         value=_backend,
         why=lambda f: (
@@ -136,19 +137,19 @@ BACKEND_RULES = (
     Rule(
         id="cpu_flash_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
         value=_backend,
         why=lambda f: (
             f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
         ),
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
     Rule(
         id="learnt_bias_needs_gradient",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and f.config.model.family == "t5"
@@ -164,7 +165,7 @@ BACKEND_RULES = (
     Rule(
         id="flash_takes_no_mask",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
             and _cuda(f)
@@ -182,7 +183,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_needs_ampere",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
         value=_backend,
         why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
@@ -192,7 +193,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_needs_16_bits",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
         value=_backend,
         why=lambda f: "this kernel computes in 16 bits; precision computes in float32",
@@ -202,7 +203,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_head_is_narrow",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
         ),
@@ -214,7 +215,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_head_is_aligned",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
         value=_backend,
         why=lambda f: (
@@ -227,7 +228,7 @@ BACKEND_RULES = (
     Rule(
         id="cudnn_dropout_in_sixteenths",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.cudnn)
             and _cuda(f)
@@ -261,14 +262,14 @@ CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: not _implemented(f, _option(f)),
         value=_option,
         why=lambda f: (
             f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
             f"task={f.config.task.option} does not have it"
         ),
-        fix=lambda f: "attention=sdpa" if _implemented(f, "sdpa") else "attention=eager",
+        fix=lambda f: Fix("attention=sdpa") if _implemented(f, "sdpa") else Fix("attention=eager"),
         source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
@@ -279,7 +280,7 @@ FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
         value=_option,
         why=lambda f: (
@@ -291,21 +292,21 @@ FLASH_RULES = (
     Rule(
         id="flash_package_needs_16_bits",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         value=_option,
         why=lambda f: "FlashAttention computes in 16 bits; precision computes in float32",
         fix=lambda f: (
-            "precision=bf16"
+            Fix("precision=bf16")
             if f.config.precision.option in ("fp32", "tf32")
-            else "precision.compute=bfloat16"
+            else Fix("precision.compute=bfloat16")
         ),
         source=FLASH,
     ),
     Rule(
         id="flash_package_without_t5",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and f.config.model.family == "t5",
         value=_option,
         why=lambda f: "FlashAttention has no learnt bias of attention scores, which T5 adds",
@@ -316,18 +317,18 @@ FLASH_RULES = (
     Rule(
         id="flash3_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
         value=_option,
         why=lambda f: f"FlashAttention-3 has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source="transformers' PreTrainedModel._flash_attn_can_dispatch",
         versions="transformers 5.23",
     ),
     Rule(
         id="flash_package_packs_one_row",
         verdict=Verdict.impossible,
-        path="data.packing",
+        key="data.packing",
         when=lambda f: (
             _flash_package(f)
             and f.config.data.packing is Packing.on
@@ -339,7 +340,7 @@ FLASH_RULES = (
             "transformers finds packed samples for FlashAttention in a batch of one row only; in "
             f"one of {f.config.batch.micro_batch} they would see each other"
         ),
-        fix=lambda f: "data.packing=padding_free",
+        fix=lambda f: Fix("data.packing=padding_free"),
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
@@ -349,7 +350,7 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
         value=_option,
         why=lambda f: (
@@ -363,17 +364,17 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_compiler",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
         value=_option,
         why=without_compiler,
-        fix=lambda f: f"{_sdpa(f)}{with_compiler(f)}",
+        fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
         source=TRITON_BUILD,
     ),
     Rule(
         id="flex_without_gpt2",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and f.config.model.family == "gpt2",
         value=_option,
         why=lambda f: "transformers' GPT-2 cannot run FlexAttention",
@@ -384,11 +385,11 @@ FLEX_RULES = (
     Rule(
         id="flex_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
         value=_option,
         why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",
         versions="transformers 5.17 to 5.23",
     ),

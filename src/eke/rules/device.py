@@ -6,9 +6,10 @@ The rules about packages that an option needs and this environment lacks.
 from importlib.util import find_spec
 from pathlib import Path
 
+from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
-from eke.models.sizes import DESCRIPTIONS, model_size, weight_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Verdict
 
@@ -34,7 +35,7 @@ def _state_reason(facts: Facts) -> str:
     )
 
 
-def _state_fix(facts: Facts) -> str:
+def _state_fix(facts: Facts) -> Fix:
     return first_that_fits(facts) or _small(facts)
 
 
@@ -45,53 +46,53 @@ def _embedded(facts: Facts) -> int:
     return tokens * config.model.hidden_size * weight_bytes(config)
 
 
-def _batch_fix(facts: Facts) -> str:
-    """The same samples in smaller pieces; where one sample is too long, a shorter one."""
+def _batch_fix(facts: Facts) -> Fix:
+    """A smaller micro-batch, or a shorter sample where one is too long."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
     samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
-        return f"batch.per_device={1 << (samples.bit_length() - 1)}"
+        return Fix(f"batch.per_device={1 << (samples.bit_length() - 1)}")
     tokens = free // (config.model.hidden_size * weight_bytes(config))
-    return f"batch.per_device=1 data.seq_len={max(4, tokens // 2)}"
+    return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 
 _SMALL = {"llama": "tiny", "mixtral": "tiny_moe"}
 """Family -> its smallest option, where that is not `tiny_FAMILY`."""
 
 
-def _small(facts: Facts) -> str:
+def _small(facts: Facts) -> Fix:
     family = facts.config.model.family
     if isinstance(facts.config.model, PretrainedModel):
-        return "model.name_or_path=A_SMALLER_CHECKPOINT"
-    return f"model={_SMALL.get(family, f'tiny_{family}')}"
+        return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
+    return Fix(f"model={_SMALL.get(family, f'tiny_{family}')}")
 
 
 RULES = (
     Rule(
         id="declared_device_is_absent",
         verdict=Verdict.impossible,
-        path="hardware",
+        key="hardware",
         when=lambda f: not f.planning and not f.device.present,
         value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
-        fix=lambda f: "hardware=auto   (or add plan_only=true)",
+        fix=lambda f: Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
     Rule(
         id="pinning_needs_cuda",
         verdict=Verdict.no_effect,
-        path="dataloader.pin_memory",
+        key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
         value=lambda f: f.config.dataloader.pin_memory.value,
         why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
-        fix=lambda f: "dataloader.pin_memory=auto",
+        fix=lambda f: Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(
         id="states_do_not_fit",
         verdict=Verdict.impossible,
-        path="model",
+        key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         value=lambda f: f.config.model.option,
         why=_state_reason,
@@ -102,7 +103,7 @@ RULES = (
     Rule(
         id="batch_does_not_fit",
         verdict=Verdict.impossible,
-        path="batch.per_device",
+        key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
             and held_bytes(f) <= f.device.memory_bytes < held_bytes(f) + _embedded(f)
@@ -127,9 +128,9 @@ NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("tracker", "mlflow"): ("mlflow", 'pip install "eke[mlflow]"'),
     ("tracker", "trackio"): ("trackio", 'pip install "eke[trackio]"'),
     **{
-        ("optimizer", option): (description.package, description.install)
-        for option, description in DESCRIPTIONS.items()
-        if description.package
+        ("optimizer", option): (entry.package, entry.install)
+        for option, entry in OPTIMIZER_REGISTRY.items()
+        if entry.package
     },
     ("attention", "flash2"): ("flash_attn", "pip install flash-attn --no-build-isolation"),
     ("attention", "flash3"): (
@@ -177,7 +178,7 @@ def _missing(facts: Facts, group: str) -> tuple[str, str] | None:
 
 def _found(facts: Facts, group: str) -> tuple[str, str]:
     found = _missing(facts, group)
-    assert found is not None, "asked for a problem that is not there"
+    assert found is not None, "only called for a problem that was found"
     return found
 
 
@@ -185,11 +186,11 @@ def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
         verdict=Verdict.impossible,
-        path=group,
+        key=group,
         when=lambda f: not f.planning and _missing(f, group) is not None,
         value=lambda f: getattr(f.config, group).option,
         why=lambda f: f"needs the package {_found(f, group)[0]}, which is not installed",
-        fix=lambda f: f"{group}={_INSTEAD[group]}   (or: {_found(f, group)[1]})",
+        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_found(f, group)[1]}"),
         source="pyproject.toml",
     )
 

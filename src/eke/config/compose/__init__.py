@@ -10,6 +10,7 @@ from eke.config.compose.hydra import (
     is_completion,
     is_for_hydra,
     launcher_of,
+    needs_sweep,
     run_hydra_flags,
     sweep_by_hydra,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "is_set",
     "launcher_of",
     "multirun",
+    "needs_sweep",
     "run_hydra_flags",
     "split_arguments",
     "sweep_by_hydra",

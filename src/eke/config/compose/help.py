@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program
 from eke.config.compose.catalogue import (
     GROUPS,
@@ -139,7 +139,7 @@ def _topic_page(topic: str, catalogue: Catalogue) -> str:
     if section not in names:
         near = closest(section, names) or nearest_key(topic, catalogue) or names[0]
         why = f"is not a group; groups are {', '.join(names)}"
-        raise ConfigError(Problem("--help", topic, why, f"--help {near}"))
+        raise ConfigError(Problem("--help", topic, why, Fix("--help", near)))
     classes = catalogue.sections.get(section, ())
     about = GROUPS.get(section) or (summary(classes[0]) if classes else "")
     blocks = [f"{section}: {about}"]

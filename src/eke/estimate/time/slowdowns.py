@@ -7,13 +7,12 @@ Tokens of a row as it is computed: with its padding, on average over a training.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from eke.config.schema import Rows, Synthetic
 from eke.estimate.memory.components import Shape, shape_of, trains_adapters
 from eke.estimate.time.rates import network_of
 from eke.estimate.time.values import Span, exactly
-from eke.models.sizes import DESCRIPTIONS
+from eke.models.sizes import describe
 from eke.plan.planner import Plan, drawn
 
 ONE = exactly(1.0)
@@ -71,10 +70,6 @@ def _replays_graphs(plan: Plan) -> bool:
     return plan.config.compile.replays_graphs
 
 
-def _has_optimizer(option: str, plan: Plan, shape: Shape) -> bool:
-    return plan.config.optimizer.option == option
-
-
 Condition = Callable[[Plan, Shape], object]
 
 NOTES: tuple[tuple[Condition, str], ...] = (
@@ -84,7 +79,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
     ),
     (
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
-        "what torch.compile fuses is known as a range; compiling itself is left out",
+        "what torch.compile fuses is known as a range; compilation itself is not included",
     ),
     (
         lambda plan, shape: plan.config.kernels.option == "liger",
@@ -118,11 +113,6 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         lambda plan, shape: plan.config.offload.option != "none",
         "the host's processor, and a disk, are known as wide ranges",
     ),
-    *(
-        (partial(_has_optimizer, option), description.not_timed)
-        for option, description in DESCRIPTIONS.items()
-        if description.not_timed
-    ),
     (
         lambda plan, shape: plan.config.memory.empty_cache_every is not None,
         "giving cached memory back: about a tenth of a step each time (transformers)",
@@ -131,7 +121,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         lambda plan, shape: (
             isinstance(plan.config.data, Rows) and plan.config.dataloader.workers == 0
         ),
-        "rows are read in the training process: what that takes is left out",
+        "rows are read in the training process: that time is not included",
     ),
     (
         lambda plan, shape: (
@@ -147,6 +137,8 @@ NOTES: tuple[tuple[Condition, str], ...] = (
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Each reason that holds."""
     found = [text for holds, text in NOTES if holds(plan, shape)]
+    if not_timed := describe(plan.config.optimizer).not_timed:
+        found.append(not_timed)
     if plan.config.distributed.num_nodes > 1:
         rate, why = network_of(plan)
         found.append(f"network of each machine: {rate * 8e-9:g} Gbit/s, {why}")

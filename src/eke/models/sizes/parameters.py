@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.schema import Adapters, Config, Lengths, MaskedLM, Rows, Seq2SeqLM, Synthetic
 from eke.models.sizes.families import FAMILIES, VALID_TASKS
 from eke.models.sizes.structure import (
@@ -281,7 +281,7 @@ def _structure(config: Config) -> Structure:
     tasks = VALID_TASKS[family]
     if task not in tasks:
         why = f"{family} models have a head for {' and '.join(tasks)} only"
-        raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
+        raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
     return FAMILIES[family](config)
 
 

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
 from eke.config.schema import Optimizer as OptimizerConfig
-from eke.models.sizes import algorithm, describe
+from eke.models.sizes import describe
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, piece_numbers
@@ -204,9 +204,9 @@ def note_states(job: Job) -> None:
 
 def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
     """Whether it is the option's, the number that shows it, and what a zero means."""
-    kept, known = algorithm(config), describe(config)
-    yield kept.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
-    yield kept.projects, "optimizer_projected_frac", "no state is projected"
+    known = describe(config)
+    yield known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
+    yield known.projects, "optimizer_projected_frac", "no state is projected"
     yield known.pages, "optimizer_paged_bytes", "no state is paged"
     at_random = "optimizer_stochastic_rounding"
     yield known.rounds_at_random, at_random, "no weight is rounded at random"

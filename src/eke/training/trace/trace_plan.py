@@ -14,7 +14,7 @@ from eke.common.errors import RunError
 from eke.common.runtime import lacking
 from eke.config.schema import Backend, PretrainedModel
 from eke.estimate.memory.components import Method, Traced
-from eke.models.sizes import DESCRIPTIONS, describe
+from eke.models.sizes import OPTIMIZER_REGISTRY, describe
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.export import build_trainable
@@ -44,7 +44,8 @@ class Adapted:
 
     plan: Plan
     method: Method
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    is_exact: bool = True
 
 
 def adapt(plan: Plan) -> Adapted:
@@ -53,14 +54,14 @@ def adapt(plan: Plan) -> Adapted:
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = Adapted(plan, Method.trace, ())
+    found = Adapted(plan, Method.trace)
     for rule in RULES:
         found = rule(found)
     return found
 
 
 def _note(found: Adapted, note: str) -> Adapted:
-    return replace(found, notes=(*found.notes, note))
+    return replace(found, notes=(*found.notes, note), is_exact=False)
 
 
 def _bound(found: Adapted, note: str) -> Adapted:
@@ -126,7 +127,7 @@ def _optimizer(found: Adapted) -> Adapted:
     option, known = optimizer.option, describe(optimizer)
     if known.twin:
         found = _with(found, optimizer=replace(optimizer, option=known.twin))
-        loop = DESCRIPTIONS[known.twin].implementation
+        loop = OPTIMIZER_REGISTRY[known.twin].implementation
         compute = replace(plan.compute, optimizer_implementation=loop)
         found = replace(found, plan=replace(found.plan, compute=compute))
         return _note(found, f"optimizer={option}: traced as PyTorch's {loop} AdamW")
@@ -186,6 +187,7 @@ def trace(plan: Plan) -> Traced:
         beside=peaks.beside,
         method=adapted.method,
         notes=adapted.notes,
+        is_exact=adapted.is_exact,
     )
 
 

@@ -1,9 +1,7 @@
-"""Local files of rows: which ones `data.path` means.
+"""Files of a data source: discovery, evaluation split, number of samples, content hash.
 
-Plain-text sources: which files, which part is for evaluation, how many samples, and their hash.
-
-Only names and sizes are looked at here (and content once, for the hash), so that the plan knows
-the number of samples without torch; `eke.training.batches.dataset` reads the text.
+Only names and sizes are read here (and the content once, for the hash), so that a plan knows the
+number of samples without torch; `eke.training.batches.dataset` reads the text.
 """
 
 import glob
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
@@ -24,16 +22,16 @@ from eke.data.sources.cache import digest_once, once, stamp
 
 
 def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
-    """The files, each with its name below what was typed, in the order of their names.
+    """Find the files of a path: name relative to it and absolute path, sorted by name.
 
     Args:
         option: `jsonl`, `csv` or `parquet`.
-        key: key path it was typed for.
+        key: key path of the value.
         typed: file, folder or glob.
-        pattern: which files of a folder; None takes the endings of the format.
+        pattern: file names in a folder; None: the format's suffixes.
 
     Raises:
-        ConfigError: nothing is there, nothing matches, a file is empty or cannot be read.
+        ConfigError: the path does not exist, nothing matches, or a file is empty or unreadable.
     """
     path = user_path(typed)
     if not typed or not _exists(path, key, typed):
@@ -47,21 +45,21 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
         raise ConfigError(_nothing(option, key, typed, path, pattern))
     for file in found:
         _check(file, key)
-    # A table's reader takes a line of JSON for names of columns; the other readers find out.
+    # A CSV reader accepts JSON as a header; the other readers detect a wrong format.
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):
         why = "ends like a file of another format, and data=csv would read its lines as a table"
-        raise ConfigError(Problem(key, typed, why, other))
+        raise ConfigError(Problem(key, typed, why, Fix(other)))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
 
 
 def other_format(option: str, files: Iterable[str]) -> str:
-    """What to type for files that end like another format; empty where some end like this one.
+    """Override for files with another format's suffix; empty if some have this format's.
 
     Args:
-        option: the one that was typed: `jsonl`, `csv`, `parquet` or `text`.
-        files: their names.
+        option: the configured format: `jsonl`, `csv`, `parquet` or `text`.
+        files: file names.
     """
     names = [name.lower() for name in files]
     if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
@@ -77,7 +75,7 @@ def _exists(path: Path, key: str, typed: str) -> bool:
     except (OSError, ValueError) as error:  # a name that is too long, a null character
         why = f"is no path: {getattr(error, 'strerror', None) or error}"
         shown = typed if len(typed) <= 60 else typed[:57] + "..."
-        raise ConfigError(Problem(key, shown, why, f"{key}=FILE_OR_FOLDER")) from error
+        raise ConfigError(Problem(key, shown, why, Fix(f"{key}=FILE_OR_FOLDER"))) from error
 
 
 def _globbed(path: Path) -> list[Path]:
@@ -85,21 +83,21 @@ def _globbed(path: Path) -> list[Path]:
 
 
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
-    """The files below a folder whose names match, in no order.
+    """Find files below a folder by name, unsorted.
 
     Args:
-        folder: searched to its depth.
-        pattern: of file names, as `data.pattern` has it.
-        ending: of an example for the error message.
+        folder: searched recursively.
+        pattern: of file names, from `data.pattern`.
+        ending: suffix for the example in the error message.
 
     Raises:
-        ConfigError: it is no pattern.
+        ConfigError: the pattern is invalid.
     """
     try:
         return [path for path in folder.rglob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
-        why = f"is no pattern of file names: {error}"
-        fix = f"data.pattern='*{ending}'"
+        why = f"is not a valid file name pattern: {error}"
+        fix = Fix(f"data.pattern=*{ending}")
         raise ConfigError(Problem("data.pattern", pattern, why, fix)) from error
 
 
@@ -117,19 +115,19 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
         why = f"no file of the folder matches {wanted}{there}"
-        return Problem(key, typed, why, f"data.pattern='*{others[0] if others else '.txt'}'")
+        return Problem(key, typed, why, Fix(f"data.pattern=*{others[0] if others else '.txt'}"))
     meant = closest_path(path) if typed else None
     why = "there is no such file or folder"
-    return Problem(key, typed, why, f"{key}={meant or 'FILE_OR_FOLDER'}")
+    return Problem(key, typed, why, Fix(f"{key}={meant or 'FILE_OR_FOLDER'}"))
 
 
 def _check(file: Path, key: str) -> None:
-    """One clear message for a file that cannot hold a single row.
+    """Check that a file is readable and not empty.
 
     Raises:
-        ConfigError: it is empty or cannot be read.
+        ConfigError: it is not.
     """
-    fix = f"{key}=FILE_OR_FOLDER"
+    fix = Fix(f"{key}=FILE_OR_FOLDER")
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):
@@ -140,15 +138,15 @@ def _check(file: Path, key: str) -> None:
 
 
 EVAL_FRAC = 0.1
-"""Share of the standard library's files that is kept for evaluation."""
+"""Fraction of the standard library's files used for evaluation."""
 
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-"""Not the standard library's own source, or its tests (a third of its bytes, much of it data)."""
+"""Third-party packages, and tests (a third of the bytes, much of it data)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of one file."""
+    """A byte range of one file."""
 
     path: Path
     start: int
@@ -160,17 +158,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text source, split once and for all."""
+    """A text source with its training and evaluation split."""
 
     train: tuple[Piece, ...]
     evaluation: tuple[Piece, ...]
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Both parts."""
+        """All byte ranges."""
         return self.train + self.evaluation
 
     def restricted_to(self, labels: Iterable[str]) -> "Corpus":
-        """The same split, with the pieces of some classes only."""
+        """The same split, restricted to some classes."""
         keep = set(labels)
         return Corpus(
             tuple(piece for piece in self.train if piece.label in keep),
@@ -179,10 +177,10 @@ class Corpus:
 
 
 def open_corpus(config: Config) -> Corpus | None:
-    """The text behind `config.data`; None when the data is not text.
+    """The text source of `config.data`; None if the data is not text.
 
     Raises:
-        ConfigError: there is no text at `data.path`, or it has fewer folders than the task classes.
+        ConfigError: `data.path` has no text, or fewer folders than the task has classes.
     """
     if isinstance(config.data, PythonSource):
         corpus = standard_library()
@@ -200,33 +198,35 @@ def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corp
     labels = largest_labels(corpus, num_labels)
     if len(labels) < num_labels:
         why = (
-            f"the classes of a text are its folders, and the number of them with files for both "
-            f"training and evaluation is {len(labels)}"
+            f"a text's classes are its folders, and only {len(labels)} have files for both "
+            "training and evaluation"
         )
-        fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
-        fix = _more_classes(corpus, data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
+        fewer = (
+            f"task.num_labels={len(labels)}" if len(labels) > 1 else "data.path=FOLDER_OF_FOLDERS"
+        )
+        fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     return corpus.restricted_to(labels)
 
 
-def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> str:
-    """The override that gives as many of the classes asked for as there are; empty: none does."""
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
+    """Override that yields as many of the requested classes as exist; empty if none does."""
     if not isinstance(data, Text):
-        return ""
+        return Fix()
     wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
-    fewer = f"task.num_labels={wanted} " if wanted < num_labels else ""
+    fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
     for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
         files = text_files(user_path(data.path), data.pattern, share)
         if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
-            return f"{fewer}data.eval_frac={share:g}" if share != data.eval_frac else fewer.strip()
-    return ""
+            return Fix(*fewer, *([f"data.eval_frac={share:g}"] if share != data.eval_frac else []))
+    return Fix()
 
 
 @cache
 def standard_library() -> Corpus:
-    """Python's own source, as installed; files are split by a hash of their name.
+    """The installed standard library's source, split by a hash of the file names.
 
-    Looked at once: two thousand files, which do not change while Python runs.
+    Cached: two thousand files, which do not change while Python runs.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = []
@@ -238,20 +238,20 @@ def standard_library() -> Corpus:
 
 @once
 def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
-    """One file, whose end is kept for evaluation, or a folder, of which some files are.
+    """A text source: one file, evaluated on its end, or a folder, evaluated on some files.
 
     Raises:
-        ConfigError: nothing is there, or it is empty.
+        ConfigError: the path does not exist or has no text.
     """
     if path.is_file() and (rows := other_format("text", [path.name])):
-        why = "has rows, and data=text trains on the file as it is, marks and names of columns, too"
-        why += f"; if that is meant: data.path={path.parent} data.pattern='{path.name}'"
-        raise ConfigError(Problem("data.path", str(path), why, rows))
+        why = "has rows, but data=text trains on the raw file, including markup and column names"
+        why += f"; if intended: data.path={path.parent} data.pattern='{path.name}'"
+        raise ConfigError(Problem("data.path", str(path), why, Fix(rows)))
     paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
         why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
-        raise ConfigError(Problem("data.path", str(path), why, "data.path=FILE_OR_FOLDER"))
+        raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
     size = paths[0].stat().st_size
@@ -260,7 +260,7 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
 
 
 def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
-    """Keep the files whose name hashes lowest for evaluation: stable when others come or go."""
+    """Evaluate on the files with the lowest name hashes: stable when files are added."""
     names = {path: path.relative_to(root).as_posix() for path in paths}
     ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
     num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
@@ -277,7 +277,7 @@ def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
 
 
 def _label(name: str) -> str:
-    """Top-level package of a file; single modules have none. Other bytes by their number."""
+    """Top-level folder of a file, empty without one; invalid UTF-8 is escaped."""
     top = name.split("/", 1)[0] if "/" in name else ""
     return os.fsencode(top).decode(errors="backslashreplace")
 
@@ -293,24 +293,24 @@ def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
 
 
 def window_length(config: Config) -> int:
-    """Tokens of text one sample takes: the source, and in seq2seq the target that follows it."""
+    """Tokens of text per sample; in seq2seq, source and target together."""
     if isinstance(config.task, Seq2SeqLM):
         return config.data.seq_len + (config.task.target_len or config.data.seq_len)
     return config.data.seq_len
 
 
 def count_windows(pieces: Iterable[Piece], length: int) -> int:
-    """Samples of `length` tokens: each class packed on its own, a separator after each piece."""
+    """Number of samples of `length` tokens; classes are packed separately, with separators."""
     return sum(count // length for count in _tokens(pieces).values())
 
 
 def longest_window(pieces: Iterable[Piece]) -> int:
-    """Tokens of the longest sample that `count_windows` would count once."""
+    """Largest `length` for which `count_windows` is not zero."""
     return max(_tokens(pieces).values(), default=0)
 
 
 def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
-    """Of each class: bytes, and a separator after each piece."""
+    """Tokens by class: bytes, and one separator per byte range."""
     tokens: Counter[str] = Counter()
     for piece in pieces:
         tokens[piece.label] += piece.size + 1
@@ -319,10 +319,9 @@ def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
 
 @once
 def fingerprint(corpus: Corpus) -> str:
-    """16 hex digits of the SHA-256 over names, bounds and contents.
+    """Hash names, bounds and contents: 16 hex digits of SHA-256.
 
-    Cached by path, size and times of change, since hashing the standard library takes about a
-    second; a cache that cannot be written is done without.
+    Cached by path and stamp, since hashing the standard library takes about a second.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -342,13 +341,13 @@ def _content_hash(pieces: Iterable[Piece]) -> str:
                 digest.update(block)
         except OSError as error:
             why = f"cannot be read: {error.strerror}"
-            fix = "data.path=FILE_OR_FOLDER"
+            fix = Fix("data.path=FILE_OR_FOLDER")
             raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
     return digest.hexdigest()
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
-    """The bytes of a piece, a mebibyte at a time."""
+    """Read a byte range, a mebibyte at a time."""
     left = piece.size
     with open(piece.path, "rb") as file:
         file.seek(piece.start)
@@ -358,7 +357,7 @@ def _blocks(piece: Piece) -> Iterator[bytes]:
 
 
 def read_piece(piece: Piece) -> bytes:
-    """The bytes of a piece."""
+    """Read a byte range."""
     with open(piece.path, "rb") as file:
         file.seek(piece.start)
         return file.read(piece.size)
