@@ -76,7 +76,7 @@ def node(monkeypatch):
     """This node has such a device."""
 
     def make(device) -> None:
-        monkeypatch.setattr(watcher, "choose", lambda option: (device, ""))
+        monkeypatch.setattr(watcher, "choose_device", lambda option: (device, ""))
         monkeypatch.setattr(watcher, "machine_fingerprint", lambda d: {"device": d.name})
 
     return make

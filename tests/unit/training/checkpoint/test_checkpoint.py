@@ -29,7 +29,7 @@ from eke.training.checkpoint import (
     newest_complete,
     save_checkpoint,
 )
-from eke.training.model.export import WEIGHTS
+from eke.training.model.save_model import WEIGHTS
 
 MODEL = f"{EXPORT}/{WEIGHTS}"
 
