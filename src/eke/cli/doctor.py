@@ -34,6 +34,7 @@ from omegaconf import OmegaConf
 from eke.common.errors import EkeError, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH
+from eke.common.streams import speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -491,6 +492,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = examine()
     except EkeError as error:
+        if options.json:
+            speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     if options.json:

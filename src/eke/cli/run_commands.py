@@ -27,7 +27,7 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak
+from eke.common.streams import is_heard, speak, speak_problems
 from eke.common.text import align, format_number
 from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, watchers_in
@@ -206,6 +206,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command][1](options)
     except EkeError as error:
+        if getattr(options, "json", False):  # an option of status only
+            speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:  # the disk is full, or a folder is gone

@@ -13,6 +13,7 @@ LAUNCHERS = "eke.launchers"
 BUILT_IN: dict[str, dict[str, str]] = {
     LAUNCHERS: {
         "local": "eke.launch.local:LocalLauncher",
+        "command": "eke.launch.command:CommandLauncher",
         "slurm": "eke.launch.slurm:SlurmLauncher",
     },
 }

@@ -30,7 +30,7 @@ from eke.workflows.plan_report import (
     plan_text,
     refuse_why_of_many,
 )
-from eke.workflows.planning import complain, plan_for, say
+from eke.workflows.planning import complain, plan_for, report_error, say
 
 __all__ = ["main", "plan_for"]
 
@@ -78,7 +78,7 @@ def main(
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
         return run(composed, as_json, why, trace)
     except EkeError as error:
-        return complain(str(error), error.exit_code)
+        return report_error(error, as_json)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
         return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:

@@ -42,6 +42,7 @@ from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.plan.planner import (
     Decision,
     Plan,
+    RecipeDecision,
     make_plan,
     possible_batches,
     replan,
@@ -49,7 +50,7 @@ from eke.plan.planner import (
     with_batch,
 )
 from eke.rules import BY_SIZE, Facts, check
-from eke.tuning.recipes import RECIPES, Kitchen, Situation, decided_by
+from eke.tuning.recipes import RECIPES, Kitchen, Situation
 
 
 @dataclass(frozen=True)
@@ -239,16 +240,15 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     """What its recipe came to, as somebody would type it in the recipe's place.
 
     Args:
-        plan: with its decisions; none of them is a recipe's where it does not adapt.
+        plan: with its decisions; without an adaptive recipe none is a `RecipeDecision`.
         own: the user's folder of options.
     """
     catalogue = make_catalogue(own)
     typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
-    mine = decided_by(plan.choices.get("recipe", "none"))
     return [
         f"{decision.key}={decision.value}"
         for decision in plan.decisions
-        if decision.reason.startswith(mine) and decision.key in typed
+        if isinstance(decision, RecipeDecision) and decision.key in typed
     ]
 
 

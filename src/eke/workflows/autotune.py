@@ -36,12 +36,12 @@ from eke.launch import (
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
+from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
 from eke.tuning.search import (
     Candidates,
     Fit,
     Measured,
-    Numerics,
     Objective,
     Search,
     Trial,
@@ -54,7 +54,6 @@ from eke.tuning.search import (
     enumerate_candidates,
     fit_of,
     free_path,
-    group_of,
     is_higher,
     likely,
     measured,

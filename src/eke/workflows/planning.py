@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eke.common.errors import ConfigError, Fix, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.process_env import (
     is_first,
     let_rank_0_speak,
@@ -18,7 +18,7 @@ from eke.common.process_env import (
     my_rank,
     ranks_are_started,
 )
-from eke.common.streams import lost, speak
+from eke.common.streams import lost, speak, speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
@@ -236,6 +236,13 @@ def complain(text: str, code: int) -> int:
     if is_first():
         speak(text, sys.stderr)
     return code
+
+
+def report_error(error: EkeError, as_json: bool = False) -> int:
+    """Print an error, and with `as_json` its problems for programs; returns the exit code."""
+    if as_json and is_first():
+        speak_problems(error)
+    return complain(str(error), error.exit_code)
 
 
 def means_of_a_run(config: Config) -> Means:

@@ -9,9 +9,10 @@ from unit.rules.devices import CPU, H200
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs
 
+from eke.config.schema import Lora
 from eke.models.sizes import state_bytes
 from eke.rules import Facts, check
-from eke.rules.memory import first_that_fits
+from eke.rules.memory import first_that_fits, held_bytes
 from eke.training.model.adapters import apply_peft
 from eke.training.model.build_model import build_model
 
@@ -92,3 +93,14 @@ def test_a_cpu_holds_all_weights_before_they_are_four_bits():
     assert [p.id for p in refused] == ["states_do_not_fit"]
     assert "holds whole" in refused[0].why
     assert not check(Facts(config, gpu(24), planning=True))[0]
+
+
+def test_a_fix_leaves_some_memory_for_activations() -> None:
+    config = make_config("model=bert_large", "task=masked_lm")
+    held = held_bytes(Facts(replace(config, peft=Lora(option="lora")), H200))
+
+    def found(size):
+        return first_that_fits(Facts(config, replace(H200, memory_bytes=int(size)))).words
+
+    assert found(1.04 * held) != ("peft=lora",)
+    assert found(1.06 * held) == ("peft=lora",)

@@ -142,6 +142,8 @@ class Launcher:
     """Runs at once on a CPU. Two at once slow each other down and claim no speed."""
     runs_per_device: int = field(default=1, metadata=between(1, 64))
     """Runs that share a GPU. More than one claim no speed."""
+    prefix: list[str] = field(default_factory=list)
+    """Commands of `hydra/launcher=command`, as 'ssh HOST'; each takes one run at a time."""
     detach: bool = False
     """Leave once the runs are submitted; eke status says how far they are. Needs a cluster."""
 

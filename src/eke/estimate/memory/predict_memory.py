@@ -15,16 +15,16 @@ from eke.estimate.memory import trace_client
 from eke.estimate.memory.calibration import calibrate, group_of, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
-    ROWS_DIFFER,
+    UNTRACED,
     WORKSPACE_BYTES,
     Forecast,
     Method,
     Range,
     Traced,
     Verdict,
+    doubts_of,
     exact,
     is_fsdp,
-    notes_of,
     spread,
     total,
 )
@@ -84,7 +84,7 @@ def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
 
 
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
-    """One phase as traced: what is alive and, at the highest, what the allocator holds beside.
+    """One phase as traced: what is alive and, at the highest, the allocator's reserve.
 
     Where a trace says that it is of something else (another kernel), the ends of the closed form
     hold; where micro-batches differ in length, its low end, and its high end if there are longer
@@ -105,7 +105,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     parts["others"] = spread(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel: a trace has one process
         parts["buffers"] = closed.parts["buffers"]
-    is_exact = traced.method is Method.trace and not traced.notes
+    is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - total(parts.values()).high
@@ -160,8 +160,8 @@ guides, huggingface.co/docs/transformers/perf_train_gpu_one), 300 to 500 MB are 
 kernels are loaded when first used; no lower bound is known."""
 
 RESERVE_SHARE = (0.03, 0.25)
-"""Of allocated memory that the caching allocator holds beside it: 1 to 2 % were simulated for BERT,
-24 % for a 1-billion-parameter Llama with checkpointing."""
+"""The caching allocator's reserve as a share of allocated memory: 1 to 2 % simulated for BERT, 24 %
+for a 1-billion-parameter Llama with checkpointing."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
@@ -184,12 +184,14 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         traced: what a trace of the same plan found.
     """
     found = moments(plan)
-    method, notes = Method.closed_form, notes_of(plan)
+    method, doubts = Method.closed_form, doubts_of(plan)
+    substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
     # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
-        method, notes = traced.method, (*traced.notes, *_unanswered(notes))
+        method, substitutions = traced.method, traced.notes
+        doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest(moment.tensors for moment in measured)
@@ -206,7 +208,8 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         components=_components(top.parts),
         capacity=capacity,
         verdict=verdict(peak, capacity),
-        notes=notes,
+        doubts=doubts,
+        substitutions=substitutions,
     )
 
 
@@ -236,7 +239,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
 
 
 def room(plan: Plan) -> int | None:
-    """Bytes of the device that are forecast for one process; None where nobody knows.
+    """Bytes of the device that are forecast for one process; None if unknown.
 
     A CPU's memory is shared by all processes, with their Python and with what others hold of it.
     """
@@ -307,11 +310,6 @@ def _components(parts: Parts) -> dict[str, int]:
     return {name: parts[name].expected for name in names if parts[name].expected}
 
 
-def _unanswered(notes: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the closed form's notes, those that a trace does not answer."""
-    return tuple(n for n in notes if "shared" in n or "context" in n or n is ROWS_DIFFER)
-
-
 def _basis(plan: Plan) -> str:
     if plan.device.kind == "cpu":
         many = plan.processes_per_node
@@ -337,7 +335,7 @@ def traced_forecasts(
 
     Args:
         plans: of a sweep.
-        progress: told how many of how many have theirs; called from any thread.
+        progress: called with the number done and the total, from any thread.
         processes: that trace at the same time.
     """
     answers = trace_client.trace_all(plans, progress, processes)

@@ -137,7 +137,7 @@ class Pool:
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""
         devices = self.devices[job.kind]
-        count = min(job.num_devices, devices.count) if job.kind == "cpu" else job.num_devices
+        count = devices.needed(job)
         if count > devices.count:
             reason = f"needs {count} devices, and there are {devices.count}"
             self.books.end(job, Outcome.refused, reason)
@@ -248,6 +248,14 @@ class LocalLauncher(Launcher):
     """Runs on the devices of this machine."""
 
     name = "local"
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Warnings about overrides that other launchers read."""
+        return super().unused(overrides) + [
+            f"{text} has no effect with hydra/launcher=local"
+            for text in overrides
+            if text.startswith("launcher.prefix=")
+        ]
 
     def target(self, config: Config) -> Target:
         """The device of this machine, or the one that `hardware` declares."""

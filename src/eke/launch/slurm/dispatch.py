@@ -365,6 +365,10 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
     return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])
 
 
+OF_THIS_MACHINE = ("cpu_slots", "runs_per_device", "prefix")
+"""Keys of `launcher` that divide this machine, or machines without a queue, among runs."""
+
+
 class SlurmLauncher(Launcher):
     """Runs as jobs of a SLURM cluster."""
 
@@ -395,7 +399,7 @@ class SlurmLauncher(Launcher):
         return [
             f"{text} has no effect in a cluster, where SLURM hands out devices"
             for text in overrides
-            if text.startswith(("launcher.cpu_slots=", "launcher.runs_per_device="))
+            if text.startswith(tuple(f"launcher.{key}=" for key in OF_THIS_MACHINE))
         ]
 
     def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:

@@ -213,7 +213,13 @@ class Guard:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception as one line, secrets masked."""
+    """What stopped a tracker, as one line, secrets masked."""
+    text = one_line(error)
+    return text if isinstance(error, MirrorError) else f"stopped by {text}"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line, secrets masked: `ValueError: text`."""
     name = type(error).__name__
     text = " ".join(str(error).split())
     for variable in SECRETS:
@@ -222,7 +228,7 @@ def describe_error(error: BaseException) -> str:
     text = mask(text)
     if isinstance(error, MirrorError):
         return text
-    return f"stopped by {name}: {text}" if text else f"stopped by {name}"
+    return f"{name}: {text}" if text else name
 
 
 class MirrorError(Exception):

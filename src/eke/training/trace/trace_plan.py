@@ -41,7 +41,8 @@ class TraceablePlan:
 
     plan: Plan
     method: Method
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    is_exact: bool = True
 
 
 def adapt_for_trace(plan: Plan) -> TraceablePlan:
@@ -50,14 +51,14 @@ def adapt_for_trace(plan: Plan) -> TraceablePlan:
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = TraceablePlan(plan, Method.trace, ())
+    found = TraceablePlan(plan, Method.trace)
     for rule in RULES:
         found = rule(found)
     return found
 
 
 def _note(found: TraceablePlan, note: str) -> TraceablePlan:
-    return replace(found, notes=(*found.notes, note))
+    return replace(found, notes=(*found.notes, note), is_exact=False)
 
 
 def _bound(found: TraceablePlan, note: str) -> TraceablePlan:
@@ -183,6 +184,7 @@ def trace(plan: Plan) -> Traced:
         beside=peaks.beside,
         method=adapted.method,
         notes=adapted.notes,
+        is_exact=adapted.is_exact,
     )
 
 

@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_sizes_cannot_be_typed(folder):
     problem = refused(folder, "model.hidden_size=64")
     assert (problem.key, problem.value) == ("model.hidden_size", "64")
     assert "read from the checkpoint" in problem.why
-    assert refused(folder, "model.tie_word_embeddings=true").path == "model.tie_word_embeddings"
+    assert refused(folder, "model.tie_word_embeddings=true").key == "model.tie_word_embeddings"
 
 
 def cut(folder):
@@ -328,7 +329,7 @@ def test_a_line_to_paste_runs_nothing_of_a_folders_name(folder, name):
     pickled(folder)
     with pytest.raises(ConfigError) as caught:
         weight_files(Located("typed", folder.rename(folder.with_name(name))))
-    command = list(caught.value.problems[0].fix.words)
+    command = shlex.split(caught.value.problems[0].remark)
     code = ast.parse(command[command.index("-c") + 1])
     texts = [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
     assert str(folder.with_name(name)) in texts
@@ -384,7 +385,7 @@ def test_a_file_is_no_checkpoint(folder):
 
 
 def test_a_revision_is_of_the_hub(folder):
-    assert refused(folder, "model.revision=main").path == "model.revision"
+    assert refused(folder, "model.revision=main").key == "model.revision"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "-x", "a b"])

@@ -158,3 +158,17 @@ def test_every_optimizer_option_is_known():
     for path in (conf_folder() / "optimizer").glob("*.yaml"):
         config = make_config("model=tiny", f"optimizer={path.stem}")
         assert state_bytes(config).weights == 844928 * 4
+
+
+def test_an_optimizer_of_float32_copies_has_float32_moments():
+    plain, narrow, copied = (
+        state_bytes(make_config("model=tiny", *overrides))
+        for overrides in (
+            (),
+            ("precision=bf16_pure",),
+            ("precision=bf16_pure", "precision.master=on"),
+        )
+    )
+    assert 2 * narrow.optimizer == copied.optimizer == plain.optimizer
+    assert (narrow.master, copied.master) == (0, plain.weights)
+    assert 2 * copied.weights == plain.weights

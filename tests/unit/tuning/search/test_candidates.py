@@ -6,8 +6,9 @@ from support import last_wins
 from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.hardware import Device
-from eke.tuning.search import Numerics, Room, axes_for, enumerate_candidates
-from eke.tuning.search.candidates import MAX_SIZES, TECHNIQUES, group_of
+from eke.rules.techniques import TECHNIQUES, Numerics, group_of
+from eke.tuning.search import Room, axes_for, enumerate_candidates
+from eke.tuning.search.candidates import MAX_SIZES
 from eke.workflows.planning import plan_for
 
 WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
@@ -120,9 +121,13 @@ def test_a_candidates_overrides_compose_to_its_plan(own_machine):
 
 
 def test_every_technique_is_an_override_that_composes():
-    for each in TECHNIQUES:
-        compose([*WORK, *each.overrides.split()])
-        assert each.usual > 0
+    for name, technique in TECHNIQUES.items():
+        assert " ".join(technique.overrides) == name
+        compose([*WORK, *technique.overrides])
+        assert technique.slowdown_on("cpu") > 0
+        assert technique.slowdown_on("cuda") > 0
+        assert set(technique.more_memory) <= set(TECHNIQUES)
+        assert (technique.applies is None) == (technique.edit is None)
 
 
 def test_gpus_can_be_shared_out_where_there_are_several():

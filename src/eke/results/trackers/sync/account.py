@@ -18,7 +18,7 @@ from eke.common.streams import speak
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
-from eke.results.trackers.async_tracker import deduplicate, describe_error
+from eke.results.trackers.async_tracker import deduplicate, one_line
 from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
@@ -136,7 +136,7 @@ def bounded(ask: Callable[[], T], answer_s: float) -> T:
         give_up_core()
         raise NoAnswer(f"W&B's server did not answer within {answer_s:g} s")
     give_up_core()
-    raise Refusal(describe_error(errors[0]).removeprefix("stopped by "))
+    raise Refusal(one_line(errors[0]))
 
 
 def give_up_core() -> None:
