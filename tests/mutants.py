@@ -258,8 +258,8 @@ FAULTS = (
     fault(
         "bits_taken_for_bytes",
         "estimate/time/rates.py",
-        "return typed * 1e9 / 8,",
-        "return typed * 1e9,",
+        ' * 1e9 / 8, "',
+        ' * 1e9, "',
         "a network is taken to be eight times as fast",
         "unit/estimate/time/test_published.py::test_a_network_is_that_of_the_device_or_the_typed_one",
     ),

@@ -18,9 +18,9 @@ from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
 from eke.training.loop.loop import train
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import build_job
 from eke.training.loop.stop import StopFlag, Stopped
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
+from eke.training.loop.training_state import build_job
 from eke.training.model.loss import loss_head
 
 BASE = (
