@@ -233,7 +233,10 @@ def test_label_smoothing_is_torchs(job_of) -> None:
     assert curve(run(job))[0][0] == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("key", ["sparse_prediction", "fused_linear_cross_entropy"])
+@pytest.mark.parametrize(
+    "key",
+    ["sparse_prediction", pytest.param("fused_linear_cross_entropy", marks=pytest.mark.slow)],
+)
 def test_label_smoothing_goes_through_the_loss_head(job_of, tmp_path, key) -> None:
     plain = curve(run(job_of("trainer.extra.label_smoothing_factor=0.3")))
     (tmp_path / "metrics.jsonl").unlink()
