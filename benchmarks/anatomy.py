@@ -28,7 +28,7 @@ from eke.common.files import write_json
 from eke.hardware import detect, environment
 from eke.hardware.cpu import cpu_name
 from eke.training.loop.loop import train_step
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import Job
 
 WARMUP = 2
 """Steps that are not profiled: they make the optimizer's state and load kernels."""

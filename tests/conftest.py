@@ -185,10 +185,10 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     from eke.common.paths import RunPaths
     from eke.plan.record import metrics
     from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.attempt import train
+    from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     def run(*overrides: str) -> Curve:
         plan = make_plan(*last_wins(*overrides))
@@ -200,7 +200,7 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
         )
         meter = Meter(HostClock(), 0, 0)
         job = build_job(plan, paths, 0, StopFlag(), tracker, meter, {})
-        train(job)
+        run_engine(job)
         rows, unreadable = metrics.read_rows(paths.metrics)
         assert unreadable == 0
         steps = metrics.latest(rows, metrics.LOSS)

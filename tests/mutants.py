@@ -130,8 +130,8 @@ FAULTS = (
     fault(
         "torn_store_accepted",
         "data/sources/store.py",
-        "== count * _item_bytes(manifest, name)",
-        ">= 0 * _item_bytes(manifest, name)",
+        ".stat().st_size == count *",
+        ".stat().st_size >= 0 *",
         "a store cut short by a full disk is trained on",
         "unit/data/preparation/test_stores.py::test_a_damaged_store_is_made_again",
     ),
@@ -258,8 +258,8 @@ FAULTS = (
     fault(
         "bits_taken_for_bytes",
         "estimate/time/rates.py",
-        "return typed * 1e9 / 8,",
-        "return typed * 1e9,",
+        ' * 1e9 / 8, "',
+        ' * 1e9, "',
         "a network is taken to be eight times as fast",
         "unit/estimate/time/test_published.py::test_a_network_is_that_of_the_device_or_the_typed_one",
     ),

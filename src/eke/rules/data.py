@@ -119,7 +119,7 @@ RULES = (
         when=_cannot_pack,
         value=lambda f: f.config.data.packing.value,
         why=lambda f: (
-            f"samples are kept apart by their positions, which works for causal_lm on "
+            f"samples are separated by their positions, which works for causal_lm on "
             f"{' and '.join(DECODERS)} models; this is {f.config.task.option} on "
             f"{f.config.model.family}"
         ),

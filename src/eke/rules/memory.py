@@ -30,7 +30,7 @@ LOMO = "arXiv:2306.09782, section 3"
 ROTATED_IN_PLACE = ("llama", "qwen2", "mixtral", "other")
 """Families whose query and key projections go into the rotation as they are, so that Liger's, which
 writes over its input, writes over what selective checkpointing has kept of them. Not Qwen3: there a
-norm lies between. Of an unknown architecture nobody knows."""
+norm lies between. For an unknown architecture it is not known."""
 
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call, which returns all gradients together."""
@@ -280,8 +280,8 @@ def _fewer_processes(facts: Facts) -> Iterator[Change]:
     config = facts.config
     for count in range(copies(facts) - 1, 0, -1):
         fewer = replace(config.distributed, num_processes=count)
-        typed = "distributed=none" if count == 1 else f"distributed.num_processes={count}"
-        yield Fix(typed), replace(config, distributed=fewer)
+        override = "distributed=none" if count == 1 else f"distributed.num_processes={count}"
+        yield Fix(override), replace(config, distributed=fewer)
 
 
 def _adafactor(facts: Facts) -> Iterator[Change]:

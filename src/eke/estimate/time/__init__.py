@@ -1,4 +1,4 @@
-"""How long? What a step does, what its device can do, and the time that takes; no torch."""
+"""Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
 
 from eke.estimate.time.slowdown import as_json, note_predictions, num_runs, slowdown
 from eke.estimate.time.slowdowns import compile_seconds

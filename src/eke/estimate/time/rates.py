@@ -1,4 +1,4 @@
-"""What a device does in a second, as low, expected and high: priors from published sources.
+"""Rates of a device per second, as low, expected and high: priors from published sources.
 
 Expected efficiencies of A100, H100 and H200 are fitted to half of the rows in
 benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitted to rows that
@@ -136,9 +136,9 @@ def _format(plan: Plan) -> str:
 
 def network_of(plan: Plan) -> tuple[float, str]:
     """Bytes per second between machines, all adapters of one together, and where that is from."""
-    typed, own = plan.config.hardware.network_gbit_per_s, plan.device.network_bytes_per_s
-    if typed is not None:
-        return typed * 1e9 / 8, "as typed"
+    configured, own = plan.config.hardware.network_gbit_per_s, plan.device.network_bytes_per_s
+    if configured is not None:
+        return configured * 1e9 / 8, "as configured"
     if own is None:
         return WORKSTATION_BYTES_PER_S, "an assumption; hardware.network_gbit_per_s=N says another"
     why = f"as in NVIDIA's or Amazon's machines with {plan.device.name}"
@@ -161,5 +161,5 @@ def _inside(device: Device, pcie: Span, through_host: bool) -> Span:
     fast = LINK * (device.link_bytes_per_s / 2)
     if "SXM" in device.name or "HBM" in device.name or device.name.endswith(("H200", "B200")):
         return fast
-    # A bridge between two cards that somebody has to have bought.
+    # An optional bridge between two cards.
     return Span(min(pcie.low, fast.low), fast.expected, fast.high)

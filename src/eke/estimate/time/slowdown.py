@@ -1,4 +1,4 @@
-"""How much longer a changed plan takes for its samples: what ranks advice against running out.
+"""Slowdown of a changed plan per sample, which ranks memory advice.
 
 Predicted step times in records, and as JSON: the same fields in both.
 """

@@ -4,7 +4,7 @@ The time model's answers as text, always called an estimate; at most 80 columns.
 
 Rates of a device from finished runs: seconds per FLOP, per byte and per launch.
 
-How far off one more run may be is what the predictions of runs left out were off by
+The error of one more run is estimated from predictions of held-out runs
 (`eke.estimate.time.rate_regression`, `eke.estimate.memory.calibration.fit`).
 """
 
@@ -170,7 +170,7 @@ MOST = 60
 
 @dataclass(frozen=True)
 class FittedRates:
-    """Of one device, as far as finished runs tell."""
+    """Of one device, from finished runs."""
 
     seconds: dict[str, float]
     """Kind of work -> seconds for one unit of it; kinds that make no difference are 0."""

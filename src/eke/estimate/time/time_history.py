@@ -1,4 +1,4 @@
-"""Finished runs as observations of the time model, on disk beside those of memory.
+"""Finished runs as observations of the time model, on disk next to those of memory.
 
 The files, their bounds and what becomes of broken ones are `eke.estimate.memory.calibration`'s.
 

@@ -1,4 +1,4 @@
-"""What the time model says: values only, no torch. Seconds, and all of it an estimate."""
+"""Values of the time model: estimates in seconds; no torch."""
 
 from dataclasses import dataclass, field
 
@@ -70,7 +70,7 @@ class PaceCalibration:
     within: float = 0.0
     """Relative error of the corrected expected time that 95 % of runs stay below."""
     versions: str = ""
-    """Of the libraries they ran with, in words."""
+    """Of their libraries, formatted."""
 
     @property
     def is_used(self) -> bool:
@@ -92,11 +92,11 @@ class StepTime:
     """Expected seconds of each part of a step (`PARTS`); hidden time is not in it, so that they add
     up to `step_s.expected`, but for a calibration's correction."""
     limit: str
-    """The largest of them, in words."""
+    """The largest of them, formatted."""
     mfu: Span | None
     """Share of the datasheet's peak; None where FLOPs or peak are not known."""
     total_s: Span
-    """All optimizer steps of the run; start, evaluation and checkpoints are left out."""
+    """All optimizer steps of the run; without start, evaluation and checkpoints."""
     gpu_hours: Span
     """`total_s` x devices; of CPUs, processes."""
     num_devices: int

@@ -1,8 +1,8 @@
-"""What one optimizer step of a plan has to do on one device, before any device is looked at.
+"""Work of one optimizer step per device, independent of the device.
 
 Numbers in the tensors of one micro-batch: what counted bytes are bytes per.
 
-Forward and backward passes beside their matrix multiplications: bytes moved, and launches.
+Forward and backward passes without matrix multiplications: bytes moved, and launches.
 
 What each family's layers do was counted operator by operator on tensors without data, as a GPU
 would run them (benchmarks/step_work.py writes counted.json, and tests/unit/estimate/time counts
@@ -118,7 +118,7 @@ ALIKE = {"qwen2": "llama", "other": "llama"}
 """Families that were not counted, and whose layers stand in for theirs."""
 
 FIRST_TASK = {"bert": "masked_lm", "t5": "seq2seq_lm"}
-"""Family -> the task it was counted with beside classification; causal_lm for any other."""
+"""Family -> the task it was counted with in addition to classification; causal_lm for any other."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Work:
     recomputed_flops: float
     """Of these, what checkpointing repeats."""
     moved: Span
-    """Bytes that passes read and write beside them."""
+    """Bytes that passes read and write in addition."""
     launches: Span
     """Kernels of the passes."""
     updates: Updates
@@ -272,7 +272,7 @@ def _with_head(each: list[Product], effect: Effect) -> list[Product]:
 
 
 ADAPTER_LAUNCHES = 14
-"""Kernels of one adapted linear layer beside its own, forward and backward: dropout or cast, two
+"""Kernels of one adapted linear layer beyond its own, forward and backward: dropout or cast, two
 products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."""
 
 ADAPTER_READS = 8

@@ -29,7 +29,7 @@ from eke.common.files import own_folder, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import Task
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import LiveRun, describe_exit
+from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import Spot, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
@@ -346,6 +346,11 @@ class LedRun:
         """End the processes here at once; those of other machines follow."""
         self._live.kill()
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of the worker here, negative for a signal; None while it runs."""
+        return self._live.exit_code
+
     def finish(self) -> Record:
         """The record of this attempt; ends whatever still runs on any machine.
 
@@ -358,11 +363,12 @@ class LedRun:
         return self._with_reason(self._live.finish(), trouble)
 
     def _with_reason(self, record: Record, trouble: str) -> Record:
-        """Where no process could say why, what is known of the other machines."""
+        """Name the lost machine, unless a process that failed is known."""
         failure = record.failure
-        if failure is None or not trouble or failure.message.startswith("process "):
+        if failure is None or not trouble:
             return record
-        if not failure.lost_contact and not self._killed_for:
+        unexplained = self._killed_for and not end_of_ranks(self.place.paths, record.attempt)
+        if not failure.lost_contact and not unexplained:
             return record
         failure.message = trouble
         record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code
