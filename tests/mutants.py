@@ -189,7 +189,7 @@ FAULTS = (
         'describe(f.config.optimizer).fails_on_pieces != ""',
         "describe(f.config.optimizer).fails_on_pieces is None",
         "ZeRO starts with an optimizer it cannot split",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named",
+        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),
     fault(
         "bf16_on_old_gpus",
@@ -197,7 +197,7 @@ FAULTS = (
         "BF16_CAPABILITY = (8, 0)",
         "BF16_CAPABILITY = (7, 0)",
         "bfloat16 is allowed on GPUs that emulate it",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named",
+        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),
     fault(
         "lost_updates_allowed",
@@ -205,7 +205,7 @@ FAULTS = (
         "config.optimizer.lr < SMALLEST_STEP",
         "config.optimizer.lr > SMALLEST_STEP",
         "bfloat16 weights that no step changes are trained",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named",
+        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),
     fault(
         "impossible_only_warned",
@@ -213,7 +213,7 @@ FAULTS = (
         "refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]",
         "refused = [rule.problem(facts) for rule in sized[:0]]",
         "a run whose state cannot fit is started",
-        "unit/rules/test_rules.py::test_rule_is_found_and_named",
+        "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),
     fault(
         "room_on_the_wrong_side",
