@@ -74,6 +74,7 @@ def test_a_script_that_takes_too_long_is_killed_and_what_it_said_is_kept() -> No
     assert done.failure == {"outcome": "timeout"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
