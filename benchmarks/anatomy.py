@@ -28,7 +28,7 @@ from eke.common.files import write_json
 from eke.hardware import detect, environment
 from eke.hardware.cpu import cpu_name
 from eke.training.loop.loop import train_step
-from eke.training.loop.training_state import Job
+from eke.training.loop.training_state import TrainingState
 
 WARMUP = 2
 """Steps that are not profiled: they make the optimizer's state and load kernels."""
@@ -75,7 +75,9 @@ def mark_norms(model: torch.nn.Module) -> None:
             module.forward = marked  # type: ignore[method-assign]  # a mark, same result
 
 
-def profiled_step(job: Job, batches: Any, step: int, on_gpu: bool) -> dict[str, dict[str, float]]:
+def profiled_step(
+    job: TrainingState, batches: Any, step: int, on_gpu: bool
+) -> dict[str, dict[str, float]]:
     """Microseconds by phase and kind of one training step."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as trace:
