@@ -29,8 +29,8 @@ from eke.results.trackers.tracker import Untracked
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.observe.effective import closer_look
 from eke.training.optimizer import build_optimizer
 from eke.workflows import plan_for
