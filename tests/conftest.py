@@ -112,11 +112,13 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
 @pytest.fixture
 def train_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Finished]:
+) -> Iterator[Callable[..., Finished]]:
     """What `python train.py ...` calls, in this process: for what plans or rejects, and trains not.
 
     A process takes a second to start; tests/e2e/test_wrong_commands.py starts some.
     """
+    from hydra.core.hydra_config import HydraConfig
+
     from eke import workflows
 
     monkeypatch.chdir(tmp_path)
@@ -128,7 +130,8 @@ def train_main(
         said = capsys.readouterr()
         return Finished(code, said.out, said.err)
 
-    return run
+    yield run
+    HydraConfig.instance().cfg = None  # what answers --cfg leaves it as in a job of Hydra's
 
 
 @pytest.fixture(scope="session")
