@@ -1,6 +1,8 @@
 """Tests that are named elsewhere exist, and planted faults (tests/mutants.py) can be planted."""
 
 import ast
+from importlib import import_module
+from importlib.util import find_spec
 
 import mutants
 import pytest
@@ -49,3 +51,14 @@ def test_the_longest_tests_exist() -> None:
 
 def test_the_table_is_up_to_date() -> None:
     assert mutants.TABLE.read_text() == table(), "run python tests/mutants.py write"
+
+
+@pytest.mark.parametrize("script", sorted((REPO / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_names_that_a_benchmark_imports_exist(script) -> None:
+    """Most are never run here, and a name that has moved would be noticed months later."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eke"):
+            module = import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                below = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
+                assert hasattr(module, name) or below, f"{node.module} has no {name}"

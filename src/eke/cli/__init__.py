@@ -1,5 +1,6 @@
 """The `eke` command: argument parsing and printing only."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -48,6 +49,9 @@ _OF_FOLDERS = ("status", "logs", "cancel", "retry")
 
 HELP_FLAGS = ("--help", "-h")
 
+# A line of the usage: two spaces, the command, its arguments, two spaces or more, its description.
+_USAGE_LINE = re.compile(r"^  eke (\w+).*? {2,}(\S.*)$", flags=re.MULTILINE)
+
 _COMMANDS = ("train", *_OWN_MODULE, *_OF_FOLDERS)
 
 
@@ -82,9 +86,7 @@ def _do(arguments: list[str]) -> int:
 
         return run_commands.main(command, rest)
     if command in COMPLETION_FLAGS:
-        from eke.cli import completion
-
-        return completion.main(rest, USAGE)
+        return _answer_shell(rest)
     if command in HELP_FLAGS:
         return _usage(0)
     if command not in ("train", "--version"):
@@ -92,6 +94,18 @@ def _do(arguments: list[str]) -> int:
     from eke import workflows
 
     return workflows.main(rest if command == "train" else ["--version"])
+
+
+def _answer_shell(request: list[str]) -> int:
+    """`eke -sc ...`: commands and their descriptions are read from the usage text."""
+    from eke.config.compose import answer_shell
+
+    try:
+        sys.stdout.write(answer_shell(request, dict(_USAGE_LINE.findall(USAGE))))
+    except EkeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return EXIT_OK
 
 
 def _train_help(arguments: list[str]) -> int:

@@ -1,11 +1,4 @@
-"""A search under way: which candidate, its trial, and what it says.
-
-What a search leaves: an option of `experiment`, and a small report beside its trials.
-
-Everything of a search before its first trial: seconds, and no process.
-
-`eke fit`: candidates on paper, then a few short trials, and the best written.
-"""
+"""Search for the fastest configuration (`eke fit`): setup, trials and the saved result."""
 
 import shlex
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ FAILS: dict[str, str] = {
     "sequence_fits_positions": "expanded size of the tensor",
     "vocabulary_holds_bytes": "index out of range",
     "synthetic_ids_fit": "'from' to be less than 'to'",
-    "min_len_within_seq_len": "a rule refuses it",
+    "min_len_within_seq_len": "a rule rejects it",
     "nesterov_needs_momentum": "Nesterov momentum requires a momentum",
     "persistent_needs_workers": "needs num_workers > 0",
     "prefetch_needs_workers": "num_workers > 0",

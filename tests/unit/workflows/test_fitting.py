@@ -72,9 +72,9 @@ def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
     ("flags", "name"),
     [
         ((), "fit_tiny"),
-        (("--objective", "memory"), "fit_tiny_memory"),
+        pytest.param(("--objective", "memory"), "fit_tiny_memory", marks=pytest.mark.slow),
         (("--objective", "cost", "--numerics", "reduced"), "fit_tiny_cost_reduced"),
-        (("--objective", "memory", "--name", "mine"), "mine"),
+        pytest.param(("--objective", "memory", "--name", "mine"), "mine", marks=pytest.mark.slow),
     ],
 )
 def test_searches_for_different_things_are_different_options(flags, name, capsys, tmp_path) -> None:

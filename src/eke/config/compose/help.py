@@ -37,7 +37,6 @@ COMMON_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "peft": ("none", "lora", "qlora"),
     "tracker": ("wandb", "mlflow", "tensorboard", "none"),
     "hardware": ("auto", "cpu", "rtx4090", "a100_80", "h100", "h200"),
-    "slurm": ("default",),
     "recipe": ("none", "fastest", "low_memory"),
     "experiment": ("none", "smoke", "debug"),
     "sweep": ("none", "demo", "guide_table", "precision_ladder"),
@@ -50,10 +49,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "precision", "optimizer", "schedule", "memory", "attention", "compile", "kernels",
         "distributed", "offload", "dataloader", "peft", "engine",
     ),
-    "where": ("hardware", "tracker", "slurm"),
+    "where": ("hardware", "tracker"),
     "named settings": ("recipe", "experiment", "sweep"),
 }  # fmt: skip
-"""Headings of the first page -> groups below each; groups that are in none come last."""
+"""Headings of the first page -> groups below each. Any other group belongs to a launcher, and comes
+last."""
 
 COMMON_KEYS = (
     "train.steps", "batch.per_device", "batch.accumulation", "optimizer.lr", "data.seq_len",
@@ -99,7 +99,7 @@ def _first_page(catalogue: Catalogue) -> str:
     listed = {group for groups in PARTS.values() for group in groups}
     others = tuple(group for group in catalogue.options if group not in listed)
     heading = "   (option: the first is the default)"
-    for part, groups in {**PARTS, "other": others}.items():
+    for part, groups in {**PARTS, "launchers": others}.items():
         found = [_first_page_row(group, catalogue) for group in groups]
         lines += [f"{part}{heading}", *found] if found else []
         heading = ""

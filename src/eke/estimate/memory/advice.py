@@ -61,13 +61,13 @@ def _saver(*names: str) -> Saver:
     def changes(plan: Plan) -> Iterator[Change]:
         for technique in (TECHNIQUES[name] for name in names):
             permitted = technique.applies is not None and technique.applies(plan.config)
-            if not permitted or technique.edit is None or plan.device.kind not in technique.devices:
+            if not permitted or plan.device.kind not in technique.devices:
                 continue
             overrides = technique.overrides
             if technique.group == "distributed":
                 count = plan.config.distributed.num_processes
                 overrides = (*overrides, f"distributed.num_processes={count}")
-            changed = technique.edit(plan.config)
+            changed = technique.apply(plan.config)
             slowdown = _slowdown(technique, plan, changed)
             yield Change(overrides, changed, slowdown, technique.reason, technique.keeps_training)
 

@@ -148,7 +148,7 @@ def _path(key: str) -> Path:
 LIMIT_S = 120.0
 """For one plan, the imports of a new process included: many times what the largest models take."""
 
-MODULE = "eke.training.trace.worker"
+MODULE = "eke.training.trace.trace_worker"
 """What a tracing process runs."""
 
 

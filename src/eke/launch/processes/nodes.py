@@ -1,13 +1,7 @@
-"""The first machine of a run: gathers the others, tells them when to start, knows who is left.
+"""Runs on several machines: rendezvous, the leading machine and its followers.
 
-How the machines of a run find each other: a file in a folder that all of them see.
-
-The first one listens and writes down where; the others connect and name the secret of that file,
-which only its owner can read. Messages are lines of JSON; a lost connection is a lost machine.
-
-A run whose first machine is this one, alone or with others.
-
-Another machine than the first of a run: starts processes when it is told to, and ends them.
+The first machine listens and writes its address into a file that all machines see; the others
+connect with the secret in it. Messages are lines of JSON; a lost connection is a lost machine.
 """
 
 import contextlib

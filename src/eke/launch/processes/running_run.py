@@ -1,9 +1,4 @@
-"""A run on this machine while it runs: from its plan to its record, whoever waits for it.
-
-How a run ended, once its process is gone: the written outcome, or why there is none.
-
-Trying a micro-batch out: two steps of the longest samples, in processes that end with them.
-"""
+"""A running run: start, probe, and collect its outcome."""
 
 import dataclasses
 import errno

@@ -143,7 +143,11 @@ def limit_of_recompilation():
     "overrides",
     [
         pytest.param(["compile=eager"], id="eager"),
-        pytest.param(["compile=aot_eager", "memory=checkpointing_selective"], id="selective"),
+        pytest.param(
+            ["compile=aot_eager", "memory=checkpointing_selective"],
+            id="selective",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_layer_is_compiled_for_all(overrides):
