@@ -16,11 +16,10 @@ from eke.config.schema import (
     QLora,
     TrainedBias,
 )
+from eke.models.families import FLOAT32_BYTES, Role, family_of
 from eke.models.sizes import (
     BFLOAT16_BYTES,
-    FLOAT32_BYTES,
     Description,
-    Role,
     algorithm,
     choose_targets,
     describe,
@@ -213,9 +212,6 @@ RULES: tuple[Rule, ...] = (
 
 PEFT_DOCS = "https://huggingface.co/docs/peft"
 
-WITHOUT_BIASES = ("llama", "qwen3", "mixtral", "t5")
-"""Families whose linear layers have none."""
-
 
 def _adapters(facts: Facts) -> Adapters | None:
     return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
@@ -232,7 +228,7 @@ def _peft_option(facts: Facts) -> str:
 def _unmatched(facts: Facts) -> str:
     """Typed names that no layer has; `[]` where none was typed."""
     peft = _adapters(facts)
-    if peft is None or peft.target_modules is None or facts.config.model.family == "other":
+    if peft is None or peft.target_modules is None or not family_of(facts.config).is_known:
         return ""
     targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
@@ -317,11 +313,11 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapted_layers_have_biases",
         verdict=Verdict.no_effect,
         path="peft.bias",
-        when=lambda f: _trains_biases(f) and f.config.model.family in WITHOUT_BIASES,
+        when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
         value=lambda f: cast(Lora, f.config.peft).bias.value,
-        why=lambda f: f"a {f.config.model.family} model's linear layers have no biases to train",
+        why=lambda f: f"a {family_of(f.config).name} model's linear layers have no biases to train",
         fix=lambda f: "peft.bias=none",
-        source="eke.models.sizes.families",
+        source="eke.models.families",
     ),
     Rule(
         id="biases_of_four_bit_layers",
@@ -347,7 +343,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         path="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
-            and f.config.model.family == "mixtral"
+            and family_of(f.config).is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         value=_peft_option,

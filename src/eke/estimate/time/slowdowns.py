@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from eke.config.schema import Rows, Synthetic
-from eke.estimate.memory.components import Shape, shape_of, trains_adapters
+from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import network_of
 from eke.estimate.time.values import Span, exactly
+from eke.models.families import Shape
 from eke.models.sizes import DESCRIPTIONS
 from eke.plan.planner import Plan, drawn
 
@@ -79,7 +80,7 @@ Condition = Callable[[Plan, Shape], object]
 
 NOTES: tuple[tuple[Condition, str], ...] = (
     (
-        lambda plan, shape: shape.family == "other",
+        lambda plan, shape: not shape.architecture.is_known,
         "no counts for this architecture: a Llama of its sizes stands in",
     ),
     (

@@ -30,20 +30,9 @@ from typing import Any
 
 from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
 from eke.estimate.memory.activations import activations
-from eke.estimate.memory.components import Shape
 from eke.estimate.time.values import Span, exactly
-from eke.models.sizes import (
-    FLOAT32_BYTES,
-    STAGE,
-    Attention,
-    Role,
-    Structure,
-    Tokens,
-    Weight,
-    algorithm,
-    describe,
-    training_structure,
-)
+from eke.models.families import FLOAT32_BYTES, Attention, Role, Shape, Structure, Tokens, Weight
+from eke.models.sizes import STAGE, algorithm, describe, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0

@@ -1,9 +1,8 @@
 """Closed-form sizes of models and their training state; no torch, no transformers."""
 
-from eke.models.sizes.families import DECODERS, FAMILIES, VALID_TASKS
+from eke.models.sizes.adapters import Targets, choose_targets, is_ia3, linear_layers
 from eke.models.sizes.optimizers import (
     DESCRIPTIONS,
-    FLOAT32_BYTES,
     PAGED_MIN_SIZE,
     Description,
     algorithm,
@@ -42,43 +41,21 @@ from eke.models.sizes.state import (
     state_files,
     weight_bytes,
 )
-from eke.models.sizes.structure import (
-    KEPT_WHOLE,
-    Attention,
-    Role,
-    Structure,
-    Targets,
-    Tokens,
-    Weight,
-    choose_targets,
-    is_ia3,
-    linear_layers,
-)
 
 __all__ = [
     "BFLOAT16_BYTES",
-    "DECODERS",
     "DESCRIPTIONS",
-    "FAMILIES",
-    "FLOAT32_BYTES",
-    "KEPT_WHOLE",
     "PAGED_MIN_SIZE",
     "PIECE_BUFFERS",
     "STAGE",
-    "VALID_TASKS",
     "WEIGHT_BUFFERS",
-    "Attention",
     "Description",
     "Flops",
     "ModelSize",
-    "Role",
     "SampleMeans",
     "StateBytes",
-    "Structure",
     "SwapBytes",
     "Targets",
-    "Tokens",
-    "Weight",
     "adapted_layers",
     "algorithm",
     "choose_targets",

@@ -35,7 +35,7 @@ from eke.config.schema import (
     Optimizer,
     ScheduleFree,
 )
-from eke.models.sizes.structure import Role, Weight
+from eke.models.families import Role, Weight
 
 FLOAT32_BYTES = 4
 """Of states that are float32 whatever the weights are."""

@@ -30,16 +30,8 @@ from typing import cast
 
 from eke.common.errors import ConfigError, Problem
 from eke.config.schema import Adapters, Config, Lengths, MaskedLM, Rows, Seq2SeqLM, Synthetic
-from eke.models.sizes.families import FAMILIES, VALID_TASKS
-from eke.models.sizes.structure import (
-    Attention,
-    Structure,
-    Tokens,
-    Weight,
-    adapt,
-    choose_targets,
-    linear_layers,
-)
+from eke.models.families import Attention, Structure, Tokens, Weight, family_of
+from eke.models.sizes.adapters import adapt, choose_targets, linear_layers
 
 
 @dataclass(frozen=True)
@@ -277,16 +269,16 @@ def training_structure(config: Config) -> Structure:
 
 
 def _structure(config: Config) -> Structure:
-    family, task = config.model.family, config.task.option
-    tasks = VALID_TASKS[family]
+    family, task = family_of(config), config.task.option
+    tasks = family.tasks
     if task not in tasks:
-        why = f"{family} models have a head for {' and '.join(tasks)} only"
+        why = f"{family.name} models have a head for {' and '.join(tasks)} only"
         raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
-    return FAMILIES[family](config)
+    return family.structure(config)
 
 
 def _architecture(config: Config) -> str:
-    return getattr(config.model, "model_type", config.model.family)
+    return getattr(config.model, "model_type", family_of(config).name)
 
 
 def model_size(config: Config, means: SampleMeans | None = None) -> ModelSize:
@@ -335,7 +327,7 @@ def adapted_layers(config: Config) -> tuple[str, ...]:
 
 def _is_known(config: Config) -> bool:
     """Whether it is known what is trained: adapters go by the names of layers."""
-    return config.model.family != "other" or not isinstance(config.peft, Adapters)
+    return family_of(config).is_known or not isinstance(config.peft, Adapters)
 
 
 def is_ragged(config: Config) -> bool:

@@ -24,6 +24,7 @@ from eke.config.schema import (
 )
 from eke.data import sources
 from eke.data.sources import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
+from eke.models.families import family_of
 from eke.plan.planner.plan import BatchPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
@@ -158,7 +159,9 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
 
 def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     """T5 classifies at the end of text, which the tokenizer has to write."""
-    classifies = isinstance(config.task, SequenceClassification) and config.model.family == "t5"
+    classifies = (
+        isinstance(config.task, SequenceClassification) and family_of(config).is_encoder_decoder
+    )
     if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
         return []
     why = "writes no end-of-text token, at which T5 classifies"

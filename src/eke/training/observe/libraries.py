@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from eke.config.schema import FSDP, Attention, Backend, Packing, PeerToPeer
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
 from eke.training.checkpoint import ShardedUpdate
@@ -150,7 +151,7 @@ def _note_attention(job: Job, seen: Seen) -> None:
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
     job.effective["attention_implementation"] = implementation
-    if job.plan.config.model.family == "mixtral":
+    if family_of(job.plan.config).is_moe:
         job.effective["experts_implementation"] = getattr(config, "_experts_implementation", None)
     ran = set(seen.attention_kernels)
     job.effective["attention_kernels"] = sorted(ran)

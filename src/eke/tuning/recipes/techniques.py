@@ -14,6 +14,7 @@ from eke.config.schema import Compute, MaskedLM
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged, predicted_frac
 from eke.tuning.recipes.question import Candidate, Situation, Wish
 from eke.tuning.recipes.resolver import Axis, Way
@@ -254,7 +255,7 @@ def compiler(situation: Situation) -> Wish | None:
         return _no_compiler("how long the run takes is not known")
     if is_ragged(config):
         return _no_compiler("each new length would be compiled again")
-    if config.model.family == "other":
+    if not family_of(config).is_known:
         return _no_compiler("the layers of this architecture are not known")
     if replace(config.compile, option="inductor").replays_graphs:
         return _whole_model(situation, least)

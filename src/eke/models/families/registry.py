@@ -1,0 +1,17 @@
+"""Registry of model families: `model.family` -> its record."""
+
+from eke.config.schema import Config
+from eke.models.families.bert import BERT
+from eke.models.families.family_record import Family
+from eke.models.families.gpt2 import GPT2
+from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
+from eke.models.families.t5 import T5
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)
+}
+
+
+def family_of(config: Config) -> Family:
+    """The record of the configuration's model."""
+    return FAMILIES[config.model.family]
