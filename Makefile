@@ -5,14 +5,15 @@
 # make test-all all of it but what needs a GPU      make test-gpu   only that
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
-# make check    style, types, layers, spelling      make format     mend the style
+# make check    style, types, layers, spelling, docs    make format   fix the style
+# make docs     the documentation as a site, in site/
 # make clean    remove the environment and caches; runs/ is kept
 #
 # PYTHON=python3.12 make run       another interpreter
 # ARGS="optimizer=adafactor" make run
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu make run
 #                                  PyTorch's CPU build: a tenth of the download, no GPU. It counts at
-#                                  the first installation; `make clean` before changing one's mind.
+#                                  the first installation; run `make clean` before changing it.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -27,7 +28,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-pairs test-gpu check format clean
+.PHONY: help run demo setup test test-all test-again test-random test-pairs test-gpu check docs format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -90,7 +91,7 @@ test-gpu: $(STAMP)
 # All of them, also after one has failed: one look shows everything.
 check: $(STAMP)
 	@$(MAKE) --no-print-directory --keep-going \
-	  check-style check-format check-types check-layers check-spelling check-yaml
+	  check-style check-format check-types check-layers check-spelling check-yaml docs
 
 check-style: $(STAMP)
 	$(BIN)/ruff check
@@ -110,10 +111,14 @@ check-spelling: $(STAMP)
 check-yaml: $(STAMP)
 	$(BIN)/yamllint --strict .
 
+# Warnings are errors: a page without a place in the navigation, a link or an anchor that leads nowhere.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ on their own), with an interval over resampled blocks of steps. `bare again` is 
 what it differs by from the first is noise.
 
 A case is LAYERSxWIDTHxBATCH of a BERT. Prints tables, writes a record; what the numbers were:
-docs/lab.md. About a quarter of an hour on a quiet machine.
+docs/lab/loop.md. About a quarter of an hour on a quiet machine.
 """
 
 import argparse
@@ -71,7 +71,7 @@ PAIRS = (
     ("trainer", "hand"),
     ("trainer", "eke"),
 )
-"""Which loop is compared with which; docs/claims names rows by their number."""
+"""Which loop is compared with which; docs/reference/claims names rows by their number."""
 
 Steps = NDArray[np.float64]
 """Milliseconds of a loop's timed steps, shape (blocks, BLOCK)."""

@@ -38,7 +38,7 @@ from eke.hardware import detect, environment
 from eke.plan.record import EXIT_RESUMABLE
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path.append(str(REPO / "tests"))  # the guides' table stands where docs/techniques.md is made
+sys.path.append(str(REPO / "tests"))  # the guides' table stands where docs/reference/techniques.md is made
 
 from reference.published import ROWS  # noqa: E402  # after the path is there
 
@@ -235,7 +235,7 @@ def trainer_parts(small: bool) -> Iterator[Part]:
 
 
 def memory_parts(small: bool) -> Iterator[Part]:
-    """The guides' rows, as typed in docs/techniques.md."""
+    """The guides' rows, as typed in docs/reference/techniques.md."""
     beside: tuple[str, ...] = ("train.save_final=false", "train.checkpoint_every=null")
     if small:
         beside += (*SMALL_EKE, "data.seq_len=64", "data.num_samples=32", "data.num_eval_samples=8")

@@ -11,8 +11,8 @@ CASES = {
 
 SMOOTH = {"seq2seq-t5": ("model.gated=true", "optimizer.eps=1e-6")}
 """T5's ReLU has a kink, and Adam divides what is nearly zero by itself: rounding decides about an
-update now and then, in one process cut into other micro-batches, too (docs/lab.md). On another CPU
-it decides otherwise."""
+update now and then, in one process cut into other micro-batches, too (docs/lab/sharding.md). On
+another CPU it decides otherwise."""
 
 RAGGED = (
     "data=synthetic",

@@ -6,7 +6,7 @@ from typing import Any
 
 from unit.plan.cases import config_of
 
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import Store, open_store, request_of
 
 
@@ -25,7 +25,7 @@ def store_of(*overrides: str) -> Store:
     """The store of some overrides, prepared in this process, which is quicker."""
     request = request_of(config_of(*overrides))
     assert request is not None
-    prepare(request)
+    prepare_store(request)
     return open_store(request)
 
 

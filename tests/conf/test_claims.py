@@ -1,4 +1,4 @@
-"""docs/claims.md is what its data and the records say, and every claim has what it rests on."""
+"""docs/reference/claims.md matches its data and the records; every claim has evidence."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ids = [claim.id for claim in CLAIMS]
 
 
 def test_the_page_is_up_to_date() -> None:
-    page, fresh = REPO / "docs" / "claims.md", claims_page(REPO / "results")
+    page, fresh = REPO / "docs" / "reference" / "claims.md", claims_page(REPO / "results")
     if os.environ.get("EKE_UPDATE"):
         page.write_text(fresh)
     else:

@@ -5,7 +5,7 @@ import re
 import pytest
 from support import REPO
 
-NOTE = REPO / "docs" / "design" / "slurm.md"
+NOTE = REPO / "docs" / "explanation" / "slurm.md"
 
 
 def test_every_behaviour_has_its_row() -> None:

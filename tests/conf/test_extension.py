@@ -1,6 +1,8 @@
 """Adding an option is one YAML file and one entry in a table; and no option lacks its entry."""
 
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from support import TINY
 
 from eke.common.errors import ConfigError
+from eke.common.plugins import load_plugin
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
@@ -19,10 +22,9 @@ from eke.models.checkpoints.architecture import read_sizes
 from eke.models.families import FAMILIES
 from eke.models.families.family_record import MAIN
 from eke.models.families.llama import LLAMA
-from eke.models.sizes import DESCRIPTIONS, Description
+from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
-from eke.training import optimizer
 from eke.training.batches.tasks import TASKS
 from eke.training.distributed.ranks import BUILDERS as SHARING
 from eke.training.loop.attempt import ENGINES
@@ -59,14 +61,32 @@ beta2: 0.9
 SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=16", "train.steps=2")
 
 
-@pytest.fixture
-def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of options with optimizer=rmsprop.
+# A module of another package.
+PLUGIN = """\
+from math import prod
 
-    In a checkout the file lies in `conf`, whose names are known; elsewhere `option:` has to be one
-    of eke's, unless it is a mere label.
-    """
-    monkeypatch.setattr("eke.config.compose.arguments.LABELS", ("optimizer",))
+from eke.models.sizes import (OptimizerEntry)
+
+ENTRY = OptimizerEntry(
+    builder="rmsprop_for_eke:build",
+    state_bytes=lambda config, weight, number_bytes: number_bytes * prod(weight.shape),
+    built=("RMSprop torch",),
+    fails_on_parts="it takes roots of whole matrices",
+    fails_on_pieces="takes roots of whole matrices",
+    fails_in_backward="counts calls as steps",
+)
+
+
+def build(plan, groups):
+    from torch.optim import RMSprop
+
+    return RMSprop(groups, alpha=plan.config.optimizer.beta2)
+"""
+
+
+@pytest.fixture
+def own_options(tmp_path: Path) -> Path:
+    """A user's folder of options with optimizer=rmsprop."""
     folder = tmp_path / "my options"
     (folder / "optimizer").mkdir(parents=True)
     (folder / "optimizer" / "rmsprop.yaml").write_text(RMSPROP)
@@ -74,13 +94,22 @@ def own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def with_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one entry in the table."""
-    monkeypatch.setitem(
-        optimizer.BUILDERS,
-        "rmsprop",
-        lambda plan, groups: torch.optim.RMSprop(groups, alpha=plan.config.optimizer.beta2),
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package that registers rmsprop."""
+    site = tmp_path / "site"
+    metadata = site / "rmsprop_for_eke-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "rmsprop_for_eke.py").write_text(PLUGIN)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: rmsprop-for-eke\nVersion: 1.0\n"
     )
+    entry_points = "[eke.optimizers]\nrmsprop = rmsprop_for_eke:ENTRY\n"
+    (metadata / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(str(site))
+    load_plugin.cache_clear()
+    yield
+    load_plugin.cache_clear()
+    sys.modules.pop("rmsprop_for_eke", None)
 
 
 @pytest.fixture
@@ -94,7 +123,7 @@ def plan_with(own_options: Path):
     return make
 
 
-def test_a_new_optimizer_trains(plan_with, with_builder, tmp_path) -> None:
+def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     from eke.common.paths import RunPaths
     from eke.plan.record import metrics
     from eke.results.trackers import TrackedRun, build_tracker
@@ -112,6 +141,7 @@ def test_a_new_optimizer_trains(plan_with, with_builder, tmp_path) -> None:
     before = [p.detach().clone() for p in job.parameters]
     train(job)
     assert isinstance(job.optimizer, torch.optim.RMSprop)
+    assert plan.size.num_parameters * 4 == state_bytes(plan.config).optimizer
     assert job.optimizer.param_groups[0]["alpha"] == 0.9
     rows = metrics.latest(metrics.read_rows(paths.metrics)[0], metrics.LOSS)
     assert len(rows) == 2
@@ -119,7 +149,7 @@ def test_a_new_optimizer_trains(plan_with, with_builder, tmp_path) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, job.parameters, strict=True))
 
 
-def test_a_new_option_is_offered_and_told_apart(own_options, plan_with) -> None:
+def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) -> None:
     assert "rmsprop" in help_text(own_options)
     assert "rmsprop" not in help_text()
     assert plan_with("optimizer=rmsprop").choices["optimizer"] == "rmsprop"
@@ -131,7 +161,7 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with) -> None:
     assert caught.value.problems[0].fix == "optimizer=rmsprop"
 
 
-def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with) -> None:
+def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:
     assert plan_with("optimizer=rmsprop", "optimizer.eps=1e-6").config.optimizer.eps == 1e-6
     with pytest.raises(ConfigError, match="at least 0 and below 1"):
         plan_with("optimizer=rmsprop", "optimizer.beta2=1")
@@ -139,35 +169,29 @@ def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with) -> None
         plan_with("optimizer=rmsprop", "optimizer.momentum=0.5")
 
 
-FAILS = Description(
-    fails_on_parts="it takes roots of whole matrices",
-    fails_on_pieces="takes roots of whole matrices",
-    fails_in_backward="counts calls as steps",
-)
-
-
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (("distributed=fsdp", "distributed.num_processes=2"), FAILS.fails_on_parts),
-        (("distributed=zero2", "distributed.num_processes=2"), FAILS.fails_on_pieces),
-        (("memory=optimizer_in_backward", "train.max_grad_norm=null"), FAILS.fails_in_backward),
+        (("distributed=fsdp", "distributed.num_processes=2"), "it takes roots of whole matrices"),
+        (("distributed=zero2", "distributed.num_processes=2"), "takes roots of whole matrices"),
+        (("memory=optimizer_in_backward", "train.max_grad_norm=null"), "counts calls as steps"),
     ],
     ids=["parts", "pieces", "in_backward"],
 )
-def test_what_a_new_optimizer_cannot_do_is_one_entry_of_its_description(
-    overrides, why, plan_with, monkeypatch
-) -> None:
-    assert plan_with("optimizer=rmsprop", *overrides).choices["optimizer"] == "rmsprop"
-    monkeypatch.setitem(DESCRIPTIONS, "rmsprop", FAILS)
+def test_an_entry_says_where_its_optimizer_fails(overrides, why, plan_with, plugin) -> None:
     with pytest.raises(ConfigError, match=why):
         plan_with("optimizer=rmsprop", *overrides)
+
+
+def test_an_optimizer_that_no_package_registers_is_rejected(plan_with) -> None:
+    with pytest.raises(ConfigError, match="is no option of optimizer with these keys"):
+        plan_with("optimizer=rmsprop")
 
 
 TABLES = {
     "task": set(TASKS),
     "task's heads": set(HEADS),
-    "optimizer": set(optimizer.BUILDERS),
+    "optimizer": set(OPTIMIZER_REGISTRY),
     "schedule": set(SHAPES),
     "attention": {*ATTENTION, AUTO_ATTENTION},
     "kernels": set(KERNELS),

@@ -1,28 +1,25 @@
-"""Every optimizer has a full description, and nothing else in eke knows one by its name."""
+"""Every optimizer has a complete entry, and no other module names one."""
 
 import ast
+import inspect
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from support import REPO
+from unit.models.sizes.configs import make_config
 
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema.techniques import OPTIMIZERS
 from eke.estimate.time.transfers import counted_updates
-from eke.models.sizes import DESCRIPTIONS, Description, algorithm
-from eke.models.sizes.optimizers import ALGORITHMS, AUTO, LOOPS, unknown
-from eke.training.optimizer import BUILDERS
+from eke.models.sizes import OPTIMIZER_REGISTRY, describe, optimizer_bytes, structure
+from eke.models.sizes.optimizers import AUTO, LOOPS, unknown
 
 SOURCE = REPO / "src" / "eke"
 
 
-def test_every_option_has_a_description_and_a_builder() -> None:
-    options = set(make_catalogue().options["optimizer"])
-    assert set(DESCRIPTIONS) == set(BUILDERS) == options
-
-
-def test_every_schema_has_an_algorithm() -> None:
-    assert set(ALGORITHMS) == set(OPTIMIZERS.values())
+def test_every_option_has_an_entry() -> None:
+    assert set(OPTIMIZER_REGISTRY) == set(make_catalogue().options["optimizer"])
 
 
 def fields_of(option: str) -> str:
@@ -32,12 +29,16 @@ def fields_of(option: str) -> str:
     return line.partition("/schema/optimizer/")[2].partition("@")[0]
 
 
-@pytest.mark.parametrize("option", DESCRIPTIONS)
-def test_a_description_is_full(option) -> None:
-    known = DESCRIPTIONS[option]
-    kept = algorithm(OPTIMIZERS[fields_of(option)](option=option))
+@pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
+def test_an_entry_is_complete(option) -> None:
+    known = OPTIMIZER_REGISTRY[option]
+    assert list(inspect.signature(resolve_name(known.builder)).parameters) == ["plan", "groups"]
+    config = make_config("model=tiny", f"optimizer={option}")
+    assert type(config.optimizer) is OPTIMIZERS[fields_of(option)]
+    assert describe(config.optimizer) is known
+    assert optimizer_bytes(config, structure(config).weights) > 0
     # A run can tell whether it is what was asked for: by its class, or by an effect on its states.
-    seen = known.built or kept.quantises or kept.projects or known.pages or known.rounds_at_random
+    seen = known.built or known.quantises or known.projects or known.pages or known.rounds_at_random
     assert seen
     assert known.implementation or known.temporaries is not unknown
     # Its step was counted, or what stands in for it was.
@@ -46,22 +47,24 @@ def test_a_description_is_full(option) -> None:
     assert f"{counted}/wide" in counted_updates()
 
 
-@pytest.mark.parametrize("option", DESCRIPTIONS)
-def test_a_description_names_what_exists(option) -> None:
-    known = DESCRIPTIONS[option]
-    assert {known.unquantised, known.twin or "adamw", known.counted_as or "adamw"} <= {*BUILDERS}
+@pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
+def test_an_entry_names_what_exists(option) -> None:
+    known = OPTIMIZER_REGISTRY[option]
+    assert {known.unquantised, known.twin or "adamw", known.counted_as or "adamw"} <= {
+        *OPTIMIZER_REGISTRY
+    }
     assert known.implementation in {"", AUTO, *LOOPS}
     if known.twin:
-        assert DESCRIPTIONS[known.twin].implementation in LOOPS
+        assert OPTIMIZER_REGISTRY[known.twin].implementation in LOOPS
     if known.cuda_only:
         assert known.twin, "the rule that refuses it on a CPU proposes this"
 
 
-@pytest.mark.parametrize("option", DESCRIPTIONS)
+@pytest.mark.parametrize("option", OPTIMIZER_REGISTRY)
 def test_the_card_names_the_package(option) -> None:
     text = (REPO / "conf" / "optimizer" / f"{option}.yaml").read_text()
     (needs,) = [line for line in text.splitlines() if line.startswith("# Needs ")]
-    known = DESCRIPTIONS[option]
+    known = OPTIMIZER_REGISTRY[option]
     assert bool(known.package) == bool(known.install)
     assert known.install in needs if "pip install" in known.install else True
     assert ("pip install" in needs) == ("pip install" in known.install)
@@ -69,7 +72,7 @@ def test_the_card_names_the_package(option) -> None:
 
 NAMES_IT = {
     "config/schema/": "the fields themselves",
-    "models/sizes/": "the descriptions",
+    "models/sizes/": "the registry",
     "training/optimizer/": "builds it, and reads the fields that its library takes",
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
@@ -91,7 +94,7 @@ def named_in(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         match node:
-            case ast.Constant(value=str(text)) if node not in said and text in DESCRIPTIONS:
+            case ast.Constant(value=str(text)) if node not in said and text in OPTIMIZER_REGISTRY:
                 found.add(text)
             case ast.ImportFrom(module=str(module)) if module.startswith("eke.config.schema"):
                 found |= schemas & {alias.name for alias in node.names}
@@ -108,12 +111,5 @@ def test_nothing_else_names_an_optimizer() -> None:
         if (found := named_in(path))
     }
     others = {path: found for path, found in names.items() if not path.startswith((*NAMES_IT,))}
-    assert others == {}, "ask eke.models.sizes.describe or eke.models.sizes.algorithm for a fact"
+    assert others == {}, "ask eke.models.sizes.describe for a fact"
     assert all(any(path.startswith(allowed) for path in names) for allowed in NAMES_IT)
-
-
-def test_an_option_that_nobody_described_is_assumed_to_be_able_to_do_anything() -> None:
-    nobodys = Description()
-    failures = (nobodys.fails_on_parts, nobodys.fails_on_pieces, nobodys.fails_in_backward)
-    assert failures == ("", "", "")
-    assert nobodys.temporaries is unknown

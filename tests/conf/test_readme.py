@@ -1,14 +1,20 @@
-"""README's generated blocks are what the code says; `EKE_UPDATE=1 pytest ...` rewrites them."""
+"""README, CONTRIBUTING and the pages of docs: commands, links, named files, generated blocks."""
 
 import os
 import re
+import shlex
+import subprocess
+from pathlib import Path
 
+from reference.links import anchors, links
 from support import REPO
 
-from eke.config.compose import help_text
+from eke.config.compose import compose, help_text
 from eke.models.families import FAMILIES
 
 README = REPO / "README.md"
+COMMANDS = REPO / "docs" / "reference" / "command-line.md"
+ARCHITECTURE = REPO / "docs" / "architecture.md"
 
 
 def tasks_table() -> str:
@@ -26,43 +32,106 @@ BLOCKS = {"help": lambda: f"```\n{help_text().strip()}\n```", "tasks": tasks_tab
 
 
 def test_generated_blocks_are_up_to_date() -> None:
-    text = fresh = README.read_text()
+    text = fresh = COMMANDS.read_text()
     for name, make in BLOCKS.items():
         block = f"<!-- {name} -->\n{make()}\n<!-- /{name} -->"
         pattern = f"<!-- {name} -->.*?<!-- /{name} -->"
+        assert re.search(pattern, text, flags=re.DOTALL)
         fresh = re.sub(pattern, lambda _, block=block: block, fresh, flags=re.DOTALL)
     if os.environ.get("EKE_UPDATE"):
-        README.write_text(fresh)
+        COMMANDS.write_text(fresh)
     else:
         assert fresh == text, "run EKE_UPDATE=1 pytest tests/conf/test_readme.py"
 
 
-def test_the_map_names_what_is_there() -> None:
-    block = README.read_text().split("## Map")[1].split("## ")[0]
-    names = re.findall(r"^ {4}(?: {2})?(\S+?)/? {2,}\S", block, flags=re.MULTILINE)
-    assert len(names) > 20
-    for name in names:
-        places = [REPO / name, REPO / "src" / "eke" / name]
-        assert any(place.exists() for place in places), name
+def test_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= 750
 
 
-PAGES = [README, REPO / "CONTRIBUTING.md", *(REPO / "docs").rglob("*.md")]
-HISTORY = REPO / "docs" / "lab.md"
-"""Each entry names what was there on its day."""
+def test_commands_of_readme_and_first_run_compose() -> None:
+    """Valid options and keys; a named file need not exist."""
+    pages = README.read_text() + (REPO / "docs" / "tutorial" / "first-run.md").read_text()
+    typed = re.findall(
+        r"^ {4}(?:\S*python train\.py|eke plan|eke fit) (.*?)(?: {2,}#.*)?$", pages, re.M
+    )
+    assert len(typed) >= 8
+    for command in typed:
+        words = shlex.split(command)
+        sweep = "-m" in words
+        for word in words:
+            if "=" in word and not (sweep and word.startswith(("sweep", "hydra/"))):
+                key, _, values = word.partition("=")
+                options = [f"{key}={value}" for value in values.split(",")] if sweep else [word]
+                for option in options:
+                    others = [w for w in words if "=" in w and w != word and not sweep]
+                    compose([*others, option])
 
 
-def test_files_that_are_named_are_there() -> None:
+def test_architecture_names_what_exists() -> None:
+    text = ARCHITECTURE.read_text()
+    paths = re.findall(r"`(src/eke/[\w/.]+)`", text)
+    assert len(paths) > 25
+    assert not [path for path in paths if not (REPO / path).exists()]
+    stops = re.findall(r"`(src/eke/[\w/.]+\.py)`,\s+`(\w+)`", text)
+    assert len(stops) >= 12
+    for path, function in stops:
+        assert re.search(rf"^def {function}\(", (REPO / path).read_text(), re.M), (path, function)
+    assert len(re.findall(r"^\d+\. ", text, re.M)) <= 12
+
+
+def test_architecture_has_a_paragraph_for_each_package() -> None:
+    described = re.findall(r"^\*\*(\w+)\.\*\* ", ARCHITECTURE.read_text(), re.M)
+    packages = {path.parent.name for path in (REPO / "src" / "eke").glob("*/__init__.py")}
+    assert sorted(described) == sorted(packages)
+
+
+def pages() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
+        cwd=REPO, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [path for name in listed.stdout.splitlines() if (path := REPO / name).exists()]
+
+
+PAGES = pages()
+HISTORY = REPO / "docs" / "lab"
+"""Each entry names the files of its day."""
+
+
+def test_files_that_are_named_exist() -> None:
     folders = "benchmarks|conf|containers|docs|results|slurm|src|sweeps|tests"
-    for page in set(PAGES) - {HISTORY}:
-        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/]+\.[a-z]+", page.read_text())
+    for page in PAGES:
+        if HISTORY in page.parents or page.name == "CHANGELOG.md":
+            continue
+        named = re.findall(rf"(?<![\w/])(?:{folders})/[a-z0-9_/-]+\.[a-z]+", page.read_text())
         assert not [name for name in named if not (REPO / name).exists()], page.name
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_to_a_page_and_its_heading() -> None:
+    assert len(PAGES) > 50
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for link in links(page):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_pages_named_in_source_exist() -> None:
+    """Comments, help texts, sources of rules and option files name pages of docs."""
+    files = [
+        path
+        for folder in ("src", "conf", "tests", "benchmarks", "sweeps", "slurm", "containers")
+        for path in (REPO / folder).rglob("*")
+        if path.suffix in {".py", ".yaml", ".md", ".sh", ".sbatch", ".def"}
+    ]
+    named = {
+        (path.name, page)
+        for path in files
+        for page in re.findall(r"(?<![\w./-])docs/[\w/-]+\.md", path.read_text())
+    }
+    assert len(named) > 20
+    assert not [(name, page) for name, page in named if not (REPO / page).exists()]
 
 
 def test_paths_in_contributing_exist() -> None:

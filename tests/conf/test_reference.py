@@ -1,4 +1,4 @@
-"""docs/techniques.md and docs/rules.md say what the code says; `EKE_UPDATE=1` rewrites them."""
+"""docs/reference/techniques.md and rules.md match the code; `EKE_UPDATE=1` rewrites them."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from eke.config.compose.catalogue import make_catalogue
 
 
 def compare(name: str, fresh: str) -> None:
-    page = REPO / "docs" / name
+    page = REPO / "docs" / "reference" / name
     if os.environ.get("EKE_UPDATE"):
         page.write_text(fresh)
     else:

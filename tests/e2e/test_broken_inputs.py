@@ -1,4 +1,4 @@
-"""The stated list of broken inputs (docs/data.md): one clear message each, nothing half-written.
+"""Broken inputs of docs/how-to/data.md: one clear message each, nothing half-written.
 
 Typed through the whole of eke; finer cases of each kind are in tests/unit/data/preparation and
 tests/unit/models/checkpoints.

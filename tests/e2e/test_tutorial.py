@@ -1,4 +1,4 @@
-"""docs/tutorial.md, typed as it stands there, on files made here."""
+"""docs/tutorial/afternoon.md, typed as it stands there, on files made here."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from live import Live, record_of, rows_of
 from support import REPO, Finished, environment
 from unit.results.trackers.stub import serving
 
-TUTORIAL = (REPO / "docs" / "tutorial.md").read_text()
+TUTORIAL = (REPO / "docs" / "tutorial" / "afternoon.md").read_text()
 
 
 def commands(section: str) -> list[str]:

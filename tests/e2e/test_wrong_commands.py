@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "too many classes": (
         "task=sequence_classification task.num_labels=5000",
-        "the classes of a text are its folders",
+        "classes are its folders",
         "task.num_labels=",
     ),
     "steps and epochs": ("train.steps=5 train.epochs=1", "how long to train", "train.steps=null"),
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "pattern of a path": (
         "data=text data.path={tmp}/bare data.pattern=/etc/*",
-        "is no pattern of file names",
+        "is not a valid file name pattern",
         "data.pattern='*.txt'",
     ),
     "no path at all": ("data=text", "data=text needs a value for it", "data.path=FILE_OR_FOLDER"),
@@ -217,7 +217,7 @@ def locked(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return true_open(path, *options, **named)
 
     monkeypatch.setattr(os, "access", access)
-    monkeypatch.setattr("eke.data.sources.files.open", opened, raising=False)
+    monkeypatch.setattr("eke.data.sources.source_files.open", opened, raising=False)
 
 
 def words_of(command: str, world: Path) -> list[str]:

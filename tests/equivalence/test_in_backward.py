@@ -6,14 +6,14 @@ from equivalence_compare import largest_difference
 from support import TINY
 from unit.rules.without import switch_off
 
-from eke.models.sizes import DESCRIPTIONS
+from eke.models.sizes import OPTIMIZER_REGISTRY
 
 BASE = (
     *CASES["causal_lm-llama"], *TINY, *RAGGED, "batch.per_device=6", "train.max_grad_norm=null",
 )  # fmt: skip
 
 
-OPTIMIZERS = sorted(o for o, known in DESCRIPTIONS.items() if not known.fails_in_backward)
+OPTIMIZERS = sorted(o for o, known in OPTIMIZER_REGISTRY.items() if not known.fails_in_backward)
 
 FURTHER = {
     "adamw_8bit": ("optimizer.min_8bit_size=1",),  # else no tensor of this model is quantised

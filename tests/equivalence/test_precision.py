@@ -37,16 +37,19 @@ def test_narrow_formats_stay_near_float32(name, curve_of) -> None:
 
 def test_a_master_copy_of_float32_weights_would_change_nothing(curve_of, monkeypatch) -> None:
     """The copies themselves are exact: planted on float32 weights, the curve is the same."""
-    import eke.training.optimizer as optimizers
     from eke.training.model.number_formats import build_with_master
+    from eke.training.optimizer import builders
 
     plain = curve_of(*STEP)
-    table = {
-        name: lambda plan, groups, build=build: build_with_master(groups, lambda g: build(plan, g))
-        for name, build in optimizers.BUILDERS.items()
-    }
-    monkeypatch.setattr(optimizers, "BUILDERS", table)
+    build, built = builders.adamw, []
+
+    def with_master(plan, groups):
+        built.append(build_with_master(groups, lambda g: build(plan, g)))
+        return built[-1]
+
+    monkeypatch.setattr(builders, "adamw", with_master)
     assert largest_difference(plain, curve_of(*STEP)) == 0
+    assert built
 
 
 RESUMED = {

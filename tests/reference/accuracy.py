@@ -1,4 +1,4 @@
-"""The tables of docs/forecast.md that say how right forecasts are: from the records in results/."""
+"""The tables of docs/reference/accuracy.md, from the records in results/."""
 
 import json
 import statistics

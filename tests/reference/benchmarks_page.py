@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what the benchmarks found, from the records in results/ and nothing else."""
+"""docs/reference/benchmarks.md: results of the benchmarks, from the records in results/."""
 
 import json
 from collections.abc import Callable
@@ -26,8 +26,8 @@ rounds unless a column says otherwise. Numbers of one machine say little about a
 TAIL = """\
 ## Elsewhere
 
-How right forecasts of memory and step time are: [forecast.md](forecast.md). The guides' table:
-[techniques.md](techniques.md). What was tried and did not work: [lab.md](lab.md).
+How right forecasts of memory and step time are: [accuracy.md](accuracy.md). The guides' table:
+[techniques.md](techniques.md). Experiments that did not work: [the lab book](../lab/index.md).
 """
 
 
@@ -50,7 +50,7 @@ class Section:
     question: str
     sources: tuple[Source, ...]
     lab: str | None = None
-    """Heading of the entry in docs/lab.md; None before there is one."""
+    """Page of docs/lab and the anchor of its entry; None before there is one."""
 
 
 _STARTUP = "python benchmarks/startup.py --out results/startup_cpu.json"
@@ -72,7 +72,7 @@ SECTIONS = (
                 {"on_gpu_DEVICE": "python benchmarks/on_gpu.py --stages trainer"},
             ),
         ),
-        "2026-11-24, the ninth sitting: what eight trials can find",
+        "loop.md#2026-11-24-host-cost-with-the-smallest-models",
     ),
     Section(
         "Recipes",
@@ -88,7 +88,7 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-22: recipes that adapt",
+        "recipes.md#2026-11-22-adaptive-recipes",
     ),
     Section(
         "Launching",
@@ -103,13 +103,13 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-21: what launching costs, beside Hydra's launchers",
+        "launchers.md#2026-11-21-launch-cost-compared-with-hydras-launchers",
     ),
     Section(
         "Start-up",
         "How long until help is there, and until a run takes its first step?",
         (Source("startup_*.json", tables.startup, {"startup_cpu": _STARTUP}),),
-        "2026-11-22: what starting costs, and a fork server",
+        "startup.md#2026-11-22-start-up-and-a-fork-server",
     ),
     Section(
         "Planning",
@@ -125,7 +125,7 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
+        "startup.md#2026-11-23-seconds-of-eke-plan",
     ),
     Section(
         "Reports",
@@ -140,7 +140,7 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-22: reports",
+        "reports.md#2026-11-22-drift-and-the-cost-of-a-report",
     ),
     Section(
         "Size",
@@ -155,7 +155,7 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-23: a quiet quarter of an hour; what a plan need not import",
+        "loop.md#2026-11-23-loop-cost-on-a-quiet-machine",
     ),
     Section(
         "Searching",
@@ -172,7 +172,7 @@ SECTIONS = (
                 },
             ),
         ),
-        "2026-11-24, the ninth sitting: what eight trials can find",
+        "fit.md#2026-11-24-choices-within-eight-trials",
     ),
 )
 """The benchmarks a to h, in this order."""
@@ -198,9 +198,7 @@ def _section(letter: str, section: Section, results: Path) -> str:
     for source in section.sources:
         lines += _records(source, results)
     if section.lab:
-        lines.append(
-            f"How it was measured, and what to make of it: [lab book](lab.md#{slug(section.lab)})."
-        )
+        lines.append(f"Method and interpretation: [lab book](../lab/{section.lab}).")
     return "\n\n".join(lines) + "\n"
 
 
@@ -213,7 +211,10 @@ def _records(source: Source, results: Path) -> list[str]:
     }
     parts = []
     for name, content in found.items():
-        parts += [f"**[{name}](../results/{name}.json)**: {origin(content)}", source.show(content)]
+        parts += [
+            f"**[{name}](../../results/{name}.json)**: {origin(content)}",
+            source.show(content),
+        ]
     kind = source.pattern.partition("*")[0]
     for name, command in source.expected.items():
         anywhere = name.endswith("_DEVICE") and any(each.startswith(kind) for each in found)
@@ -257,9 +258,3 @@ def _last_time(content: Content) -> str:
     """Of a record whose parts have times of their own."""
     parts = content.get("parts", {}).get("trainer", {}).values()
     return max((part["time"] for part in parts if "time" in part), default="")
-
-
-def slug(heading: str) -> str:
-    """A heading's anchor, as GitHub makes it."""
-    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
-    return kept.replace(" ", "-")

@@ -11,7 +11,7 @@ from reference.seen import Seen, read_seen
 
 NOTHING = "not yet measured"
 NEAR = 0.005
-"""Below half a percent a peak is called the same, as docs/techniques.md does."""
+"""Below half a percent a peak is called the same, as docs/reference/techniques.md does."""
 MIB = 2**20
 
 

@@ -1,4 +1,4 @@
-"""docs/rules.md: what excludes what, each rule with a command that breaks it and what eke says."""
+"""docs/reference/rules.md: each rule with a command that breaks it and the answer."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,7 @@ here by a command that breaks it, with what eke answers, and has a test that typ
 shows that it is needed is said of each (`tests/unit/rules/necessity.py`). Generated:
 `EKE_UPDATE=1 pytest tests/conf/test_reference.py`.
 
-One rule more, `does_not_fit`, looks at the finished plan: [forecast](forecast.md).
+One rule more, `does_not_fit`, looks at the finished plan: [forecast](../how-to/forecast.md).
 """
 
 TITLES = {

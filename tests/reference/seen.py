@@ -80,5 +80,5 @@ def observations(command: str, seen: list[Seen]) -> list[str]:
 
 
 def link(rule: str) -> str:
-    """To the rule's section of docs/rules.md."""
+    """To the rule's section of docs/reference/rules.md."""
     return f"[{rule.replace('_', ' ')}](rules.md#{rule.replace('_', '-')})"

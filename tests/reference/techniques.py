@@ -1,4 +1,4 @@
-"""docs/techniques.md: every option with its card, and where it has been seen running."""
+"""docs/reference/techniques.md: every option with its card, and where it has been seen running."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the guides say that arithmetic or an installed library answers (docs/claims.md)."""
+"""Claims of docs/reference/claims.md that arithmetic or an installed library answers."""
 
 import dataclasses
 import inspect

@@ -18,7 +18,7 @@ HELP = """\
 usage: eke schema [-h] [--config-dir CONF] [FOLDER]
 
 Write JSON schemas of the option files to FOLDER, and print the settings with which an editor's YAML
-language server completes and checks option files (docs/editor.md).
+language server completes and checks option files (docs/how-to/editor.md).
 
   FOLDER             created if missing; default: .schemas
   --config-dir CONF  folder with your own options, included in the schemas

@@ -3,7 +3,7 @@
 Python's garbage collector, kept from looking through what is never garbage.
 
 Imported modules stay: looking for garbage among them is a seventh of the time that torch and
-transformers take to be imported, and of a plan's (docs/lab.md).
+transformers take to be imported, and of a plan's (docs/lab/startup.md).
 """
 
 import gc

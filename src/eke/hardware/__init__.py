@@ -1,6 +1,6 @@
-"""Devices: what this machine has, and what the datasheets say; importable without torch."""
+"""Hardware: detected devices and datasheets; importable without torch."""
 
-from eke.hardware.cpu import bfloat16_units, choose, detect, file_system, usable_cores
+from eke.hardware.cpu import bfloat16_units, choose_device, detect, file_system, usable_cores
 from eke.hardware.datasheets import DEVICES, Device, option_of
 from eke.hardware.fingerprint import environment, machine_fingerprint, software_now, software_places
 from eke.hardware.processes import (
@@ -18,7 +18,7 @@ __all__ = [
     "Device",
     "DeviceSlot",
     "bfloat16_units",
-    "choose",
+    "choose_device",
     "cpu_slots",
     "detect",
     "environment",

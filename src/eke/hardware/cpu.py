@@ -1,11 +1,4 @@
-"""The CPU as a training device: its name, and the memory this process may really use.
-
-The file system that a folder lies in.
-
-What the installed torch was built for, read from its files: importing it takes seconds.
-
-Which device a run started here gets, and which one it is planned for.
-"""
+"""Device detection: CPU, memory limits, file systems, torch build, and the device of a plan."""
 
 import difflib
 import importlib.util
@@ -31,7 +24,7 @@ _USE = {
     LIMIT_V1: ("memory.usage_in_bytes", "total_inactive_file"),
     LIMIT_V2: ("memory.current", "inactive_file"),
 }
-"""Beside each limit: what is in use, and the line of `memory.stat` with what can be taken back."""
+"""Limit file -> file with the current use, and line of `memory.stat` with reclaimable bytes."""
 
 AVAILABLE_STEP = 256 * MIB
 
@@ -41,7 +34,7 @@ arch/arm64/kernel/cpuinfo.c."""
 
 
 def cpu_device(note: str = "") -> Device:
-    """This machine's CPU: one device, whatever its cores.
+    """This machine's CPU as one device.
 
     Args:
         note: why the CPU and not a GPU.
@@ -100,10 +93,9 @@ def memory_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
 
 def memory_available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Bytes that are left of it now, in whole steps of 256 MiB; None where Linux does not tell.
+    """Bytes available now, rounded down to 256 MiB; None if Linux does not report it.
 
-    What others hold is not there to be trained in: the kernel ends a process for taking it.
-    Rounded down, since what others hold changes all the time and a plan should not.
+    Rounded so that a plan does not change with small changes of other processes.
     """
     free = [*_machine_has_left(proc), *_cgroups_have_left(proc, cgroups)]
     return max(0, min(free)) // AVAILABLE_STEP * AVAILABLE_STEP if free else None
@@ -196,10 +188,10 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """Its kind as the kernel names it (`ext4`, `nfs4`, `tmpfs`); empty where that is not told.
+    """File system type of a path (`ext4`, `nfs4`, `tmpfs`); empty if unknown.
 
     Args:
-        path: exists.
+        path: an existing path.
         mounts: the kernel's table.
     """
     try:
@@ -223,7 +215,10 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild | None:
-    """The installed torch; None when there is none or its `version.py` reads unlike any known."""
+    """Read the build of the installed torch from its files (importing it takes seconds).
+
+    None if torch is missing or its `version.py` has an unknown format.
+    """
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -249,7 +244,7 @@ def parse_version_file(text: str) -> TorchBuild | None:
 def detect() -> Device:
     """The device torch would train on here: the visible GPUs, else the CPU; `note` says why.
 
-    Never raises: a driver that does not answer is a machine without a GPU, and the note says so.
+    Never raises: without an answer from the driver the CPU is used, and the note says so.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     with nvidia.session() as (library, reason):
@@ -258,7 +253,7 @@ def detect() -> Device:
             try:
                 handles = nvidia.visible_handles(library, visible)
                 mine = nvidia.seen_by_one_process(library, handles)
-                gpus = [nvidia.describe(library, handle) for handle in mine]
+                gpus = [nvidia.query_gpu(library, handle) for handle in mine]
             except library.NVMLError as error:
                 gpus, reason = [], f"the NVIDIA driver does not answer: {error}"
             else:
@@ -282,7 +277,7 @@ def _cpu_build_note(gpus: list[Gpu], build: TorchBuild) -> str:
 
 
 def _gpu_device(gpus: list[Gpu]) -> Device:
-    """The visible GPUs as one device; of mixed models the first stands for all (see its note)."""
+    """The visible GPUs as one device; of mixed models the first counts (see its note)."""
     first = gpus[0]
     note = f"{len(gpus)} x {first.name}, found through the NVIDIA driver"
     if len(models := list(dict.fromkeys(gpu.name for gpu in gpus))) > 1:
@@ -300,11 +295,11 @@ def _gpu_device(gpus: list[Gpu]) -> Device:
     )
     device = with_datasheet(device)
     if not device.peak_flops:
-        note += "; its peak FLOP/s are not known, so there is no MFU"
+        note += "; its peak FLOP/s are unknown, so MFU is not reported"
     return replace(device, note=note)
 
 
-def choose(option: str) -> tuple[Device, str]:
+def choose_device(option: str) -> tuple[Device, str]:
     """The device that `hardware=<option>` plans for, and the reason in one clause.
 
     Args:
@@ -330,7 +325,7 @@ def choose(option: str) -> tuple[Device, str]:
 
 
 def _unknown(option: str) -> Problem:
-    """No such device, with the nearest one that there is."""
+    """Problem for an unknown device, with the closest name."""
     known = ["auto", "cpu", *DEVICES]
     nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
     return Problem(

@@ -1,6 +1,4 @@
-"""What eke knows about a device: facts with a source, and nothing where there is none.
-
-Datasheet facts for the devices a run can be planned for without having one.
+"""Datasheet values of devices; a run can be planned for a device without having it.
 
 Peaks are dense (a datasheet's "with sparsity" is halved), of matrix multiplications that accumulate
 in float32, which is what training does: a GeForce runs float16 with float32 accumulation at half of
@@ -38,14 +36,14 @@ class Device:
     memory_bytes: int | None = None
     """Memory of one device; for a CPU what this process may use (cgroup limit included)."""
     available_bytes: int | None = None
-    """What of it others have left when it was looked at; None where that does not count: for a run
-    that starts later, and in the plan of a run on a GPU, which it has to itself."""
+    """Memory not used by other processes when detected; None where it does not matter: for a run
+    that starts later, and for a GPU, which a run has exclusively."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None for a CPU."""
     peak_flops: tuple[tuple[str, float], ...] = ()
     """Dense datasheet peak in FLOP/s by format: `float32`, `tf32`, `float16`, `bfloat16`."""
     memory_bytes_per_s: float | None = None
-    """Datasheet bandwidth of its own memory; None where none is published, as for a CPU."""
+    """Datasheet memory bandwidth; None if none is published, as for a CPU."""
     link_bytes_per_s: float | None = None
     """Datasheet bandwidth of its NVLinks, both directions together; None where it has none."""
     host_bytes_per_s: float | None = None

@@ -1,7 +1,4 @@
-"""What a measurement depends on besides its configuration: device, libraries, eke's own source.
-
-Where and when a run took place: for its record only, never for its identity.
-"""
+"""Software and machine fingerprint of a measurement, and the environment in its record."""
 
 import contextlib
 import hashlib
@@ -25,15 +22,14 @@ LIBRARIES = (
     "galore-torch", "apollo-torch", "schedulefree", "liger-kernel", "flash-attn", "flash-attn-3",
     "apex",
 )  # fmt: skip
-"""Those whose code a step may run through, by distribution name: another version of one of them may
-compute something else, take another time or other memory."""
+"""Distributions whose code a step may run: another version may change results, time or memory."""
 
 OF_DATA = ("numpy", "tokenizers")
-"""Those that decide what a step is given, and not how long it takes."""
+"""Distributions that affect the input of a step, not its time."""
 
 
 def machine_fingerprint(device: Device) -> dict[str, str]:
-    """Facts that must agree before another run's record is taken for this one's; never raises.
+    """Facts that must match before a record of another run is reused; never raises.
 
     Returns:
         `device`, `device_count`, `python`, `eke_source` (16 hex digits) and the version of each
@@ -47,7 +43,7 @@ def machine_fingerprint(device: Device) -> dict[str, str]:
 
 
 def software_now() -> dict[str, str]:
-    """The part of a fingerprint that is no device, as it is on disk now."""
+    """The software part of a fingerprint, as on disk now."""
     return {
         "python": platform.python_version(),
         "eke_source": source_hash(package_folder()),
@@ -56,9 +52,9 @@ def software_now() -> dict[str, str]:
 
 
 def software_places() -> dict[str, tuple[str, int]]:
-    """Folder and its number, which an upgrade leaves as they are, of each part of `software_now`.
+    """Folder and inode of each part of `software_now`; an upgrade leaves both unchanged.
 
-    A fingerprint that changes in one place is a change; in another place it is other software.
+    A changed version at the same place is an upgrade; elsewhere it is another installation.
     """
     folders = {"eke_source": str(package_folder().parent), "python": sys.prefix}
     for name in (*LIBRARIES, *OF_DATA):
@@ -68,7 +64,7 @@ def software_places() -> dict[str, tuple[str, int]]:
 
 
 _software = cache(software_now)
-"""What a process has imported stays; looking again costs a tenth of a second for each run."""
+"""Imported code does not change; reading it again costs a tenth of a second per run."""
 
 
 def package_folder() -> Path:
@@ -77,13 +73,13 @@ def package_folder() -> Path:
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Version by distribution name, in the order given; those not installed are absent."""
+    """Version by distribution name; those not installed are absent."""
     versions = {}
     for name in names:
         try:
             version = metadata.version(name)
         except (metadata.PackageNotFoundError, KeyError, OSError, ValueError):
-            continue  # not there, or its metadata is broken
+            continue  # not installed, or broken metadata
         if version:
             versions[name] = str(version)
     return versions
@@ -98,7 +94,7 @@ def source_hash(package: Path) -> str:
             content = path.read_bytes()
         except OSError as error:  # a dangling editor link must not stop a run
             content = type(error).__name__.encode()
-        # lengths keep (path, content) pairs apart: moving a byte between them changes the hash
+        # lengths delimit path and content: moving a byte between them changes the hash
         digest.update(f"{len(name)}:{name}:{len(content)}:".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
@@ -107,13 +103,13 @@ def source_hash(package: Path) -> str:
 PACKAGES = (
     "eke", *LIBRARIES, "tokenizers", "safetensors", "numpy", "hydra-core", "omegaconf", "wandb",
 )  # fmt: skip
-"""What a run's result or speed may depend on, by distribution name."""
+"""Distributions that may affect results or speed."""
 _GIT_TIMEOUT_S = 5.0
-"""A status takes milliseconds; a shared file system that hangs must not hold up a run."""
+"""`git status` takes milliseconds; a hung shared file system must not block a run."""
 
 
 def environment() -> dict[str, Any]:
-    """Time, host, software and scheduler of this process; what is not known is absent.
+    """Time, host, software and scheduler of this process; unknown values are absent.
 
     Returns:
         `time` (UTC, ISO 8601), `host`, `os`, `python`, `versions`; and where they exist `git`
@@ -143,13 +139,13 @@ def git_state(package: Path) -> dict[str, Any] | None:
     """Commit and dirty flag of the checkout whose `src/eke` is `package`.
 
     Returns:
-        None when `package` is installed elsewhere (a virtual environment may lie inside some other
-        project's checkout, whose commit would be a lie), has no commit yet, or git does not answer.
+        None if `package` is installed elsewhere (a virtual environment may be inside another
+        project's checkout, whose commit would be wrong), has no commit yet, or git fails.
     """
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():
         return None
-    # Inside a git hook GIT_DIR and its like name another repository; locks would disturb the user.
+    # In a git hook, GIT_DIR names another repository; locks would disturb the user.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -172,7 +168,7 @@ def git_state(package: Path) -> dict[str, Any] | None:
 
 
 def _driver() -> dict[str, str]:
-    """NVIDIA driver and the newest CUDA it supports, as far as NVML answers."""
+    """NVIDIA driver version and the newest CUDA it supports, if NVML reports them."""
     known: dict[str, str] = {}
     with nvidia.session() as (library, _):
         if library is None:

@@ -1,9 +1,7 @@
-"""Everything the NVIDIA driver tells about the GPUs of a machine, and what connects them.
+"""NVML queries: visible GPUs, their state, and the links between them.
 
-NVIDIA's management library: which GPUs a CUDA program started here would see.
-
-NVML is asked, not torch: it answers in milliseconds, makes no CUDA context (hundreds of MiB on the
-GPU) and leaves the choice of devices open for the worker.
+NVML instead of torch: it answers in milliseconds, creates no CUDA context (hundreds of MiB on the
+GPU) and does not fix the choice of devices before the worker starts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the driver says about one GPU."""
+    """Driver information about one GPU."""
 
     name: str
     memory_bytes: int | None
@@ -24,7 +22,7 @@ class Gpu:
 
 @contextmanager
 def session() -> Iterator[tuple[Any | None, str]]:
-    """The initialised `pynvml` module and an empty string, or None and the reason there is none."""
+    """Yield the initialised `pynvml` module and an empty string, or None and the reason."""
     try:
         import pynvml
     except ImportError:
@@ -43,10 +41,10 @@ def session() -> Iterator[tuple[Any | None, str]]:
 
 
 def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
-    """Handles of the GPUs that CUDA can be shown, in the order of `visible`.
+    """Handles of the GPUs visible to CUDA, in the order of `visible`.
 
-    A GPU in MIG mode computes nothing itself: its slices stand in its place, and nothing where it
-    has none. One process sees one slice of them (`seen_by_one_process`).
+    A GPU in MIG mode is replaced by its slices, if any. One process sees only one of them
+    (`seen_by_one_process`).
 
     Args:
         nvml: the initialised module.
@@ -80,7 +78,7 @@ def visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 
 def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
-    """What one CUDA process enumerates of them: a single slice, and then no whole GPU.
+    """The devices that one CUDA process enumerates: a single slice, or all whole GPUs.
 
     Source: NVIDIA's MIG User Guide, "CUDA Device Enumeration".
     """
@@ -89,19 +87,19 @@ def seen_by_one_process(nvml: Any, handles: Sequence[Any]) -> list[Any]:
 
 
 def _with_slices(nvml: Any, handles: Iterable[Any]) -> list[Any]:
-    return [piece for handle in handles for piece in _pieces(nvml, handle)]
+    return [each for handle in handles for each in _slices(nvml, handle)]
 
 
-def _pieces(nvml: Any, handle: Any) -> list[Any]:
-    """The slices of a GPU in MIG mode, which there may be none of; else the GPU or slice itself."""
+def _slices(nvml: Any, handle: Any) -> list[Any]:
+    """The slices of a GPU in MIG mode (maybe none); otherwise the GPU or slice itself."""
     try:
         if _is_slice(nvml, handle) or not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return [handle]
-    except (nvml.NVMLError, AttributeError):  # most GPUs cannot be sliced, old drivers slice none
+    except (nvml.NVMLError, AttributeError):  # most GPUs and old drivers do not support MIG
         return [handle]
     found = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(nvml.NVMLError):  # places for slices may be empty
+        with suppress(nvml.NVMLError):  # not every slot has a slice
             found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
     return found
 
@@ -113,7 +111,7 @@ def _is_slice(nvml: Any, handle: Any) -> bool:
 
 
 def _index_of(entry: str, uuids: dict[int, str]) -> Any:
-    """Index of the GPU that one entry names, by number or unambiguous start of its UUID."""
+    """Index of the GPU of one entry: a number or an unambiguous UUID prefix."""
     if entry.isdecimal():
         return int(entry)
     matches = [index for index, uuid in uuids.items() if uuid.startswith(entry)]
@@ -121,15 +119,15 @@ def _index_of(entry: str, uuids: dict[int, str]) -> Any:
 
 
 def _mig_handle(nvml: Any, uuid: str) -> Any | None:
-    """Handle of a slice of a GPU; None when the driver does not know it."""
+    """Handle of a MIG slice; None if the driver does not know it."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
         return None
 
 
-def describe(nvml: Any, handle: Any) -> Gpu:
-    """Name, memory and capability; what the driver does not answer (unified memory) is None."""
+def query_gpu(nvml: Any, handle: Any) -> Gpu:
+    """Name, memory and capability; None for values the driver does not report."""
     memory = capability = None
     with suppress(nvml.NVMLError):
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
@@ -137,7 +135,7 @@ def describe(nvml: Any, handle: Any) -> Gpu:
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = (int(major), int(minor))
     name = str(nvml.nvmlDeviceGetName(handle))
-    # A slice must not be taken for the whole GPU and its peaks; not all drivers name it so.
+    # A slice must not match the whole GPU's datasheet; not all drivers add MIG to the name.
     if _is_slice(nvml, handle) and "MIG" not in name:
         name += " MIG"
     return Gpu(name, memory, capability)
@@ -155,7 +153,7 @@ P2P_READ = 0
 """NVML_P2P_CAPS_INDEX_READ; a tuple by mistake in nvidia-ml-py 13."""
 
 PATHS = {0: "PSB", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t -> the word `nvidia-smi topo -m` has for it."""
+"""nvmlGpuTopologyLevel_t -> its name in `nvidia-smi topo -m`."""
 
 THROTTLES = {
     0x2: "application clocks",
@@ -166,13 +164,13 @@ THROTTLES = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-"""Bit of nvmlClocksEventReasons -> in words; an idle GPU's low clocks (0x1) are no reason to
-worry. Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+"""Bit of nvmlClocksEventReasons -> name; an idle GPU's low clocks (0x1) are normal.
+Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU as it is now; None for what the driver does not answer."""
+    """Current state of one GPU; None for values the driver does not report."""
 
     index: int
     name: str
@@ -194,10 +192,10 @@ class GpuState:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """The GPUs of this machine, whatever CUDA_VISIBLE_DEVICES hides."""
+    """All GPUs of this machine, including those hidden by CUDA_VISIBLE_DEVICES."""
 
     absent: str
-    """Why there is none; empty when there is one."""
+    """Reason if there is no GPU; else empty."""
     driver: str | None = None
     cuda_driver: str | None = None
     """Newest CUDA the driver supports: `13.0`."""
@@ -209,7 +207,7 @@ class GpuReport:
 
 
 def report_gpus() -> GpuReport:
-    """Ask the driver; never raises."""
+    """Query the driver; never raises."""
     with session() as (library, reason):
         if library is None:
             return GpuReport(reason)
@@ -231,7 +229,7 @@ def report_gpus() -> GpuReport:
 
 
 def _ask(library: Any, question: Callable[[], T]) -> T | None:
-    """The answer, or None where this driver, GPU or nvidia-ml-py has none."""
+    """Result of a query; None if driver, GPU or nvidia-ml-py does not support it."""
     try:
         return question()
     except (library.NVMLError, AttributeError):
@@ -239,7 +237,7 @@ def _ask(library: Any, question: Callable[[], T]) -> T | None:
 
 
 def _state(library: Any, index: int, handle: Any) -> GpuState:
-    described = describe(library, handle)
+    described = query_gpu(library, handle)
 
     def ask(name: str, *arguments: Any, part: Callable[[Any], Any] = int) -> Any:
         return _ask(library, lambda: part(getattr(library, name)(handle, *arguments)))
@@ -282,7 +280,7 @@ def _pairs(handles: list[Any], ask: Callable[[Any, Any], T]) -> dict[str, T]:
 
 
 def _link(library: Any, one: Any, other: Any) -> str:
-    """What connects two GPUs: as many NVLinks, straight or through a switch, or a PCIe path."""
+    """Link between two GPUs: number of NVLinks (direct or switched), or the PCIe path."""
     if count := _num_nvlinks(library, one, other):
         return f"NV{count}"
     level = _ask(library, lambda: int(library.nvmlDeviceGetTopologyCommonAncestor(one, other)))
@@ -290,7 +288,7 @@ def _link(library: Any, one: Any, other: Any) -> str:
 
 
 def _num_nvlinks(library: Any, one: Any, other: Any) -> int:
-    """Active links of `one` that end at `other`, or at a switch where `other` has links, too."""
+    """Active NVLinks of `one` to `other`, or to a switch that both use."""
     bus = _ask(library, lambda: _bus(library.nvmlDeviceGetPciInfo(other)))
     ends = _ends(library, one)
     straight = sum(end == bus for end in ends)
@@ -299,7 +297,7 @@ def _num_nvlinks(library: Any, one: Any, other: Any) -> int:
 
 
 def _ends(library: Any, handle: Any) -> list[str]:
-    """Where each active link of a GPU goes: a bus address, or `switch`."""
+    """Remote end of each active link: a bus address, or `switch`."""
     ends = []
     for link in range(MAX_LINKS):
         with suppress(library.NVMLError, AttributeError):  # no such link

@@ -1,6 +1,6 @@
-"""Who else uses the GPUs: a run that shares its device cannot claim a speed.
+"""Processes on a device, and device slots for runs.
 
-The devices of this machine that runs can be handed, one by one.
+A run that shares its device has no valid speed measurement.
 """
 
 import os
@@ -19,19 +19,19 @@ _PROC = Path("/proc")
 
 
 def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
-    """Processes with a CUDA context on the visible GPUs that are no part of this run.
+    """Processes of other runs with a CUDA context on the visible GPUs.
 
-    This process, its ancestors and descendants, and under torchrun its fellow ranks are the
-    run's own.
+    This process, its ancestors and descendants, and under torchrun the other ranks belong to the
+    run.
 
     Args:
         device: what the run uses.
         proc: the process file system.
 
     Returns:
-        One line each, `pid 4242 (python, 10.20 GiB)`; None when it cannot be measured: on a CPU,
-        without a driver, or when the driver's process ids are a container's outside (so that this
-        process's own context cannot be told from others; before it has one, all are foreign).
+        One line each, `pid 4242 (python, 10.20 GiB)`; None if unknown: on a CPU, without a
+        driver, or if the driver reports process ids of the host outside the container (then this
+        process's context cannot be distinguished; before it has one, all are foreign).
     """
     if device.kind != "cuda":
         return None
@@ -47,10 +47,10 @@ def foreign_processes(device: Device, proc: Path = _PROC) -> list[str] | None:
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> int:
-    """Memory of a process and of all that it has started; what they share counts for each.
+    """Resident memory of a process and its descendants; shared pages count for each.
 
     Args:
-        pid: the process; nothing is counted of one that is gone.
+        pid: the process; one that has ended counts as zero.
         proc: the process file system.
     """
     found = {int(entry.name): _stat(entry) for entry in proc.iterdir() if entry.name.isdecimal()}
@@ -62,7 +62,7 @@ def resident_bytes(pid: int, proc: Path = _PROC) -> int:
 
 
 def _stat(process: Path) -> tuple[int, int]:
-    """Parent and resident bytes of a process; zeros of one that has just ended."""
+    """Parent and resident bytes of a process; zeros if it has ended."""
     try:
         # pid (command) state ppid ...; proc(5): rss is the 24th, in pages
         fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -72,7 +72,7 @@ def _stat(process: Path) -> tuple[int, int]:
 
 
 def _processes_by_pid() -> dict[int, int | None] | None:
-    """GPU memory in bytes by process id over all visible GPUs; None without an answer."""
+    """GPU memory in bytes by process id over all visible GPUs; None if NVML fails."""
     with nvidia.session() as (library, _):
         if library is None:
             return None
@@ -80,7 +80,7 @@ def _processes_by_pid() -> dict[int, int | None] | None:
         try:
             for handle in nvidia.visible_handles(library, os.environ.get("CUDA_VISIBLE_DEVICES")):
                 for process in library.nvmlDeviceGetComputeRunningProcesses(handle):
-                    memory: Any = process.usedGpuMemory  # None where the driver does not say
+                    memory: Any = process.usedGpuMemory  # None if not reported
                     before = used.get(process.pid)
                     used[process.pid] = before if memory is None else (before or 0) + memory
         except library.NVMLError:
@@ -89,14 +89,16 @@ def _processes_by_pid() -> dict[int, int | None] | None:
 
 
 def _own_processes(proc: Path, candidates: set[int]) -> set[int]:
-    """Those of `candidates` that belong to this run."""
+    """The `candidates` that belong to this run."""
     me = os.getpid()
     ancestors = set(_ancestors(me, proc))
-    # torchrun starts every rank in a session of its own, as its child: only the parent is shared
+    # torchrun starts each rank as a child in a new session: only the parent is shared
     launcher = None
     if int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1:
         launcher = os.getppid()
-        if os.environ.get(SUPERVISOR) == str(launcher):  # of rank 0 under a hand-typed torchrun
+        if os.environ.get(SUPERVISOR) == str(
+            launcher
+        ):  # rank 0 under a torchrun started by the user
             launcher = _parent(launcher, proc)
     return {
         pid
@@ -114,7 +116,7 @@ def _ancestors(pid: int, proc: Path) -> list[int]:
 
 
 def _parent(pid: int, proc: Path) -> int:
-    """Parent's process id; 0 when the process is gone or not in this namespace."""
+    """Parent's process id; 0 if the process has ended or is in another namespace."""
     try:
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
         # pid (command) state ppid ...; the command may hold blanks and parentheses
@@ -124,13 +126,13 @@ def _parent(pid: int, proc: Path) -> int:
 
 
 def _has_cuda_context() -> bool:
-    """Whether torch, if this process has imported it at all, has touched a GPU."""
+    """Whether torch is imported and has a CUDA context."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def _describe(pid: int, memory: int | None, proc: Path) -> str:
-    """One process in words."""
+    """Process id, name and memory for display."""
     try:
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
@@ -143,25 +145,25 @@ class DeviceSlot:
     """A place for one process of a run: a GPU, or a share of the CPU's cores."""
 
     name: str
-    """As a table shows it: `GPU 0`, `CPU 1`."""
+    """Display name: `GPU 0`, `CPU 1`."""
     device: str
-    """What two slots of one device have in common: a GPU's UUID, or `cpu-0`."""
+    """Identity of the device: a GPU's UUID, or `cpu-0`."""
     lease: str
     """Name of its lock on this machine."""
     cores: tuple[int, ...] = field(default=())
-    """Cores a run is held to; empty where it may use all."""
+    """Cores of a run; empty: all."""
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU or a slice of one, whose UUIDs start so."""
+        """Whether it is a GPU or a MIG slice, by the UUID prefix."""
         return self.device.startswith(("GPU-", "MIG-"))
 
 
 def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, by UUID; slices (MIG) have their own.
+    """Slots of the visible GPUs and MIG slices, by UUID.
 
     Args:
-        runs_per_device: how many runs may share a GPU.
+        runs_per_device: runs that may share a GPU.
     """
     with nvidia.session() as (library, _):
         if library is None:
@@ -179,11 +181,11 @@ def gpu_slots(runs_per_device: int) -> list[DeviceSlot]:
 
 
 def cpu_slots(count: int) -> list[DeviceSlot]:
-    """This machine's CPU in equal parts of its cores.
+    """Slots of this machine's CPU, with its cores divided equally.
 
     Args:
-        count: runs at once. One leaves all cores to a run; more hold each to cores of its own, as
-            far as there are any.
+        count: concurrent runs. A single one may use all cores; otherwise each has its own while
+            there are enough.
     """
     if count == 1:
         return [DeviceSlot("CPU", "cpu-0", "cpu-0")]
@@ -201,7 +203,7 @@ def _share_of(cores: list[int], number: int, share: int) -> list[int]:
 
 
 def processes_on(uuid: str) -> list[int] | None:
-    """Processes with a CUDA context on a GPU, or a slice of one; None without an answer."""
+    """Processes with a CUDA context on a GPU or MIG slice; None if NVML fails."""
     with nvidia.session() as (library, _):
         if library is None:
             return None
@@ -213,7 +215,7 @@ def processes_on(uuid: str) -> list[int] | None:
 
 
 def free_bytes(slot: DeviceSlot) -> int | None:
-    """Bytes of a slot's memory that nobody holds now; None where nobody tells."""
+    """Free bytes of a slot's memory; None if unknown."""
     if not slot.is_gpu:
         return memory_available()
     with nvidia.session() as (library, _):

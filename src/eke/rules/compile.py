@@ -159,7 +159,7 @@ RULES = (
 )
 
 
-SOURCE = "docs/forecast.md, batch=auto: it chooses the micro-batch, the samples per step stay"
+SOURCE = "docs/how-to/forecast.md: batch=auto chooses the micro-batch, the samples per step stay"
 
 
 def _same_step(facts: Facts) -> str:

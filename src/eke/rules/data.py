@@ -198,7 +198,7 @@ RULES = (
         value=lambda f: getattr(f.config.data, "prompt", None),
         why=lambda f: "data.prompt and data.response belong together, and one of them is null",
         fix=_pair_fix,
-        source="docs/data.md",
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="seq2seq_needs_pairs",
@@ -213,7 +213,7 @@ RULES = (
         value=lambda f: None,
         why=lambda f: "task=seq2seq_lm needs a column with the source and one with the target",
         fix=lambda f: "data.prompt=prompt data.response=response",
-        source="docs/data.md",
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="pairs_need_a_task",
@@ -223,7 +223,7 @@ RULES = (
         value=lambda f: getattr(f.config.data, "prompt", None),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
         fix=lambda f: "data.prompt=null data.response=null",
-        source="docs/data.md",
+        source="docs/how-to/data.md",
     ),
     Rule(
         id="streaming_needs_num_samples",

@@ -95,7 +95,7 @@ RULES = (
             f"{describe(f.config.optimizer).fails_on_pieces}"
         ),
         fix=lambda f: "optimizer=adamw",
-        source="arXiv:1910.02054, section 5; docs/design/deepspeed.md",
+        source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -109,7 +109,7 @@ RULES = (
             "bfloat16 weights"
         ),
         fix=lambda f: "precision.master=auto",
-        source="docs/design/deepspeed.md",
+        source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
@@ -153,7 +153,7 @@ RULES = (
         value=lambda f: f.config.compile.option,
         why=lambda f: "DeepSpeed's engine would run the model as it is, uncompiled",
         fix=lambda f: "compile=none",
-        source="docs/design/deepspeed.md",
+        source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(

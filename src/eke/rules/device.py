@@ -9,7 +9,7 @@ from pathlib import Path
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
-from eke.models.sizes import DESCRIPTIONS, model_size, weight_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Verdict
 
@@ -72,7 +72,7 @@ RULES = (
         value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
         fix=lambda f: "hardware=auto   (or add plan_only=true)",
-        source="docs/forecast.md",
+        source="docs/how-to/forecast.md",
     ),
     Rule(
         id="pinning_needs_cuda",
@@ -123,9 +123,9 @@ NEEDS: dict[tuple[str, str], tuple[str, str]] = {
     ("tracker", "mlflow"): ("mlflow", 'pip install "eke[mlflow]"'),
     ("tracker", "trackio"): ("trackio", 'pip install "eke[trackio]"'),
     **{
-        ("optimizer", option): (description.package, description.install)
-        for option, description in DESCRIPTIONS.items()
-        if description.package
+        ("optimizer", option): (entry.package, entry.install)
+        for option, entry in OPTIMIZER_REGISTRY.items()
+        if entry.package
     },
     ("attention", "flash2"): ("flash_attn", "pip install flash-attn --no-build-isolation"),
     ("attention", "flash3"): (

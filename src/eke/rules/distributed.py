@@ -103,7 +103,7 @@ RULES = (
         fix=lambda f: (
             f"distributed=ddp   (with num_processes={f.config.distributed.num_processes})"
         ),
-        source="docs/design/ranks.md",
+        source="docs/explanation/ranks.md",
     ),
     Rule(
         id="ddp_of_one",
@@ -214,7 +214,7 @@ RULES = (
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
         fix=lambda f: f"distributed=ddp distributed.num_processes={_shared_evenly(f)}",
-        source="docs/design/ranks.md",
+        source="docs/explanation/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
@@ -237,6 +237,6 @@ RULES = (
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: "this command starts processes on one machine only",
         fix=lambda f: "distributed.num_nodes=1   (or: hydra/launcher=slurm)",
-        source="docs/slurm.md",
+        source="docs/how-to/slurm.md",
     ),
 )

@@ -250,7 +250,7 @@ RULES = (
             f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
         ),
         fix=lambda f: "model.dropout=0.1",
-        source="docs/models.md",
+        source="docs/how-to/models.md",
     ),
     Rule(
         id="sequence_fits_positions",

@@ -19,8 +19,7 @@ from eke.config.schema import (
 from eke.models.families import FLOAT32_BYTES, Role, family_of
 from eke.models.sizes import (
     BFLOAT16_BYTES,
-    Description,
-    algorithm,
+    OptimizerEntry,
     choose_targets,
     describe,
     is_quantised,
@@ -46,7 +45,7 @@ def _optimizer_option(facts: Facts) -> str:
     return facts.config.optimizer.option
 
 
-def _known(facts: Facts) -> Description:
+def _known(facts: Facts) -> OptimizerEntry:
     return describe(facts.config.optimizer)
 
 
@@ -57,7 +56,7 @@ def _library(facts: Facts) -> str:
 
 def _quantises_nothing(facts: Facts) -> bool:
     optimizer = facts.config.optimizer
-    if algorithm(optimizer).quantises is None:
+    if describe(optimizer).quantises is None:
         return False
     return not any(is_quantised(optimizer, weight) for weight in structure(facts.config).weights)
 
@@ -81,7 +80,7 @@ def _rank_limit(facts: Facts) -> int:
 
 
 def _rank_saves_nothing(facts: Facts) -> bool:
-    if not algorithm(facts.config.optimizer).projects:
+    if not describe(facts.config.optimizer).projects:
         return False
     return projection_rank(facts.config) >= _rank_limit(facts)
 

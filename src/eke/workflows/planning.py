@@ -34,7 +34,7 @@ from eke.estimate.memory import (
     what_makes_room,
 )
 from eke.estimate.time import slowdown
-from eke.hardware import Device, choose
+from eke.hardware import Device, choose_device
 from eke.models.checkpoints import follow_head, resolve_model, resolve_tokenizer
 from eke.plan.planner import Decision, Plan, make_plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
@@ -77,7 +77,7 @@ def plan_for(
     Raises:
         ConfigError: every rule it breaks.
     """
-    device, reason = choose(composed.config.hardware.option)
+    device, reason = choose_device(composed.config.hardware.option)
     if in_cluster:
         device, reason = device_of_nodes(composed.config, device)
     num_nodes = composed.config.distributed.num_nodes if in_cluster else machines_at_hand()

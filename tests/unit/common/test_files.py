@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import stat
 import subprocess
 import sys
 
@@ -39,6 +40,27 @@ def test_a_full_disk_leaves_what_was_there(call, before, tmp_path, monkeypatch) 
     assert caught.value.filename == str(path)
     assert (path.read_bytes() if path.exists() else None) == before
     assert len(os.listdir(tmp_path)) == (before is not None), "a temporary is left"
+
+
+def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path, monkeypatch
+) -> None:
+    """A power cut leaves the old file or the new one: file, rename and folder in this order."""
+    done = []
+    sync, rename = os.fsync, os.replace
+
+    def synced(descriptor):
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        sync(descriptor)
+
+    def renamed(*args, **kwargs):
+        done.append("rename")
+        rename(*args, **kwargs)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_atomic(tmp_path / "a", "new")
+    assert done == ["file", "rename", "folder"]
 
 
 LIMITED = """

@@ -6,7 +6,7 @@ import pytest
 
 from eke.common.errors import ConfigError
 from eke.common.text import closest, closest_path
-from eke.data.sources.files import find_files
+from eke.data.sources.source_files import find_files
 from eke.models.checkpoints.locate import locate
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from eke.common.errors import ConfigError
-from eke.hardware import DEVICES, choose, detect
+from eke.hardware import DEVICES, choose_device, detect
 from eke.hardware.cpu import TorchBuild, parse_version_file, torch_build
 
 detect_module = importlib.import_module("eke.hardware.cpu")  # its function has the same name
@@ -101,7 +101,7 @@ def test_an_unknown_model_has_no_peaks_and_the_note_says_so(machine):
     assert device.kind == "cuda"
     assert device.peak_flops == ()
     assert device.source == ""
-    assert "no MFU" in device.note
+    assert "MFU is not reported" in device.note
 
 
 def test_what_the_driver_does_not_answer_is_absent(machine):
@@ -181,24 +181,24 @@ def test_the_installed_torch_agrees_with_its_files():
 
 def test_auto_is_what_was_detected(machine):
     machine(H200)
-    device, reason = choose("auto")
+    device, reason = choose_device("auto")
     assert device == detect()
     assert reason == "1 x NVIDIA H200, found through the NVIDIA driver"
 
 
 def test_cpu_is_the_cpu_on_a_machine_with_gpus(machine):
     machine(H200)
-    device, reason = choose("cpu")
+    device, reason = choose_device("cpu")
     assert (device.kind, device.count, device.present) == ("cpu", 1, True)
     assert reason == "CPU: hardware=cpu"
 
 
 def test_a_declared_device_is_present_only_on_a_machine_that_has_that_model(machine):
     machine(H200, H200, memory_mib=143000)
-    here, _ = choose("h200")
+    here, _ = choose_device("h200")
     assert here.present
     assert (here.count, here.memory_bytes) == (2, 143000 * 2**20)
-    elsewhere, reason = choose("h100")
+    elsewhere, reason = choose_device("h100")
     assert not elsewhere.present
     assert elsewhere.memory_bytes == DEVICES["h100"].memory_bytes
     assert reason == ("declared by hardware=h100, for planning only: this machine has NVIDIA H200")
@@ -207,6 +207,6 @@ def test_a_declared_device_is_present_only_on_a_machine_that_has_that_model(mach
 def test_an_unknown_option_names_the_nearest(machine):
     machine()
     with pytest.raises(ConfigError, match="hardware = h10") as caught:
-        choose("h10")
+        choose_device("h10")
     assert caught.value.problems[0].fix == "hardware=h100"
     assert "12 known devices: auto, cpu, v100_16" in caught.value.problems[0].why

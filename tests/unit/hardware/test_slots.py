@@ -35,3 +35,16 @@ def test_each_slice_of_a_gpu_is_a_slot_of_its_own(machine):
         piece.parent = "GPU-0a7f-0"
     assert [slot.device for slot in gpu_slots(1)] == ["MIG-7", "MIG-8", "GPU-1a7f-1"]
     assert [free_bytes(slot) // MIB for slot in gpu_slots(1)] == [4864, 9728, 81920]
+
+
+@pytest.mark.parametrize(("num_cores", "count"), [(8, 2), (8, 3), (4, 4)])
+def test_slots_of_a_cpu_share_no_core(num_cores, count, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_cores)))
+    cores = [core for slot in cpu_slots(count) for core in slot.cores]
+    assert len(cores) == len(set(cores)) == count * (num_cores // count)
+
+
+def test_more_slots_than_cores_take_turns_and_one_alone_has_all(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 5})
+    assert [slot.cores for slot in cpu_slots(3)] == [(4,), (5,), (4,)]
+    assert [slot.cores for slot in cpu_slots(1)] == [()]

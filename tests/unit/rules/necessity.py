@@ -367,4 +367,4 @@ SHOWN: dict[str, Shown] = {
     },
     **{rule: Shown(Kind.nowhere, "", reason) for rule, reason in NOWHERE.items()},
 }
-"""Every rule; docs/rules.md says so of each."""
+"""Every rule; docs/reference/rules.md says so of each."""

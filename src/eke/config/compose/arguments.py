@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eke.common.errors import ConfigError, Problem
 from eke.common.masking import masked
 from eke.common.paths import conf_folder, user_path
+from eke.common.plugins import load_plugin
 from eke.config.compose.catalogue import (
     Catalogue,
     admits,
@@ -343,7 +344,7 @@ def check_options(
         option = getattr(section, "option", None)
         known = [name for name, file in files.items() if file.is_relative_to(catalogue.folders[0])]
         named = option == choices.get(group) and (group in LABELS or option in known)
-        if option is None or named:
+        if option is None or named or load_plugin(f"eke.{group}s", option):
             continue
         fits = [o for o in known if catalogue.schema_class(group, o) is type(section)]
         if option not in (known if group in LABELS else fits):

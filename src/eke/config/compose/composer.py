@@ -498,8 +498,8 @@ def _in_cells(problem: Problem, number: int, total: int) -> str:
 def claims(composed: Composed) -> frozenset[str]:
     """Groups and key paths that were typed, or that the experiment sets: `precision`, `seed`.
 
-    A named sweep stands before the recipe (docs/design/composing.md): its fixed settings are no
-    claims, its rows are, since each cell has them as if they were typed.
+    A named sweep stands before the recipe (docs/explanation/composing.md): its fixed settings are
+    no claims, its rows are, since each cell has them as if they were typed.
     """
     typed = {text.lstrip("+~").partition("=")[0] for text in composed.overrides}
     catalogue = make_catalogue(composed.config_dir)

@@ -1,1 +1,1 @@
-"""Tokenizing data once, in a process of its own: the only place that imports `datasets`."""
+"""Tokenization in a separate process; the only package that imports `datasets`."""

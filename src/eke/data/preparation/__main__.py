@@ -17,22 +17,24 @@ from eke.data.sources import request_from_json
 
 USAGE = """\
 usage: python -m eke.data.preparation REQUEST
-what eke asks when rows have to become tokens: a file in JSON, or - for the standard input"""
+tokenizes a dataset for eke; REQUEST is a JSON file, or - for standard input"""
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare; returns the exit code: 0, or 2 when something is wrong with the input."""
+    """Prepare the data; returns the exit code: 0, or 2 for invalid input."""
     if len(arguments) != 1 or (arguments[0].startswith("-") and arguments[0] != "-"):
         sys.stderr.write(f"{USAGE}\n")
         return 2
     signal.signal(signal.SIGTERM, _leave)
     _end_with_parent()
     text = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text()
-    from eke.data.preparation.prepare import prepare  # heavy: only once signals are heard
+    from eke.data.preparation.prepare import (
+        prepare_store,  # slow import: after the signal handler is set
+    )
 
     answer: dict[str, object]
     try:
-        answer = {"folder": str(prepare(request_from_json(text)))}
+        answer = {"folder": str(prepare_store(request_from_json(text)))}
     except ConfigError as error:
         answer = {"problems": [dataclasses.asdict(p) for p in error.problems]}
     sys.stdout.write(json.dumps(answer) + "\n")
@@ -41,16 +43,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """On SIGTERM: leave through every `finally`, so that nothing half-written stays."""
+    """Exit through every `finally` on SIGTERM, so that no partial files remain."""
     raise SystemExit(128 + number)
 
 
 def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when the process that asked dies (Linux)."""
+    """Have the kernel send SIGTERM when the parent process dies (Linux)."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     try:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-    except (OSError, AttributeError):  # not Linux: nothing to ask for
+    except (OSError, AttributeError):  # not Linux
         return
 
 

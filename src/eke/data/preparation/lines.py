@@ -1,11 +1,7 @@
-"""Lines of local files with their numbers, none longer than is allowed; jsonl and csv on top.
+"""Readers of rows: jsonl, csv and parquet files, and Hugging Face Hub datasets.
 
-Bytes reach Python one to one (latin-1), so that a line that is no UTF-8 is one bad row with its
-number, and not the end of the file.
-
-From a row's named values to the texts and the label a sample is made of, or why not.
-
-Rows of parquet files and of the hub's data sets.
+Lines are read as latin-1, one character per byte, so that a line with invalid UTF-8 is one bad row
+with its number and not the end of the file.
 """
 
 import csv
@@ -25,49 +21,49 @@ from typing import Any
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.text import closest
-from eke.data.sources import HubSource, Request, other_format
+from eke.data.sources import HubSource, PrepareRequest, other_format
 
 MAX_NAMES = 10_000
-"""More different text labels than this are no classes."""
+"""Limit on distinct text labels; a column with more is not a class label."""
 
 PROMPTS = ("prompt", "instruction", "question", "query", "input", "source")
 ANSWERS = ("completion", "response", "answer", "output", "target", "chosen")
-"""Usual names of columns with what is read, and with what is predicted."""
+"""Usual column names of prompts and of responses."""
 
 
 class BadRowError(Exception):
-    """A row that cannot be used, with the reason."""
+    """A row that cannot be used; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What is used of one row."""
+    """Texts and label of one row."""
 
     texts: tuple[str, ...]
     """One text, or prompt and response."""
     label: int = 0
-    """Class, or the number of a text label in order of appearance."""
+    """Class, or index of a text label in order of appearance."""
 
 
 @dataclass
 class Columns:
     """The columns a request reads, and the labels seen so far."""
 
-    request: Request
+    request: PrepareRequest
     kind: str = ""
-    """number or name, decided by the first row that has a label."""
+    """`number` or `name`, set by the first row with a label."""
     names: dict[str, int] = field(default_factory=dict)
-    """Text labels by number, in order of appearance."""
+    """Text label -> index, in order of appearance."""
     largest: int = 0
-    """Largest label that was too large."""
+    """Largest label out of range."""
     too_large: int = 0
-    """Rows with such a label."""
+    """Number of rows with such a label."""
     seen: Counter[str] = field(default_factory=Counter)
-    """Columns of the rows, as far as they were looked at."""
+    """Columns of the rows read, until all wanted ones were found."""
     found: set[str] = field(default_factory=set)
-    """Wanted columns that some row had."""
+    """Wanted columns found so far."""
     first_table: str = ""
-    """The first file whose head has all wanted columns."""
+    """First file whose header has all wanted columns."""
 
     @property
     def wanted(self) -> list[tuple[str, str]]:
@@ -78,10 +74,10 @@ class Columns:
         return [(f"data.{key}", column) for key, column in pairs if column is not None]
 
     def take(self, row: Mapping[str, Any]) -> Fields:
-        """The texts and the label of a row.
+        """Read the texts and the label of a row.
 
         Raises:
-            BadRowError: a column is missing, empty of a value, or of the wrong type.
+            BadRowError: a column is missing, empty, or of the wrong type.
         """
         if len(self.found) < len(self.wanted):
             self.seen.update(str(name) for name in row)
@@ -137,10 +133,10 @@ class Columns:
         return self.names.setdefault(value, len(self.names))
 
     def require(self) -> None:
-        """All wanted columns exist in some row so far.
+        """Check that every wanted column was found in some row.
 
         Raises:
-            ConfigError: some do not, each with the column that was probably meant.
+            ConfigError: columns are missing; each problem suggests the closest name.
         """
         missing = [(key, column) for key, column in self.wanted if column not in self.found]
         if missing:
@@ -149,15 +145,15 @@ class Columns:
             )
 
     def require_in(self, names: list[str], file: str = "") -> None:
-        """All wanted columns exist in a table.
+        """Check that a table has every wanted column.
 
         Args:
             names: the table's columns.
-            file: where it lies; empty for the hub's.
+            file: its path; empty for a Hub dataset.
 
         Raises:
-            ConfigError: some do not, each with the column that was probably meant; or they are in
-                the files before this one.
+            ConfigError: columns are missing, with the closest name, or with an earlier file that
+                has them.
         """
         missing = [(key, column) for key, column in self.wanted if column not in names]
         if not missing:
@@ -191,19 +187,19 @@ class Columns:
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
-        """The columns of a prompt and its answer, by the names that such columns have."""
+        """Find a prompt and a response column by their usual names."""
         known = {name.lower(): name for name in there}
         pair = [next((known[n] for n in names if n in known), "") for names in (PROMPTS, ANSWERS)]
         return tuple(pair) if all(pair) and self.request.task == "causal_lm" else ()
 
     def numbered(self) -> tuple[tuple[str, ...], dict[int, int]]:
-        """Text labels by class, and the class of each number in order of appearance.
+        """Assign a class to each text label; returns names by class, and label index -> class.
 
-        Where the checkpoint's head knows all of them, or transformers' own `LABEL_0` and the like
-        are they, they have these numbers; else those of their sorted order.
+        The numbering is the checkpoint head's, or that of transformers' default names (`LABEL_0`),
+        if it covers all labels; otherwise their sorted order.
 
         Raises:
-            ConfigError: there are more of them than classes.
+            ConfigError: there are more labels than classes.
         """
         plain = tuple(f"LABEL_{number}" for number in range(self.request.num_labels))
         choices = (self.request.head_labels, plain, tuple(sorted(self.names)))
@@ -247,9 +243,9 @@ def _listed(names: list[str]) -> str:
 
 
 def _override(key: str, value: str) -> str:
-    """As it has to be typed, whatever the value holds."""
+    """An override, quoted for the shell and for Hydra."""
     from eke.config.compose.catalogue import as_typed
-    from eke.config.sweep.definition import value_text  # Hydra, for a mistake alone
+    from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
 
     return as_typed(f"{key}={value_text(value)}")
 
@@ -260,22 +256,22 @@ BOM = "\xef\xbb\xbf"
 """UTF-8's byte order mark, read as latin-1."""
 
 UTF_16 = ("\xff\xfe", "\xfe\xff")
-"""UTF-16's byte order marks, which begin no text in UTF-8."""
+"""UTF-16's byte order marks; invalid at the start of UTF-8."""
 
 SEPARATORS = ";\t|"
-"""What some programs write in the place of commas."""
+"""Separators that some programs write instead of commas."""
 
 Row = tuple[str, dict[str, Any] | BadRowError]
-"""Where a row is (`name:line`), and its values, or why it has none."""
+"""Location of a row (`name:line`), and its values or the reason it has none."""
 
 
 def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
-    """A streaming data set over one local file."""
+    """Open one local file as a streaming dataset."""
     import datasets
 
     return datasets.load_dataset(
         builder,
-        # The library takes names for patterns.
+        # datasets reads names as glob patterns
         data_files=glob.escape(file),
         split="train",
         streaming=True,
@@ -285,7 +281,7 @@ def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
 
 
 def unreadable(file: str, error: Exception) -> ConfigError:
-    """One clear message for a file that cannot be read to its end."""
+    """Error for a file that cannot be read completely."""
     fix = "data.path=FILE_OR_FOLDER"
     damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
     words = str(error).lower()
@@ -297,11 +293,11 @@ def unreadable(file: str, error: Exception) -> ConfigError:
 
 
 def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
-    """Number and bytes (as latin-1) of each line, its end included.
+    """Yield number and bytes (as latin-1) of each line, including its line end.
 
     Raises:
-        ConfigError: the file cannot be read, its compression is damaged, it is UTF-16, or a line
-            has more than `limit` bytes, of which no more are read.
+        ConfigError: the file is unreadable, damaged or UTF-16, or a line has more than `limit`
+            bytes (the rest of it is not read).
     """
     texts = _texts(file, limit + 1)
     number = 0
@@ -310,7 +306,7 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
             text = next(texts)
         except StopIteration:
             return
-        except Exception as error:  # Arrow's, the decompressors' and the system's
+        except Exception as error:  # raised by Arrow, a decompressor or the system
             raise unreadable(file, error) from error
         number += 1
         if number == 1 and text.startswith(UTF_16):
@@ -332,11 +328,11 @@ def _too_long(file: str, number: int, limit: int) -> ConfigError:
 
 
 def _texts(file: str, most: int) -> Iterator[str]:
-    """Lines, or the first `most` characters of longer ones."""
+    """Yield lines, cut after `most` characters."""
     import fsspec
 
     is_compressed = file.endswith(COMPRESSED)
-    # Ends of lines as the datasets library reads them: prepared tokens stay the same.
+    # Line ends as in the datasets library, so that prepared tokens stay the same.
     ends = "\n" if is_compressed else None
     with (
         fsspec.open(file, "rb", compression="infer") if is_compressed else open(file, "rb") as raw,
@@ -347,7 +343,7 @@ def _texts(file: str, most: int) -> Iterator[str]:
 
 
 def jsonl_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
-    """Each line as an object; None for a blank line."""
+    """Yield each line as an object; None for a blank line."""
     wanted = {column for _, column in columns.wanted}
     for number, line in lines(file, columns.request.max_row_bytes):
         if not line.strip():
@@ -385,10 +381,10 @@ def _parse(line: str, wanted: set[str]) -> dict[str, Any]:
 
 
 def csv_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | None]:
-    """Each record by the names in the first one; None for a blank line.
+    """Yield each record by the names in the header; None for a blank line.
 
     Raises:
-        ConfigError: a wanted column is not among them, or a record is too long.
+        ConfigError: a wanted column is missing, or a record is too long.
     """
     csv.field_size_limit(2**31 - 1)
     limit, start, size = columns.request.max_row_bytes, 1, 0
@@ -399,7 +395,7 @@ def csv_rows(name: str, file: str, _: str, columns: Columns) -> Iterator[Row | N
             size += len(line)  # a value may have many lines
             if size > limit:
                 raise _too_long(file, start, limit)
-            # What is no UTF-8 survives as half surrogates, and is found in the column it is in.
+            # Invalid UTF-8 becomes surrogates, which are reported with their column.
             yield line.encode("latin-1").decode(errors="surrogateescape")
 
     reader = csv.reader(texts(), strict=True)
@@ -436,7 +432,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
 
 
 def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> None:
-    """A single column that no one asks for, with what other programs write between columns."""
+    """Reject a file with a single column whose name contains another separator."""
     separator = next((c for c in SEPARATORS if len(names) == 1 and c in names[0]), None)
     if not separator or names[0] in {column for _, column in columns.wanted}:
         return
@@ -447,23 +443,23 @@ def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> No
 
 
 def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
-    """Each row of a parquet file, with the columns that are read.
+    """Yield each row of a parquet file, restricted to the wanted columns.
 
     Raises:
-        ConfigError: it is no parquet file, or a wanted column is not there.
+        ConfigError: the file is not parquet, or a wanted column is missing.
     """
     import pyarrow.parquet
 
     try:
         found = pyarrow.parquet.read_metadata(file)
         names = list(found.schema.to_arrow_schema().names)
-    except Exception as error:  # Arrow's own tree of errors
+    except Exception as error:  # Arrow has several error classes
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
         fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(names, file)
     if not found.num_rows:
-        return  # the library stumbles over it
+        return  # datasets fails on an empty file
     wanted = [column for _, column in columns.wanted]
     try:
         rows = iter(streamed("parquet", file, cache, columns=list(dict.fromkeys(wanted))))
@@ -482,10 +478,10 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
 
 
 def hub_rows(source: HubSource, evaluation: bool, columns: Columns) -> Iterator[Row | None]:
-    """Each row of one split.
+    """Yield each row of one split.
 
     Raises:
-        ConfigError: the data set, its configuration, its split or a column is not there.
+        ConfigError: the dataset, its configuration, its split or a column does not exist.
     """
     split = source.eval_split if evaluation else source.split
     assert split is not None
@@ -517,7 +513,7 @@ def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
 
 
 def _loaded(source: HubSource) -> Any:
-    """All splits, from the hub or its cache."""
+    """Load all splits from the Hub or its cache."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -536,7 +532,7 @@ def _loaded(source: HubSource) -> Any:
 
 
 def _cached_copy(source: HubSource) -> str | None:
-    """Where `hf download` has put a copy; without a connection the library itself does not look."""
+    """Folder of an `hf download` copy; offline, datasets itself does not use it."""
     from huggingface_hub import snapshot_download
 
     if Path(source.name).is_dir():
@@ -552,7 +548,7 @@ def _cached_copy(source: HubSource) -> str | None:
 
 
 def _unavailable(source: HubSource, error: Exception) -> ConfigError:
-    """What the datasets library raised, in eke's words."""
+    """Translate an error of the datasets library."""
     text = str(error).strip() or repr(error)
     line = text.splitlines()[0][:200]
     if "onfig name is missing" in text or "BuilderConfig" in text:
@@ -565,8 +561,8 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
         why = (
-            f"is neither in the cache of this machine nor to be had from the hub ({line}); fetch "
-            f"it where there is a connection: hf download --repo-type dataset {source.name}"
+            f"is neither in the local cache nor available from the Hub ({line}); with a "
+            f"connection, download it: hf download --repo-type dataset {source.name}"
         )
         fix = "data=jsonl data.path=FILE   (or the folder it was fetched into: data.name=FOLDER)"
         return ConfigError(Problem("data.name", source.name, why, fix))

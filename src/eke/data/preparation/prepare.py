@@ -1,25 +1,25 @@
-"""One preparation from start to end: lock, look, tokenize, rename."""
+"""Prepare one dataset: lock, check the cache, tokenize, rename."""
 
 import shutil
 from pathlib import Path
 
 from eke.data.preparation.rows import RowStore, fill_documents
-from eke.data.preparation.tokenizers import load_tokenizer
+from eke.data.preparation.tokenizers import load_request_tokenizer
 from eke.data.preparation.writer import Writer, locked, temporary
-from eke.data.sources import Request, read_manifest, store_folder
+from eke.data.sources import PrepareRequest, read_manifest, store_folder
 
 
-def prepare(request: Request) -> Path:
-    """Make the store of a request, unless another process has just made it.
+def prepare_store(request: PrepareRequest) -> Path:
+    """Prepare the store of a request unless it exists; returns its folder.
 
     Raises:
-        ConfigError: the input cannot be used, or the cache folder not be written.
+        ConfigError: the input is unusable, or the cache folder cannot be written.
     """
     folder = store_folder(request.key)
     with locked(folder):
         if read_manifest(folder) is not None:
             return folder
-        tokenizer = load_tokenizer(request)
+        tokenizer = load_request_tokenizer(request)
         with temporary(folder) as unfinished:
             writer = Writer(unfinished, tokenizer.vocabulary)
             try:

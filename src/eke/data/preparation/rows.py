@@ -1,9 +1,4 @@
-"""Rows into a store: tokenized, cut, counted, split into training and evaluation.
-
-Documents into a store: one stream of tokens per class and split.
-
-The texts of rows as sequences of tokens, cut to the length that a run has.
-"""
+"""Tokenize rows and documents into a store: truncation, counts, training and evaluation splits."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -33,30 +28,30 @@ from eke.data.preparation.tokenizers import (
     part_of,
 )
 from eke.data.preparation.writer import Splits, Writer, parts_of
-from eke.data.sources import HubSource, Request, Stream, first_fit, other_format
+from eke.data.sources import HubSource, PrepareRequest, TokenStream, first_fit, other_format
 
 CHUNK_BYTES = 1 << 20
-"""Read and tokenized at a time, up to the next end of a line."""
+"""Bytes read and tokenized at a time, extended to the next line end."""
 
 OVERLAPS = (1 << 12, 1 << 17)
-"""Characters of the chunk before that are tokenized again; the second where the first have no place
-at which both agree."""
+"""Characters of the previous chunk tokenized again; the second size if tokens do not match within
+the first."""
 
 RUN = 8
-"""So many tokens on both sides of a place are the same there."""
+"""Tokens on each side of a joint that must match."""
 
 REPLACEMENT = "\ufffd"
-"""What Unicode puts in place of bytes that are no UTF-8."""
+"""Unicode's replacement for invalid UTF-8."""
 
 
-def fill_documents(request: Request, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
-    """Tokenize every document; returns what the manifest says beside the arrays.
+def fill_documents(request: PrepareRequest, tokenizer: Tokenizer, writer: Writer) -> dict[str, Any]:
+    """Tokenize every document; returns the manifest's counts.
 
     Raises:
         ConfigError: a file cannot be read.
     """
     vocabulary = tokenizer.vocabulary
-    # Other tasks put every window into a frame of its own.
+    # Other tasks add special tokens to each window.
     is_causal = request.task == "causal_lm"
     beginning = vocabulary.frame.prefix if is_causal else ()
     end = () if vocabulary.eos is None or not is_causal else (vocabulary.eos,)
@@ -83,7 +78,7 @@ def fill_documents(request: Request, tokenizer: Tokenizer, writer: Writer) -> di
                     if not any(ends):
                         ends = ends_of(tokenizer, writer.read("tokens")[first:])
             size = writer.counts["tokens"] - start
-            streams.append(Stream(evaluation, number, start, size))
+            streams.append(TokenStream(evaluation, number, start, size))
     writer.note(repr(streams))
     return {
         "num_rows": len(request.pieces),
@@ -94,10 +89,10 @@ def fill_documents(request: Request, tokenizer: Tokenizer, writer: Writer) -> di
 
 
 def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.ndarray]:
-    """Ids of a text that comes in chunks: those of the whole, in the memory of two chunks.
+    """Tokenize a text given in chunks: the ids of the whole text, in the memory of two chunks.
 
-    Each chunk is tokenized behind the end of the one before, and the two are joined where they
-    agree. Tokenizers that do not know where tokens end get the whole text at once.
+    Each chunk is tokenized together with the end of the previous one, and the two are joined where
+    their tokens match. Tokenizers without offsets get the whole text at once.
     """
     text = "" if tokenizer.knows_ends else "".join(chunks)
     pending = tokenizer.encode([text])[0]
@@ -108,22 +103,22 @@ def encode_stream(tokenizer: Tokenizer, chunks: Iterable[str]) -> Iterator[np.nd
             place = _agreement(pending, found, len(text) - len(kept), len(kept))
             if place is not None:
                 break
-        else:  # no token of a hundred thousand characters ends where it should
+        else:  # no match within a hundred thousand characters
             place, kept, found = (len(pending.ids), 0), "", tokenizer.encode([chunk])[0]
         yield pending.ids[: place[0]]
-        assert found.ends is not None, "this tokenizer knows them"
+        assert found.ends is not None, "this tokenizer returns offsets"
         pending, text = Encoded(found.ids[place[1] :], found.ends[place[1] :]), kept + chunk
     yield pending.ids
 
 
 def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[int, int] | None:
-    """Tokens of each that lie before a place from which on both are the same.
+    """Find a joint: the number of tokens before it in each; None without a match.
 
     Args:
-        before: ends in characters, of a text whose last `size` characters `after` begins with.
-        after: of these and of what follows.
-        shift: where `after` begins in the text of `before`.
-        size: characters that both have.
+        before: tokens of a text whose last `size` characters begin `after`.
+        after: tokens of these characters and of those that follow.
+        shift: position of `after` in the text of `before`, in characters.
+        size: characters in both.
     """
     assert before.ends is not None
     assert after.ends is not None
@@ -143,9 +138,9 @@ def _agreement(before: Encoded, after: Encoded, shift: int, size: int) -> tuple[
 
 
 def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
-    """A document in chunks of whole lines, and how many characters had to be replaced.
+    """Yield a document in chunks of whole lines, each with its number of replaced characters.
 
-    A piece of a file may begin and end inside a character: that one belongs to the piece before.
+    A character that straddles two spans of a file belongs to the first.
     """
     try:
         with open(path, "rb") as file:
@@ -159,7 +154,7 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
                 left -= len(chunk)
                 line = file.readline(min(left, CHUNK_BYTES)) if left > 0 else b""
                 left -= len(line)
-                # Nor may a chunk end inside a character.
+                # A chunk must not end inside a character.
                 tail = _continuation(file)
                 left -= len(tail)
                 data = chunk + line + tail
@@ -176,13 +171,13 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
 
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
-"""Second and later bytes of a character in UTF-8."""
+"""Continuation bytes of UTF-8."""
 
 _SINGLES = {bytes([value]) for value in _CONTINUATION}
 
 
 def _continuation(file: Any) -> bytes:
-    """The rest of a character that was cut, at most three bytes."""
+    """Read the rest of a cut character, at most three bytes."""
     found = b""
     while len(found) < 3:
         byte = file.read(1)
@@ -194,22 +189,22 @@ def _continuation(file: Any) -> bytes:
 
 
 Sequence = tuple[np.ndarray, int]
-"""Tokens, and how many of them are not learnt: a prompt's, or a source's before its target."""
+"""Tokens, and how many of them have no loss: the prompt's, or the source's."""
 
 
 @dataclass
 class Sequences:
-    """Makes sequences of rows, and counts what did not fit."""
+    """Tokenizer of rows; counts the truncated ones."""
 
-    request: Request
+    request: PrepareRequest
     tokenizer: Tokenizer
     num_truncated: int = 0
-    """Rows of which something was cut off."""
+    """Truncated rows."""
     num_other_prompts: int = 0
-    """Rows that do not begin with the tokens of their prompt alone."""
+    """Rows that do not begin with the tokens of the prompt tokenized alone."""
 
     def of(self, batch: list[Fields]) -> list[Sequence | None]:
-        """The sequence of each row; None where nothing is left of one that could be learnt."""
+        """The sequence of each row; None if it has no token to learn."""
         if self.request.task != "causal_lm":
             return self._framed(batch)
         if self.request.response is None:
@@ -217,7 +212,7 @@ class Sequences:
         return self._answers(batch)
 
     def _framed(self, batch: list[Fields]) -> list[Sequence | None]:
-        """As the tokenizer itself writes texts; of seq2seq, a target behind its source."""
+        """Sequences with the tokenizer's special tokens; in seq2seq, source then target."""
         request, rows = self.request, self.tokenizer.rows
         made = [rows([row.texts[0] for row in batch], request.seq_len)]
         if request.response is not None:
@@ -231,7 +226,7 @@ class Sequences:
         return found
 
     def _texts(self, texts: list[str]) -> list[Sequence | None]:
-        """Each behind what the tokenizer puts in front of a text; a whole one ends in EOS."""
+        """Texts with the tokenizer's prefix; EOS follows those that are not truncated."""
         limit = self.request.seq_len
         found: list[Sequence | None] = []
         for text, encoded in zip(texts, self._beginnings_of(texts, limit), strict=True):
@@ -239,12 +234,12 @@ class Sequences:
             useful = len(encoded.ids) > 0
             self.num_truncated += useful and len(tokens) > limit
             tokens = tokens[:limit]
-            # One token predicts nothing.
+            # A single token has no target.
             found.append((tokens, 0) if useful and len(tokens) > 1 else None)
         return found
 
     def _beginnings_of(self, texts: list[str], limit: int) -> list[Encoded]:
-        """Tokens of texts, or of as much of each as fills a row."""
+        """Tokenize as much of each text as fills a row."""
         encode = self.tokenizer.encode
         parts = [part_of(text, limit) for text in texts]
         found = encode(parts)
@@ -255,13 +250,13 @@ class Sequences:
         return found
 
     def _begun(self, ids: np.ndarray) -> np.ndarray:
-        """Behind the tokenizer's beginning, which a rendered row has already."""
+        """Prepend the tokenizer's prefix unless a rendered chat template has it."""
         beginning = self.tokenizer.beginning
         has_it = np.array_equal(ids[: len(beginning)], beginning)
         return ids if has_it else np.concatenate([beginning, ids])
 
     def _ended(self, tokens: np.ndarray, text: str) -> np.ndarray:
-        """With an end of text, which a rendered row may have already."""
+        """Append EOS unless a rendered chat template has it."""
         vocabulary = self.tokenizer.vocabulary
         end = self.tokenizer.eos_text
         if vocabulary.eos is None or (end and text.rstrip().endswith(end)):
@@ -269,7 +264,7 @@ class Sequences:
         return np.append(tokens, vocabulary.eos)
 
     def _separator(self, prompt: str, response: str) -> str:
-        """Nothing where white space or a special token stands at the border already."""
+        """The separator: empty if white space or a special token is at the boundary."""
         if self.request.separator is not None:
             return self.request.separator
         special = self.tokenizer.special_texts
@@ -278,10 +273,10 @@ class Sequences:
         return "" if rendered or spaced else "\n"
 
     def _answers(self, batch: list[Fields]) -> list[Sequence | None]:
-        """Each prompt and its response as one text, of which the response's tokens are learnt.
+        """Join prompt and response; only the response's tokens are learnt.
 
-        A token that ends behind the border belongs to the response. Where both are too long
-        together, each may keep half: a prompt loses its beginning, a response its end and its EOS.
+        A token that crosses the boundary belongs to the response. If both together are too long,
+        each may keep half: the prompt loses its beginning, the response its end and its EOS.
         """
         pairs = [(p + self._separator(p, r), r) for p, r in (row.texts for row in batch)]
         limit, encode = self.request.seq_len, self.tokenizer.encode
@@ -317,12 +312,12 @@ class Sequences:
 
 
 def _too_short(text: str, part: str, num_tokens: int, limit: int) -> bool:
-    """More of a text is needed to know the tokens that a row keeps of it."""
+    """Whether more of the text must be tokenized to fill the row."""
     return len(part) < len(text) and num_tokens <= limit + MARGIN_TOKENS
 
 
 def _border(both: Encoded, first: Encoded, place: int) -> int:
-    """Number of the first token that ends behind a place of the text."""
+    """Index of the first token that ends after a position of the text."""
     if both.ends is not None:
         behind = both.ends > place
         return int(behind.argmax()) if behind.any() else len(both.ids)
@@ -332,24 +327,24 @@ def _border(both: Encoded, first: Encoded, place: int) -> int:
 
 
 BATCH_ROWS = 1000
-"""Rows tokenized at a time: the tokenizer's threads share them."""
+"""Rows per tokenizer call, which runs them on several threads."""
 
 BATCH_CHARACTERS = 1 << 22
-"""A batch ends here, too, so that long texts need no more memory than short ones."""
+"""Characters per tokenizer call, which bounds memory for long texts."""
 
 NUM_NAMED = 5
-"""Bad rows whose place and reason is kept."""
+"""Bad rows listed in the manifest."""
 
 HOPELESS_ROWS = 1000
-"""When none of the first rows can be used, nobody has to wait for the rest of the file."""
+"""Give up if none of the first rows is usable."""
 
 READERS = {"jsonl": jsonl_rows, "csv": csv_rows, "parquet": parquet_rows}
-"""Option of the group `data` -> its reader."""
+"""`data` option -> reader."""
 
 
 @dataclass
 class Counts:
-    """What became of the rows."""
+    """Counts of rows read, bad and empty."""
 
     num_rows: int = 0
     num_bad: int = 0
@@ -357,7 +352,7 @@ class Counts:
     bad_rows: list[str] = field(default_factory=list)
 
     def bad(self, place: str, reason: str) -> None:
-        """A row that cannot be used."""
+        """Count a bad row."""
         self.num_bad += 1
         if len(self.bad_rows) < NUM_NAMED:
             self.bad_rows.append(f"{place} {reason}")
@@ -365,13 +360,13 @@ class Counts:
 
 @dataclass
 class RowStore:
-    """A store that is being filled with rows."""
+    """Store under construction from rows."""
 
-    request: Request
+    request: PrepareRequest
     tokenizer: Tokenizer
     writer: Writer
     cache: str
-    """Where the datasets library may put files of its own."""
+    """Cache folder of the datasets library."""
     counts: Counts = field(default_factory=Counts)
     columns: Columns = field(init=False)
     sequences: Sequences = field(init=False)
@@ -386,10 +381,10 @@ class RowStore:
         self.splits = Splits(self.writer, self.request.eval_frac)
 
     def fill(self) -> dict[str, object]:
-        """Read everything; returns what the manifest says beside the arrays.
+        """Read all rows; returns the manifest's counts.
 
         Raises:
-            ConfigError: a file is damaged, a column is missing, no row can be used.
+            ConfigError: a file is damaged, a column is missing, or no row is usable.
         """
         for name in ("tokens", "offsets", "cuts", "train", "evaluation"):
             self.writer.append(name, [0] if name == "offsets" else [])
@@ -432,7 +427,7 @@ class RowStore:
             yield from reader(name, file, self.cache, self.columns)
 
     def _first(self, hub: HubSource, evaluation: bool) -> Iterator[Row | None]:
-        """Rows until there are as many samples as were asked for, when streaming."""
+        """Yield rows; when streaming, until there are enough samples."""
         for row in hub_rows(hub, evaluation, self.columns):
             if hub.streaming and self._enough(hub, evaluation):
                 return
@@ -445,9 +440,9 @@ class RowStore:
         return enough and (hub.eval_split is not None or self.writer.counts["evaluation"] > 0)
 
     def _read(self, rows: Iterator[Row | None], evaluation: bool | None) -> None:
-        """Rows of one source; `evaluation` None splits them by their hash."""
+        """Store the rows of one source; with `evaluation` None they are split by hash."""
         streaming = self.request.hub is not None and self.request.hub.streaming
-        most = 1 if streaming else BATCH_ROWS  # not one row more than is needed
+        most = 1 if streaming else BATCH_ROWS  # a stream must not read ahead
         batch: list[Fields] = []
         characters = 0
         for row in rows:
@@ -482,10 +477,10 @@ class RowStore:
             self._check_usable()
 
     def _check_usable(self) -> None:
-        """Some row can be used.
+        """Check that some row is usable.
 
         Raises:
-            ConfigError: none can; a column that no row has is named instead.
+            ConfigError: none is; a missing column is reported instead if there is one.
         """
         if self.writer.counts["train"] + self.writer.counts["evaluation"]:
             return
@@ -497,14 +492,14 @@ class RowStore:
         else:
             why = f"all of {counts.num_rows} rows are empty" if counts.num_rows else "has no rows"
         files = [name for name, _ in self.request.train]
-        other = other_format(self.request.option, files)  # the hub's have none
+        other = other_format(self.request.option, files)  # empty for the Hub
         fix = self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
         if self.request.hub is not None:
             raise ConfigError(Problem("data.name", self.request.path, why, "data.split=SPLIT"))
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
-        """The number of classes that most bad rows want; empty where they want something else."""
+        """Fix for a too small `task.num_labels`; empty if most bad rows have another reason."""
         largest = self.columns.largest
         most = self.columns.too_large * 2 >= self.counts.num_bad
         helps = most and largest >= self.request.num_labels > 0
@@ -534,10 +529,10 @@ class RowStore:
         self.splits.add([row for row, _, _ in kept], first, evaluation)
 
     def _ensure_both_splits(self) -> None:
-        """There are rows to train on and rows to evaluate on.
+        """Check that both splits have rows; moves one if they come from one source.
 
         Raises:
-            ConfigError: there is one row only, or none in a source of its own.
+            ConfigError: there is a single row, or a separate source has none.
         """
         counts = self.writer.counts
         if counts["train"] and counts["evaluation"]:
@@ -561,10 +556,10 @@ class RowStore:
         return names
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
-        """There are two classes to tell apart.
+        """Check that training has two classes.
 
         Raises:
-            ConfigError: all rows to train on are of one class.
+            ConfigError: all training rows have one class.
         """
         train = self.writer.read("train")
         if self.request.label is None or self.request.num_labels < 2 or len(train) < 2:
@@ -581,7 +576,7 @@ class RowStore:
         if self.counts.num_bad:
             why += f"; rows that cannot be used: {'; '.join(self.counts.bad_rows)}"
         hub = self.request.hub
-        # A stream begins at the beginning, and files are often sorted by class.
+        # Files are often sorted by class, and a stream reads only their beginning.
         other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
         fix = self._bad_fix() or other
         raise ConfigError(Problem("data.label", self.request.label, why, fix))

@@ -1,4 +1,4 @@
-"""From text to token ids: eke's bytes, or what AutoTokenizer loads."""
+"""Tokenizers: eke's bytes, or any that AutoTokenizer loads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,70 +9,70 @@ import numpy as np
 
 from eke.common.errors import ConfigError, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
-from eke.data.sources import BYTE_TOKENS, BYTES, Frame, Request, Vocabulary
+from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
 
 CHARACTERS_PER_TOKEN = 16
-"""First guess of how much text fills a row; where it is too little, more of the text is taken."""
+"""First estimate of the text that fills a row; more is tokenized if it is too short."""
 
 MARGIN_TOKENS = 32
-"""A part of a text is tokenized as the whole is, but for its last tokens: at most so many."""
+"""Last tokens of a partial text that may differ from those of the whole text."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text as tokens, without special tokens around it."""
+    """Tokens of a text, without special tokens."""
 
     ids: np.ndarray
     """int64, shape (tokens,)."""
     ends: np.ndarray | None
-    """The character behind each token, shape (tokens,); None for tokenizers that do not know."""
+    """End of each token in characters, shape (tokens,); None for tokenizers without offsets."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A text in its frame."""
+class FramedText:
+    """Tokens of a text with its special tokens."""
 
     ids: np.ndarray
     is_cut: bool
     is_useful: bool
-    """It holds more than special tokens."""
+    """Whether it has more than special tokens."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What a tokenizer makes of texts."""
+    """Interface of a loaded tokenizer."""
 
     vocabulary: Vocabulary
     encode: Callable[[Sequence[str]], list[Encoded]]
-    """Texts without special tokens around them."""
+    """Tokenize without special tokens."""
     frame: Callable[[Sequence[str], bool], list[np.ndarray]]
-    """Texts as the tokenizer itself writes them; True for targets of seq2seq."""
+    """Tokenize with special tokens; True for seq2seq targets."""
     truncate: Callable[[str, bool, int], np.ndarray]
-    """The same, with at most so many tokens."""
+    """Tokenize with special tokens, truncated to a number of tokens."""
     decode: Callable[[Sequence[int]], list[str]]
-    """Each token by itself, for people."""
+    """Text of each token, for display."""
     special_texts: tuple[str, ...] = ()
-    """Special tokens, as a text spells them."""
+    """Special tokens as text."""
     eos_text: str = ""
-    """The end of text among them."""
+    """EOS as text."""
     knows_ends: bool = True
-    """`encode` says where tokens end."""
+    """Whether `encode` returns offsets."""
     keeps_end: bool = False
-    """Truncation takes the beginning away."""
+    """Whether truncation removes the beginning."""
 
     @property
     def beginning(self) -> np.ndarray:
-        """Ids that the tokenizer puts in front of a text."""
+        """Special ids before a text."""
         return np.array(self.vocabulary.frame.prefix, np.int64)
 
-    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[Row]:
+    def rows(self, texts: Sequence[str], limit: int, target: bool = False) -> list[FramedText]:
         """`tokenizer(text, truncation=True, max_length=limit)` of each text.
 
-        A text that is far too long is not tokenized as a whole: a line of a gigabyte costs no more.
+        Only as much of a long text as needed is tokenized: a line of a gigabyte costs no more.
         """
         frame = self.vocabulary.target_frame if target else self.vocabulary.frame
         if limit <= frame.size:
-            return [Row(np.zeros(0, np.int64), True, False) for _ in texts]
+            return [FramedText(np.zeros(0, np.int64), True, False) for _ in texts]
         parts = [part_of(text, limit, self.keeps_end) for text in texts]
         found = []
         for text, part, ids in zip(texts, parts, self.frame(parts, target), strict=True):
@@ -81,7 +81,9 @@ class Tokenizer:
                 ids = self.frame([part], target)[0]
             is_cut = len(ids) > limit
             useful = len(ids) > frame.size
-            found.append(Row(self.truncate(part, target, limit) if is_cut else ids, is_cut, useful))
+            found.append(
+                FramedText(self.truncate(part, target, limit) if is_cut else ids, is_cut, useful)
+            )
         return found
 
 
@@ -89,32 +91,32 @@ Ends = tuple[tuple[str, ...], tuple[str, ...]]
 """The first and the last tokens of a row, decoded."""
 
 NUM_SHOWN = 5
-"""So many of each."""
+"""First and last tokens shown."""
 
 
 def ends_of(tokenizer: Tokenizer, ids: np.ndarray) -> Ends:
-    """What a row begins and ends with; of a short one the rest is not repeated."""
+    """First and last tokens of a row as text; they do not overlap."""
     first, last = ids[:NUM_SHOWN], ids[max(NUM_SHOWN, len(ids) - NUM_SHOWN) :]
     return tuple(tokenizer.decode(first.tolist())), tuple(tokenizer.decode(last.tolist()))
 
 
 def is_doubled(ids: np.ndarray, special: Sequence[int]) -> bool:
-    """The same special token stands twice at the beginning or at the end."""
+    """Whether a special token is repeated at the beginning or the end."""
     pairs = (ids[:2], ids[-2:])
     return any(len(p) == 2 and p[0] == p[1] and int(p[0]) in special for p in pairs)
 
 
 def part_of(text: str, limit: int, keep_end: bool = False) -> str:
-    """As much of a text as surely fills so many tokens, in nearly all texts."""
+    """The part of a text that fills `limit` tokens in nearly all cases."""
     most = CHARACTERS_PER_TOKEN * (limit + MARGIN_TOKENS)
     return text[-most:] if keep_end else text[:most]
 
 
-def load_tokenizer(request: Request) -> Tokenizer:
-    """The tokenizer of a request.
+def load_request_tokenizer(request: PrepareRequest) -> Tokenizer:
+    """Load the tokenizer of a request.
 
     Raises:
-        ConfigError: it cannot be loaded, or lacks a token that the task needs.
+        ConfigError: it cannot be loaded, or lacks a token the task needs.
     """
     if request.tokenizer == BYTES:
         return _byte_tokenizer(request)
@@ -162,8 +164,8 @@ def load_tokenizer(request: Request) -> Tokenizer:
     )
 
 
-def _byte_tokenizer(request: Request) -> Tokenizer:
-    """Between a beginning and an end, as the models of a task are pre-trained."""
+def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
+    """Byte tokenizer with the special tokens that models of the task are pre-trained with."""
     prefix = () if request.task == "seq2seq_lm" else (BOS,)
     end = SEP if request.task == "masked_lm" else EOS
     own = Frame(prefix, (end,))
@@ -191,7 +193,7 @@ def _byte_tokenizer(request: Request) -> Tokenizer:
 
 
 def _character_ends(text: str, data: np.ndarray) -> np.ndarray:
-    """The character behind each byte of UTF-8: bytes of one character share it."""
+    """End in characters of each UTF-8 byte; all bytes of one character share it."""
     return np.cumsum((data & 0xC0) != 0x80)
 
 
@@ -210,17 +212,19 @@ def _auto_tokenizer(name: str) -> Any:
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
         line = next((text for text in str(error).splitlines() if text.strip()), repr(error))
         why = f"AutoTokenizer cannot load it: {line.strip()[:200]}"
-        fix = "data.tokenizer=FOLDER   (a name needs a connection, once; or data.tokenizer=bytes)"
+        fix = (
+            "data.tokenizer=FOLDER   (a Hub name needs a connection once; or data.tokenizer=bytes)"
+        )
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 
 
-def _vocabulary(request: Request, loaded: Any) -> Vocabulary:
+def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
     pad, eos = loaded.pad_token_id, loaded.eos_token_id
     fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
     if request.task == "masked_lm" and loaded.mask_token_id is None:
-        why = "has no mask token, and task=masked_lm hides tokens behind it"
+        why = "has no mask token, which task=masked_lm needs"
         raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, "data.tokenizer=bytes"))
-    # A padding token that was added by hand may lie behind the vocabulary proper.
+    # A padding token added later may have an id above the vocabulary size.
     size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))
     return Vocabulary(
         tokenizer=request.tokenizer,
@@ -238,7 +242,7 @@ def _vocabulary(request: Request, loaded: Any) -> Vocabulary:
 
 
 def _frame_of(loaded: Any, target: bool) -> Frame:
-    """What a tokenizer writes around a text."""
+    """Special tokens that a tokenizer adds around a text."""
     key = "text_target" if target else "text"
     whole = list(loaded(**{key: "a"})["input_ids"])
     plain = list(loaded(**{key: "a"}, add_special_tokens=False)["input_ids"])

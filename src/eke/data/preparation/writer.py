@@ -1,7 +1,4 @@
-"""Writing a store: into a temporary folder that is renamed when it is complete.
-
-Which rows are trained on, and which are evaluated on.
-"""
+"""Write a store atomically, and split its rows into training and evaluation."""
 
 import contextlib
 import errno
@@ -22,17 +19,17 @@ from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_d
 
 
 def disk_error(error: OSError) -> ConfigError:
-    """One clear message for a cache folder that takes no (more) files."""
+    """Error for a cache folder that cannot be written."""
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
-    too_large = error.errno == errno.EFBIG  # as any other folder would say
+    too_large = error.errno == errno.EFBIG  # the same in any other folder
     fix = "ulimit -f unlimited" if too_large else "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
     return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of one store; it is freed when this process ends, however that comes about."""
+    """Hold the lock of one store; the system frees it when the process ends."""
     try:
         own_folder(folder.parent)
         lock = os.fdopen(
@@ -47,9 +44,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary(folder: Path) -> Iterator[Path]:
-    """A folder beside the store that becomes it at the end, and is gone after any error.
+    """Yield a temporary folder that replaces the store at the end and is removed on errors.
 
-    The caller holds the store's lock, so that what killed preparations left may be removed.
+    The caller holds the store's lock, so folders of killed preparations can be removed.
     """
     for left in folder.parent.glob(f".{folder.name}.*.tmp"):
         remove_tree(left)
@@ -68,7 +65,7 @@ def temporary(folder: Path) -> Iterator[Path]:
 
 
 class Writer:
-    """The arrays of one store, each appended to its own file, and the hash over all of them."""
+    """Writer of a store's arrays, one file each, and of the hash over all of them."""
 
     def __init__(self, folder: Path, vocabulary: Vocabulary) -> None:
         self.folder = folder
@@ -77,15 +74,15 @@ class Writer:
         self.counts: dict[str, int] = {}
         self._files: dict[str, BinaryIO] = {}
         self._digest = hashlib.sha256()
-        # Where the tokenizer lies does not count, what its ids mean does.
+        # The tokenizer's path does not matter, only the meaning of its ids.
         self.note(repr(replace(vocabulary, tokenizer="")))
 
     def dtype(self, name: str) -> "np.dtype[Any]":
-        """Format of one array."""
+        """Data type of an array."""
         return np.dtype(token_dtype(self.token_bytes) if name == "tokens" else DTYPES[name])
 
     def note(self, text: str) -> None:
-        """Make something else part of the hash."""
+        """Add a text to the hash."""
         self._digest.update(text.encode(errors="surrogateescape"))
 
     def append(self, name: str, values: "np.ndarray | list[int]") -> None:
@@ -99,7 +96,7 @@ class Writer:
         self._digest.update(name.encode() + data)
 
     def replace(self, name: str, parts: Iterator[np.ndarray]) -> None:
-        """Write an array anew; it may read from the old one."""
+        """Rewrite an array; `parts` may read the old one."""
         self._files.pop(name).close()
         count = 0
         with open(self.folder / f"{name}.new", "wb") as file:
@@ -114,7 +111,7 @@ class Writer:
         self.counts[name] = count
 
     def read(self, name: str) -> np.ndarray:
-        """What was written to an array so far, memory-mapped."""
+        """Elements written so far, memory-mapped."""
         if name in self._files:
             self._files[name].flush()
         if not self.counts.get(name):
@@ -122,7 +119,7 @@ class Writer:
         return np.memmap(self.folder / f"{name}.bin", self.dtype(name), mode="r")
 
     def close(self) -> None:
-        """All files are on disk after this."""
+        """Flush and fsync all files."""
         while self._files:
             _, file = self._files.popitem()
             with file:
@@ -130,7 +127,7 @@ class Writer:
                 os.fsync(file.fileno())
 
     def finish(self, key: str, **counted: Any) -> Manifest:
-        """Close everything and write the manifest."""
+        """Close all files and write the manifest."""
         self.close()
         manifest = Manifest(
             key=key,
@@ -145,29 +142,29 @@ class Writer:
 
 
 MOST_EQUAL = 100_000
-"""Equal rows remembered, 4 MB of numbers: a table of nothing else crosses by one row anyway."""
+"""Duplicates tracked (4 MB); with more, a single row is moved."""
 
 Outermost = tuple[int, list[int]]
-"""The smallest or largest hash so far, and the numbers of the rows that have it."""
+"""Smallest or largest hash so far, and the rows that have it."""
 
 
 @dataclass
 class Splits:
-    """Rows are split by a hash of their texts, so that equal ones are on the same side."""
+    """Training and evaluation split by a hash of the texts; duplicates stay on one side."""
 
     writer: Writer
     eval_frac: float
     _lowest: Outermost | None = None
-    """First to be evaluated on."""
+    """Row that evaluation would get next."""
     _highest: Outermost | None = None
 
     def add(self, rows: list[Fields], first: int, evaluation: bool | None) -> None:
-        """Share out rows.
+        """Assign rows to a split.
 
         Args:
-            rows: follow each other in the store.
-            first: number of the first one.
-            evaluation: which side they are on where their source says so; None: their hash does.
+            rows: consecutive rows of the store.
+            first: index of the first one.
+            evaluation: the split, if the source sets it; None splits by hash.
         """
         if evaluation is not None:
             numbers = list(range(first, first + len(rows)))
@@ -185,9 +182,9 @@ class Splits:
         self.writer.append("evaluation", kept[1])
 
     def fill_empty_side(self) -> None:
-        """Few rows may all have fallen to one side: one crosses, with those that equal it.
+        """Move one row and its duplicates to the empty split.
 
-        Where all are equal, or nearly, it crosses alone.
+        If (nearly) all rows are duplicates, only one moves.
         """
         counts = self.writer.counts
         full, empty = ("train", "evaluation") if counts["train"] else ("evaluation", "train")
@@ -201,13 +198,13 @@ class Splits:
 
 
 def parts_of(array: np.ndarray) -> Iterator[np.ndarray]:
-    """An array that may be larger than memory, in pieces of a million."""
+    """Iterate over an array that may exceed memory, a million elements at a time."""
     for start in range(0, len(array), 1 << 20):
         yield np.asarray(array[start : start + (1 << 20)])
 
 
 def _outermost(so_far: Outermost | None, value: int, number: int, sign: int) -> Outermost:
-    """With one more row; `sign` is 1 for the largest hash, -1 for the smallest."""
+    """Update with one more row; `sign` is 1 for the largest hash, -1 for the smallest."""
     if so_far is None or value * sign > so_far[0] * sign:
         return value, [number]
     if value == so_far[0] and len(so_far[1]) < MOST_EQUAL:

@@ -1,7 +1,16 @@
-"""Where samples come from, without torch: text sources, files of rows, prepared tokens, lengths."""
+"""Data sources without torch: text, files of rows, prepared tokens, sample lengths."""
 
 from eke.data.sources.cache import cache_folder, files_digest, looking_once, stamp
-from eke.data.sources.files import (
+from eke.data.sources.packing import Packs, first_fit, mix_seed, synthetic_length, synthetic_lengths
+from eke.data.sources.prepare_client import open_store
+from eke.data.sources.request import (
+    HubSource,
+    PrepareRequest,
+    request_from_json,
+    request_of,
+    tokenizer_content,
+)
+from eke.data.sources.source_files import (
     EVAL_FRAC,
     SKIPPED_FOLDERS,
     Corpus,
@@ -18,20 +27,11 @@ from eke.data.sources.files import (
     text_files,
     window_length,
 )
-from eke.data.sources.packing import Packs, first_fit, mix_seed, synthetic_length, synthetic_lengths
-from eke.data.sources.prepare_client import open_store
-from eke.data.sources.request import (
-    HubSource,
-    Request,
-    request_from_json,
-    request_of,
-    tokenizer_content,
-)
 from eke.data.sources.store import (
     DTYPES,
     Manifest,
     Store,
-    Stream,
+    TokenStream,
     read_manifest,
     store_folder,
     token_dtype,
@@ -52,9 +52,9 @@ __all__ = [
     "Manifest",
     "Packs",
     "Piece",
-    "Request",
+    "PrepareRequest",
     "Store",
-    "Stream",
+    "TokenStream",
     "Vocabulary",
     "cache_folder",
     "count_windows",

@@ -1,7 +1,4 @@
-"""The cache folder, and hashes of files kept in it by path, size and times of change.
-
-Looking at files once, while many configurations are planned together.
-"""
+"""Cache folder, cached file hashes, and memoized file access."""
 
 import functools
 import hashlib
@@ -17,35 +14,34 @@ from typing import Any, ParamSpec, TypeVar
 from eke.common.files import own_folder, read_text, write_atomic
 
 CHUNK_BYTES = 1 << 20
-"""Read at a time while hashing."""
+"""Bytes read at a time while hashing."""
 
 
 def cache_folder() -> Path:
-    """Where eke keeps what can be made again: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
+    """The folder for reproducible files: `$XDG_CACHE_HOME/eke`, else `~/.cache/eke`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eke"
 
 
 def stamp(path: Path | int) -> tuple[int, ...]:
-    """What cannot stay as it is when a file's content changes.
+    """Size, mtime, ctime and inode of a file: values that change with its content.
 
-    The time of its last change of any kind is among it: size and modification time are those of
-    the file before where a copy keeps them (`cp -p`, archives with fixed times). So is its number:
-    files of one size that were made in the same tick of the clock differ in nothing else.
+    Size and mtime are not enough: `cp -p` and archives preserve them, and files of one size made in
+    the same clock tick differ only in their inode.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str:
-    """A hash of files, computed where none is kept; what is kept and is no hash does not count.
+    """Return a cached hash of files, or compute it; invalid cache entries are ignored.
 
     Args:
-        listing: which files, with the stamp of each; JSON-ready.
+        listing: the files and their stamps; JSON-ready.
         digits: hex digits of the hash.
-        compute: reads the files.
+        compute: reads the files and hashes them.
     """
     name = hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
     cached = cache_folder() / "fingerprints" / name
@@ -61,10 +57,10 @@ def digest_once(listing: object, digits: int, compute: Callable[[], str]) -> str
 
 
 def files_digest(files: Iterable[tuple[str, Path]]) -> str:
-    """32 hex digits over names and contents of files, in their order.
+    """Hash names and contents of files in their order: 32 hex digits.
 
     Args:
-        files: the name that counts (not where it lies) and the file.
+        files: name to hash (not the location), and path.
 
     Raises:
         OSError: a file cannot be read.
@@ -85,7 +81,7 @@ def _content_hash(files: Iterable[tuple[str, Path]]) -> str:
 
 
 def remember(path: Path, text: str) -> None:
-    """Keep a text in the cache; one that cannot be written is done without."""
+    """Write a text to the cache; errors are ignored."""
     try:
         own_folder(path.parent)
         write_atomic(path, text)
@@ -101,9 +97,9 @@ _found: ContextVar[dict[Hashable, Any] | None] = ContextVar("found", default=Non
 
 @contextmanager
 def looking_once() -> Iterator[None]:
-    """Context in which every text is as it was when it was first looked at.
+    """Cache the results of `once` functions within this context.
 
-    A thousand cells of a sweep would otherwise ask a thousand times for the size of each file.
+    Planning a sweep of a thousand runs then reads the size of each file once.
     """
     token = _found.set({})
     try:
@@ -113,7 +109,7 @@ def looking_once() -> Iterator[None]:
 
 
 def once(look: Callable[P, T]) -> Callable[P, T]:
-    """The same function of hashable arguments, which within `looking_once` looks once at each."""
+    """Memoize a function of hashable arguments within `looking_once`."""
 
     @functools.wraps(look)
     def answer(*args: P.args, **kwargs: P.kwargs) -> T:

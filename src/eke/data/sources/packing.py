@@ -1,7 +1,4 @@
-"""Packing: whole samples into rows of a given size, first-fit in their order.
-
-Lengths of synthetic samples: functions of the seed and the sample's number, without torch.
-"""
+"""First-fit packing of samples into rows, and lengths of synthetic samples."""
 
 import hashlib
 import math
@@ -14,13 +11,10 @@ from eke.config.schema import Lengths, Synthetic
 if TYPE_CHECKING:
     import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 @dataclass(frozen=True)
 class Packs:
-    """Which samples share a row."""
+    """Assignment of samples to rows."""
 
     members: "np.ndarray"
     """Sample numbers, grouped by row, int64."""
@@ -36,7 +30,7 @@ class Packs:
 
 
 class _Free:
-    """Free tokens of every row, and the first row with enough: a tree of maxima."""
+    """Free tokens of every row, as a segment tree of maxima."""
 
     def __init__(self, capacity: int, count: int) -> None:
         self.capacity = capacity
@@ -46,7 +40,7 @@ class _Free:
         self.tree = [capacity] * (2 * self.width)
 
     def take(self, length: int) -> int:
-        """The first row with `length` free tokens, which are taken."""
+        """Take `length` tokens of the first row that has them; returns the row."""
         tree, node = self.tree, 1
         while node < self.width:
             node *= 2
@@ -61,11 +55,11 @@ class _Free:
 
 
 WINDOW = 1 << 16
-"""Samples packed at a time, which bounds memory: a row never spans two windows."""
+"""Samples packed at a time, to bound memory; a row never spans two windows."""
 
 
 def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
-    """Put every sample into the first row it fits into.
+    """Pack every sample into the first row with room for it.
 
     Args:
         lengths: tokens of each sample, at most `capacity`.
@@ -73,7 +67,7 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
 
     Source: Johnson 1973, Near-Optimal Bin Packing Algorithms: at most 1.7 times the fewest rows.
     """
-    import numpy as np  # a tenth of a plan's time, and few plans need it
+    import numpy as np  # slow import, needed by few plans
 
     members, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for start in range(0, len(lengths), WINDOW):
@@ -87,17 +81,17 @@ def first_fit(lengths: "np.ndarray", capacity: int) -> Packs:
 
 
 _LENGTH = 2
-"""Purpose of the random number, beside a sample's tokens (0) and its label (1)."""
+"""Stream of the random number; 0 is for tokens, 1 for labels."""
 
 
 def mix_seed(*parts: int) -> int:
-    """One 63-bit seed from several numbers."""
+    """Combine several numbers into a 63-bit seed."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def shortest(data: Synthetic) -> int:
-    """Fewest tokens of a sample."""
+    """Minimum length of a sample."""
     if data.lengths is Lengths.uniform:
         return data.min_len or max(2, data.seq_len // 2)
     return data.min_len or 2
@@ -121,7 +115,7 @@ def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> i
         return longest
     share = (mix_seed(data.data_seed, split, index, _LENGTH) + 0.5) / 2**63
     low = shortest(data)
-    assert low <= longest, "a rule refuses it"
+    assert low <= longest, "a rule rejects it"
     if data.lengths is Lengths.uniform:
         return min(longest, low + int(share * (longest - low + 1)))
     # 2**63 shares leave room for +-9 standard deviations; rounding may make the last one 1.0.
@@ -132,7 +126,7 @@ def synthetic_length(data: Synthetic, longest: int, split: int, index: int) -> i
 
 def synthetic_lengths(data: Synthetic, longest: int, split: int, count: int) -> "np.ndarray":
     """Tokens of the first `count` samples, int64."""
-    import numpy as np  # a tenth of a plan's time, and few plans need it
+    import numpy as np  # slow import, needed by few plans
 
     lengths = (synthetic_length(data, longest, split, index) for index in range(count))
     return np.fromiter(lengths, np.int64, count)

@@ -1,7 +1,4 @@
-"""Asking for a store: the one that is there, or a process of its own that prepares it.
-
-Tokenizers and the datasets library are heavy, so they are only ever imported there.
-"""
+"""Client of the preparation process, which alone imports tokenizers and datasets (slow)."""
 
 import json
 import subprocess
@@ -11,18 +8,18 @@ import threading
 from eke.common.errors import ConfigError, Problem
 from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
-from eke.data.sources.request import Request
+from eke.data.sources.request import PrepareRequest
 from eke.data.sources.store import Store, read_manifest, store_folder
 
 MOMENT_S = 1.0
-"""After so many seconds the user is told what is being waited for."""
+"""Seconds before the user sees a progress message."""
 
 
-def open_store(request: Request) -> Store:
-    """The prepared tokens of a request, prepared now if they are not there.
+def open_store(request: PrepareRequest) -> Store:
+    """Open the prepared tokens of a request; prepare them first if needed.
 
     Raises:
-        ConfigError: they cannot be: whatever is wrong with files, columns, tokenizer or the disk.
+        ConfigError: preparation failed: files, columns, tokenizer or disk.
     """
     folder = store_folder(request.key)
     manifest = read_manifest(folder)
@@ -30,12 +27,12 @@ def open_store(request: Request) -> Store:
         _prepare(request)
         manifest = read_manifest(folder)
     if manifest is None:
-        why = f"the prepared tokens vanished again from {folder}"
+        why = f"the prepared tokens disappeared from {folder}"
         raise ConfigError(Problem("data", request.option, why, "export XDG_CACHE_HOME=FOLDER"))
     return Store(folder, manifest)
 
 
-def _prepare(request: Request) -> None:
+def _prepare(request: PrepareRequest) -> None:
     child = subprocess.Popen(
         module_command("eke.data.preparation", "-"),
         stdin=subprocess.PIPE,
@@ -48,15 +45,15 @@ def _prepare(request: Request) -> None:
     )
     try:
         out, err = _talk(child, request)
-    except BaseException:  # Ctrl-C: the other process leaves nothing behind, too
+    except BaseException:  # Ctrl-C: let the child clean up, too
         child.terminate()
         child.wait()
         raise
     _raise_problems(request, child.returncode, out, err)
 
 
-def _talk(child: "subprocess.Popen[str]", request: Request) -> tuple[str, str]:
-    """Send the request in one go: after a time limit Python 3.11 does not send what is left."""
+def _talk(child: "subprocess.Popen[str]", request: PrepareRequest) -> tuple[str, str]:
+    """Send the request without a timeout: Python 3.11 drops unsent input after one."""
     words = f"preparing data={request.option} {_shown(request.path)} (once) ..."
     notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
     notice.start()
@@ -70,7 +67,7 @@ def _shown(path: str) -> str:
     return path if len(path) <= 80 else f"...{path[-77:]}"
 
 
-def _raise_problems(request: Request, code: int, out: str, err: str) -> None:
+def _raise_problems(request: PrepareRequest, code: int, out: str, err: str) -> None:
     if code == 0:
         return
     try:
@@ -81,8 +78,8 @@ def _raise_problems(request: Request, code: int, out: str, err: str) -> None:
     raise ConfigError(problems)
 
 
-def _unforeseen(request: Request, code: int, err: str) -> Problem:
-    last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
+def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
+    last = next((line for line in reversed(err.splitlines()) if line.strip()), "no output")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     why = f"the process that prepares the data {how}: {last.strip()[:300]}"
     fix = "free memory, then the same command" if code == -9 else "data=synthetic"

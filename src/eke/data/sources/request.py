@@ -1,4 +1,4 @@
-"""What is to be prepared: everything that the tokens depend on, as plain values."""
+"""Preparation request: the inputs that determine prepared tokens, hashed into the cache key."""
 
 import dataclasses
 import hashlib
@@ -21,19 +21,25 @@ from eke.config.schema import (
     Text,
 )
 from eke.data.sources.cache import files_digest
-from eke.data.sources.files import Piece, find_files, fingerprint, largest_labels, open_corpus
+from eke.data.sources.source_files import (
+    Piece,
+    find_files,
+    fingerprint,
+    largest_labels,
+    open_corpus,
+)
 from eke.data.sources.vocabulary import BYTES, tokenizer_of
 
 STORE_VERSION = 2
-"""Raise it when the same request would be prepared in another way."""
+"""Increase it when preparation changes its result."""
 
 Named = tuple[tuple[str, str], ...]
-"""Files: name below what was typed, absolute path."""
+"""Files: name relative to `data.path`, absolute path."""
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set of the hub."""
+    """A dataset of the Hugging Face Hub."""
 
     name: str
     config_name: str | None
@@ -47,13 +53,13 @@ class HubSource:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One preparation."""
+class PrepareRequest:
+    """Inputs of one preparation."""
 
     option: str
     """jsonl, csv, parquet, hub; text for documents cut into windows."""
     path: str
-    """As typed, for messages."""
+    """`data.path` or `data.name`, for messages."""
     content: str
     """Hash of the source's content."""
     train: Named = ()
@@ -72,9 +78,9 @@ class Request:
     task: str = "causal_lm"
     num_labels: int = 0
     head_labels: tuple[str, ...] = ()
-    """Names of the classes that the checkpoint's head knows, by number; empty where it has none."""
+    """Class names of the checkpoint's head, by number; empty if it has none."""
     separator: str | None = None
-    """Between a prompt and its response; None: a newline where neither has white space there."""
+    """Between prompt and response; None: a newline unless white space is there."""
     tokenizer: str = BYTES
     tokenizer_content: str = ""
     seq_len: int = 0
@@ -82,11 +88,11 @@ class Request:
     eval_frac: float = 0.1
     packing: bool = False
     max_row_bytes: int = 0
-    """Of files that are read by lines."""
+    """Limit for files that are read by lines."""
 
     @property
     def key(self) -> str:
-        """32 hex digits: the same for the same tokens, wherever the files lie."""
+        """Cache key, 32 hex digits; independent of the location of the files."""
         content = dataclasses.asdict(self)
         for place in ("path", "train", "evaluation", "pieces", "max_row_bytes"):
             del content[place]
@@ -98,27 +104,27 @@ class Request:
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """As one line."""
+        """Serialize to one line."""
         return json.dumps(dataclasses.asdict(self))
 
 
-def request_from_json(text: str) -> Request:
-    """The request that `to_json` wrote."""
+def request_from_json(text: str) -> PrepareRequest:
+    """Parse the output of `to_json`."""
     content = json.loads(text)
     hub = content.pop("hub")
     lists = {k: _tuples(v) for k, v in content.items() if isinstance(v, list)}
-    return Request(**{**content, **lists}, hub=HubSource(**hub) if hub else None)
+    return PrepareRequest(**{**content, **lists}, hub=HubSource(**hub) if hub else None)
 
 
 def _tuples(value: list[object]) -> tuple[object, ...]:
     return tuple(tuple(v) if isinstance(v, list) else v for v in value)
 
 
-def request_of(config: Config) -> Request | None:
-    """What the configuration needs prepared; None when it needs nothing (bytes of text, synthetic).
+def request_of(config: Config) -> PrepareRequest | None:
+    """The request of a configuration; None for synthetic data and for text as bytes.
 
     Raises:
-        ConfigError: the files are not there, are empty, or cannot be read.
+        ConfigError: files are missing, empty or unreadable.
     """
     data = config.data
     if isinstance(data, PythonSource | Text):
@@ -132,12 +138,12 @@ def request_of(config: Config) -> Request | None:
     return _files(request, data)
 
 
-def _common(config: Config, option: str, path: str, tokenizer: str) -> Request:
+def _common(config: Config, option: str, path: str, tokenizer: str) -> PrepareRequest:
     target_len = 0
     if isinstance(config.task, Seq2SeqLM):
         target_len = config.task.target_len or config.data.seq_len
     labels = config.task.num_labels if isinstance(config.task, SequenceClassification) else 0
-    return Request(
+    return PrepareRequest(
         option=option,
         path=path,
         content="",
@@ -151,7 +157,7 @@ def _common(config: Config, option: str, path: str, tokenizer: str) -> Request:
     )
 
 
-def _rows(config: Config, data: Rows) -> Request:
+def _rows(config: Config, data: Rows) -> PrepareRequest:
     path = data.path if isinstance(data, Files) else getattr(data, "name", "")
     task = config.task.option
     pairs = task == "seq2seq_lm" or (task == "causal_lm" and data.prompt is not None)
@@ -168,7 +174,7 @@ def _rows(config: Config, data: Rows) -> Request:
 
 
 def _head_labels(config: Config) -> tuple[str, ...]:
-    """`LABEL_0` and the like are names that transformers gives where there are none."""
+    """Class names of the checkpoint; empty for transformers' default `LABEL_0` names."""
     names = getattr(config.model, "label_names", [])
     task = config.task
     is_kept = isinstance(task, SequenceClassification) and task.num_labels == len(names)
@@ -176,7 +182,7 @@ def _head_labels(config: Config) -> tuple[str, ...]:
     return tuple(names) if is_kept and is_named else ()
 
 
-def _files(request: Request, data: Files) -> Request:
+def _files(request: PrepareRequest, data: Files) -> PrepareRequest:
     train = find_files(data.option, "data.path", data.path, data.pattern)
     evaluation = []
     if data.eval_path is not None:
@@ -199,7 +205,7 @@ def _content(files: list[tuple[str, Path]]) -> str:
         raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
 
 
-def _hub(request: Request, data: Hub) -> Request:
+def _hub(request: PrepareRequest, data: Hub) -> PrepareRequest:
     folder = user_path(data.name)
     content = ""
     if folder.is_dir():
@@ -218,7 +224,7 @@ def _hub(request: Request, data: Hub) -> Request:
     return dataclasses.replace(request, content=content, hub=source)
 
 
-def _documents(config: Config, data: PythonSource | Text) -> Request:
+def _documents(config: Config, data: PythonSource | Text) -> PrepareRequest:
     corpus = open_corpus(config)
     assert corpus is not None
     if isinstance(config.task, SequenceClassification):
@@ -247,15 +253,15 @@ TOKENIZER_FILES = (
     "chat_template", "config.json", "bpe.codes", "byte_maps", "dict.txt", "emoji", "entity_vocab",
     "normalizer", "prophetnet", "source.spm", "target.spm", "target_vocab", "tekken", "word_",
 )  # fmt: skip
-"""Beginnings of the names that make a tokenizer, as transformers' classes have them in
-`vocab_files_names`; config.json names its class."""
+"""Prefixes of tokenizer file names, from `vocab_files_names` of transformers' classes; config.json
+names the class."""
 
 OTHER_TEMPLATES = "additional_chat_templates"
-"""transformers' folder next to them (`CHAT_TEMPLATE_DIR`)."""
+"""transformers' `CHAT_TEMPLATE_DIR`."""
 
 
 def tokenizer_content(tokenizer: str) -> str:
-    """Hash of a tokenizer's folder; empty for a name on the hub, and for bytes."""
+    """Hash of a tokenizer's folder; empty for a Hub name and for bytes."""
     folder = user_path(tokenizer)
     if tokenizer in ("", BYTES) or not folder.is_dir():
         return ""

@@ -1,7 +1,7 @@
-"""Prepared tokens on disk: a folder that appears under its name only once it is complete.
+"""Store of prepared tokens: a folder of memory-mapped arrays, renamed into place when complete.
 
-`tokens.bin` holds all tokens one after the other, `offsets.bin` where each row begins, and
-`manifest.json` what was counted; all are read memory-mapped. `eke.data.preparation` writes them.
+`tokens.bin` has all tokens, `offsets.bin` the start of each row, and `manifest.json` the counts.
+`eke.data.preparation` writes them.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 MANIFEST = "manifest.json"
-"""Written last of all files; a folder without it is no store."""
+"""Written last; a folder without it is incomplete."""
 
 DTYPES = {
     "offsets": "<i8",  # first token of each row, and the end
-    "cuts": "<i4",  # tokens of a row that are not predicted: the prompt, or the source
+    "cuts": "<i4",  # tokens of a row without loss: the prompt or the source
     "labels": "<i4",  # class of each row
     "train": "<i8",  # rows to train on
     "evaluation": "<i8",
@@ -30,12 +30,12 @@ DTYPES = {
     "evaluation_members": "<i8",
     "evaluation_offsets": "<i8",
 }
-"""Arrays beside the tokens, and numpy's names of their formats."""
+"""Arrays other than the tokens, and their numpy dtypes."""
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Documents of one class and split, one after the other."""
+class TokenStream:
+    """Concatenated documents of one class and split."""
 
     evaluation: bool
     label: int
@@ -47,52 +47,52 @@ class Stream:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a store, and what happened on the way into it."""
+    """Contents of a store and statistics of its preparation."""
 
     key: str
     digest: str
-    """Hash of all a model sees: tokens, cuts, labels, splits, special ids."""
+    """Hash of the model's inputs: tokens, cuts, labels, splits, special ids."""
     vocabulary: Vocabulary
     token_bytes: int
     """Bytes per token in `tokens.bin`: 2 or 4."""
     counts: dict[str, int]
-    """Elements of each array that is there."""
+    """Elements of each array."""
     num_rows: int = 0
     """Rows read, bad and empty ones included."""
     num_bad: int = 0
     num_truncated: int = 0
     num_other_prompts: int = 0
-    """Rows that do not begin with the tokens of their prompt alone: generation begins elsewhere."""
+    """Rows that do not begin with the tokens of the prompt tokenized alone, as in generation."""
     num_doubled: int = 0
-    """Rows with the same special token twice at the beginning or at the end."""
+    """Rows with a repeated special token at the beginning or the end."""
     first_row: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    """The first and the last tokens of the first row, decoded."""
+    """First and last tokens of the first row, decoded."""
     num_empty: int = 0
     bad_rows: tuple[str, ...] = ()
-    """Place and reason of the first ones: `data.jsonl:17 is not JSON`."""
+    """The first ones with location and reason: `data.jsonl:17 is not JSON`."""
     bad_fix: str = ""
-    """The override that would make most bad rows usable; empty where there is none."""
+    """Override that makes most bad rows usable; empty if there is none."""
     label_names: tuple[str, ...] = ()
-    """Text labels in the order of their numbers; empty when labels are numbers."""
+    """Text labels by class; empty if labels are numbers."""
     num_replaced: int = 0
-    """Characters of a text that were no UTF-8 and became U+FFFD."""
-    streams: tuple[Stream, ...] = ()
-    """Of documents; empty for rows."""
+    """Invalid UTF-8 characters, replaced by U+FFFD."""
+    streams: tuple[TokenStream, ...] = ()
+    """Streams of documents; empty for rows."""
 
 
 def store_folder(key: str) -> Path:
-    """Where the store with this key lies, or would."""
+    """Folder of the store with this key."""
     return cache_folder() / "data" / key
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """The last file of a store."""
+    """Write the manifest, the last file of a store."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a complete store; None where there is none, or files of another size."""
+    """Read the manifest; None if it is missing or a file has the wrong size."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
         manifest = _manifest(content)
@@ -110,7 +110,7 @@ def _manifest(content: dict[str, Any]) -> Manifest:
     vocabulary["special"] = tuple(vocabulary["special"])
     for name in ("frame", "target_frame"):
         vocabulary[name] = Frame(*(tuple(vocabulary[name][side]) for side in ("prefix", "suffix")))
-    streams = tuple(Stream(**stream) for stream in content.pop("streams"))
+    streams = tuple(TokenStream(**stream) for stream in content.pop("streams"))
     first, last = content.pop("first_row")
     content["first_row"] = (tuple(first), tuple(last))
     lists = {k: tuple(v) for k, v in content.items() if isinstance(v, list)}
@@ -126,7 +126,7 @@ def _item_bytes(manifest: Manifest, name: str) -> int:
 
 
 def token_dtype(token_bytes: int) -> str:
-    """Format of `tokens.bin`, as numpy names it."""
+    """Numpy dtype of `tokens.bin`."""
     return "<u2" if token_bytes == 2 else "<u4"
 
 
@@ -141,9 +141,9 @@ class Store:
         """One array, memory-mapped and read-only.
 
         Raises:
-            OSError: the file is gone.
+            OSError: the file does not exist.
         """
-        import numpy as np  # a tenth of a plan's time, and few plans need it
+        import numpy as np  # slow import, needed by few plans
 
         dtype = _dtype(self.manifest, name)
         count = self.manifest.counts[name]

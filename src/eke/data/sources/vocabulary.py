@@ -1,4 +1,4 @@
-"""What the rest of eke must know about a tokenizer: how many tokens, and which are special."""
+"""Vocabulary size and special tokens of a tokenizer."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,14 @@ from eke.common.text import BOS, BYTE_VOCABULARY, EOS, MASK, NUM_SPECIAL_TOKENS,
 from eke.config.schema import Data
 
 BYTES = "bytes"
-"""`data.tokenizer` of eke's own byte tokens."""
+"""`data.tokenizer` value of eke's byte tokenizer."""
 
 AUTO = "auto"
-"""The checkpoint's own tokenizer, which stands in its place once the model is resolved; bytes for
-any other model."""
+"""The checkpoint's tokenizer, filled in when the model is resolved; bytes for other models."""
 
 
 def tokenizer_of(data: Data) -> str:
-    """What `data.tokenizer` says, or `auto` stands for; empty for data that has none."""
+    """Resolved `data.tokenizer`; empty for data without one."""
     typed = getattr(data, "tokenizer", "")
     return BYTES if typed == AUTO else typed
 
@@ -28,44 +27,44 @@ class Frame:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of special tokens."""
         return len(self.prefix) + len(self.suffix)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Special ids of one tokenizer; the default is eke's byte tokens."""
+    """Size and special ids of one tokenizer; the defaults are the byte tokenizer's."""
 
     tokenizer: str = BYTES
-    """As typed: `bytes`, a folder, or a name on the hub."""
+    """`bytes`, a folder, or a Hub name."""
     size: int = BYTE_VOCABULARY
-    """Ids are below this."""
+    """All ids are smaller."""
     pad: int = PAD
-    """Fills rows up; the tokenizer's end of text where it has no padding of its own."""
+    """Padding id; EOS if the tokenizer has no padding token."""
     pad_is_eos: bool = False
-    """The end of text pads: the tokenizer has no padding token, or names the same for both."""
+    """Whether padding is EOS: the tokenizer has no padding token, or the same for both."""
     bos: int | None = BOS
     eos: int | None = EOS
     mask: int | None = MASK
-    """What hides a token in masked_lm."""
+    """Replaces a token in masked_lm."""
     special: tuple[int, ...] = ()
-    """Ids that are never chosen for masking; for byte tokens none (BOS is a separator there)."""
+    """Ids never masked; none for byte tokens (BOS is a separator there)."""
     first_random: int = NUM_SPECIAL_TOKENS
-    """Smallest id that masking may put in place of a token."""
+    """Smallest id of a random replacement in masking."""
     frame: Frame = Frame()
-    """What the tokenizer itself writes around a text; for windows of byte tokens nothing."""
+    """Special tokens around a text; none for windows of byte tokens."""
     target_frame: Frame = Frame()
-    """The same around a target of seq2seq."""
+    """Special tokens around a seq2seq target."""
 
     @property
     def is_bytes(self) -> bool:
-        """Every token is one byte, so a loss per token is a loss per byte."""
+        """Whether every token is one byte, so that loss per token is loss per byte."""
         return self.tokenizer == BYTES
 
     def random_below(self, model_vocab_size: int) -> int:
-        """Ids that masking puts in place of a token are below this."""
+        """Upper bound of random replacements in masking."""
         return model_vocab_size if self.is_bytes else self.size
 
 
 BYTE_TOKENS = Vocabulary()
-"""eke's own; synthetic data keeps off its special ids, too."""
+"""eke's byte tokens; synthetic data avoids their special ids, too."""

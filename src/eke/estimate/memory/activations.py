@@ -21,10 +21,9 @@ from eke.models.families import (
     Weight,
     is_classification,
 )
-from eke.models.families.tensors import INDEX_BYTES
+from eke.models.families.family_record import INDEX_BYTES
 from eke.models.sizes import (
     STAGE,
-    algorithm,
     describe,
     flat_pieces,
     has_master,
@@ -82,7 +81,7 @@ def singular_vectors(config: Config, parts: tuple[Weight, ...]) -> int:
 
     Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
     """
-    if not algorithm(config.optimizer).keeps_singular_vectors:
+    if not describe(config.optimizer).keeps_singular_vectors:
         return 0
     rank, number = projection_rank(config), weight_bytes(config)
     short = [min(w.shape) for w in parts if w.trained and w.role is Role.hidden]

@@ -3,7 +3,7 @@
 A pair is what was predicted and what was measured of one configuration. Of a group of pairs the
 median of the logarithms of measured over predicted corrects the expected value, where it differs
 from zero by more than chance; an interval for one more run says how far off that may be. The low
-end, which refuses, is never moved (docs/design/forecast.md).
+end, which refuses, is never moved (docs/explanation/forecast.md).
 
 What finished runs have taught, on disk: one file a group of runs that compare, a line a run.
 

@@ -35,7 +35,7 @@ from eke.plan.planner import Micro, Plan, drawn
 ERROR = {"cpu": 0.02, "cuda": 0.06}
 """How far a trace may be from the truth, as a share of the peak. Chosen, not measured: on a CPU
 0.085 % was the most (results/memory_truth_cpu.json), with as many threads as the run; on GPUs it is
-the goal that is still to be measured (docs/forecast.md)."""
+the goal that is still to be measured (docs/how-to/forecast.md)."""
 
 NAMES = {"logits_and_loss": "logits", "autocast_cache": "autocast", "workspaces": "temporaries"}
 """A trace's components that the closed form calls otherwise."""
@@ -186,7 +186,7 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
     found = moments(plan)
     method, notes = Method.closed_form, notes_of(plan)
     # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
-    # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab.md).
+    # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
         method, notes = traced.method, (*traced.notes, *_unanswered(notes))

@@ -1,11 +1,14 @@
 """How long? What a step does, what its device can do, and the time that takes; no torch."""
 
-from eke.estimate.time.slowdown import as_json, note_predictions, num_runs, slowdown
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
     TITLE,
+    as_json,
     forecast_time,
+    note_predictions,
+    num_runs,
     render_time,
+    slowdown,
     speed_cell,
     sum_line,
     time_line,

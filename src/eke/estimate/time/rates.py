@@ -2,7 +2,7 @@
 
 Expected efficiencies of A100, H100 and H200 are fitted to half of the rows in
 benchmarks/llm_foundry.tsv and tried on the other half; no other number is fitted to rows that
-`benchmarks/step_time.py` compares with (docs/design/pace.md says which sources are which).
+`benchmarks/step_time.py` compares with (sources: docs/explanation/step_time.md).
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ newer processors, is an assumption."""
 
 TRAINER_S = Span(0.0, 2.2e-3, 5e-3)
 """Seconds per micro-batch that HF Trainer's own loop adds on the host: 2.2 ms were measured for
-BERT-large (docs/lab.md); twice that is an assumption."""
+BERT-large (docs/lab/time.md); twice that is an assumption."""
 
 COLLECTIVE_S = Span(10e-6, 30e-6, 100e-6)
 """Seconds to start one exchange: an assumption."""

@@ -7,14 +7,13 @@ Tokens of a row as it is computed: with its padding, on average over a training.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from eke.config.schema import Rows, Synthetic
 from eke.estimate.memory.components import shape_of, trains_adapters
 from eke.estimate.time.rates import network_of
 from eke.estimate.time.values import Span, exactly
 from eke.models.families import Shape
-from eke.models.sizes import DESCRIPTIONS
+from eke.models.sizes import describe
 from eke.plan.planner import Plan, drawn
 
 ONE = exactly(1.0)
@@ -72,10 +71,6 @@ def _replays_graphs(plan: Plan) -> bool:
     return plan.config.compile.replays_graphs
 
 
-def _has_optimizer(option: str, plan: Plan, shape: Shape) -> bool:
-    return plan.config.optimizer.option == option
-
-
 Condition = Callable[[Plan, Shape], object]
 
 NOTES: tuple[tuple[Condition, str], ...] = (
@@ -119,11 +114,6 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         lambda plan, shape: plan.config.offload.option != "none",
         "the host's processor, and a disk, are known as wide ranges",
     ),
-    *(
-        (partial(_has_optimizer, option), description.not_timed)
-        for option, description in DESCRIPTIONS.items()
-        if description.not_timed
-    ),
     (
         lambda plan, shape: plan.config.memory.empty_cache_every is not None,
         "giving cached memory back: about a tenth of a step each time (transformers)",
@@ -148,6 +138,8 @@ NOTES: tuple[tuple[Condition, str], ...] = (
 def notes_of(plan: Plan, shape: Shape) -> tuple[str, ...]:
     """Each reason that holds."""
     found = [text for holds, text in NOTES if holds(plan, shape)]
+    if not_timed := describe(plan.config.optimizer).not_timed:
+        found.append(not_timed)
     if plan.config.distributed.num_nodes > 1:
         rate, why = network_of(plan)
         found.append(f"network of each machine: {rate * 8e-9:g} Gbit/s, {why}")
@@ -173,7 +165,7 @@ of 8B, 1.95 and 2.9 by regions."""
 
 CPU = _Compiler(whole=2.0, layer=6.5, regional=28.0)
 """Two cores and g++: BERT of six layers 42.8 s, by regions 24.5; `model=tiny`, of four, 22.9 and
-35.8 (docs/lab.md)."""
+35.8 (docs/lab/recipes.md)."""
 
 
 def compile_seconds(plan: Plan) -> float:

@@ -32,7 +32,7 @@ from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPl
 from eke.estimate.memory.activations import activations
 from eke.estimate.time.values import Span, exactly
 from eke.models.families import FLOAT32_BYTES, Attention, Role, Shape, Structure, Tokens, Weight
-from eke.models.sizes import STAGE, algorithm, describe, training_structure
+from eke.models.sizes import STAGE, describe, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -395,7 +395,7 @@ def _entry(plan: Plan) -> tuple[Mapping[str, Any], tuple[str, ...]]:
 
 def _flops(plan: Plan, contents: Contents) -> float:
     """Matrix multiplications inside an update."""
-    count = algorithm(plan.config.optimizer).count_flops
+    count = describe(plan.config.optimizer).update_flops
     if count is None:
         return 0.0
     return sum(num * count(plan.config, rows, columns) for rows, columns, num in contents.matrices)

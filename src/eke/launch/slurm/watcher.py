@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.common.process_env import Task, this_task
 from eke.common.streams import open_streams
 from eke.common.text import format_number
-from eke.hardware import choose, machine_fingerprint, option_of
+from eke.hardware import choose_device, machine_fingerprint, option_of
 from eke.launch.processes.nodes import Head, follow, start_run
 from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import describe_exit
@@ -239,7 +239,7 @@ def for_this_node(plan: Plan) -> Plan:
     Raises:
         EkeError: the node has not what the run was planned for.
     """
-    device, _ = choose("auto" if plan.device.kind == "cuda" else "cpu")
+    device, _ = choose_device("auto" if plan.device.kind == "cuda" else "cpu")
     option = option_of(device.name)
     same = device.name == plan.device.name or (option and option == option_of(plan.device.name))
     if plan.device.kind == "cuda" and not same:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
 from eke.models.families.family_record import (
+    FLOAT32_BYTES,
+    Attention,
     Family,
     Kernel,
     Layer,
@@ -15,21 +17,17 @@ from eke.models.families.family_record import (
     Shape,
     Sizes,
     Stack,
+    Structure,
+    Tokens,
+    Weight,
     embedding_and_lm_head,
+    head,
     head_width,
     is_classification,
     kept_by_attention,
     num_labels,
-    working_bytes,
-)
-from eke.models.families.tensors import (
-    FLOAT32_BYTES,
-    Attention,
-    Structure,
-    Tokens,
-    Weight,
-    head,
     table,
+    working_bytes,
 )
 
 

@@ -1,9 +1,8 @@
 """Registry of model families: `model.family` -> its record."""
 
 from eke.config.schema import Config
-from eke.models.families.bert import BERT
+from eke.models.families.bert_gpt2 import BERT, GPT2
 from eke.models.families.family_record import Family
-from eke.models.families.gpt2 import GPT2
 from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
 from eke.models.families.t5 import T5
 

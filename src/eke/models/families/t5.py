@@ -6,6 +6,9 @@ from typing import Any, cast
 from eke.common.text import PAD
 from eke.config.schema import Config, PretrainedModel, T5Model
 from eke.models.families.family_record import (
+    FLOAT32_BYTES,
+    INDEX_BYTES,
+    Attention,
     Family,
     Kernel,
     Layer,
@@ -14,22 +17,17 @@ from eke.models.families.family_record import (
     Sizes,
     Softmax,
     Stack,
-    head_width,
-    is_classification,
-    kept_by_attention,
-    num_labels,
-    working_bytes,
-)
-from eke.models.families.tensors import (
-    FLOAT32_BYTES,
-    INDEX_BYTES,
-    Attention,
     Structure,
     Tokens,
     Weight,
     head,
+    head_width,
+    is_classification,
+    kept_by_attention,
     linear,
+    num_labels,
     table,
+    working_bytes,
 )
 
 RELATIVE_BUCKETS = 32

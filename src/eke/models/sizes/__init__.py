@@ -2,10 +2,9 @@
 
 from eke.models.sizes.adapters import Targets, choose_targets, is_ia3, linear_layers
 from eke.models.sizes.optimizers import (
-    DESCRIPTIONS,
+    OPTIMIZER_REGISTRY,
     PAGED_MIN_SIZE,
-    Description,
-    algorithm,
+    OptimizerEntry,
     describe,
     is_quantised,
     optimizer_bytes,
@@ -44,20 +43,19 @@ from eke.models.sizes.state import (
 
 __all__ = [
     "BFLOAT16_BYTES",
-    "DESCRIPTIONS",
+    "OPTIMIZER_REGISTRY",
     "PAGED_MIN_SIZE",
     "PIECE_BUFFERS",
     "STAGE",
     "WEIGHT_BUFFERS",
-    "Description",
     "Flops",
     "ModelSize",
+    "OptimizerEntry",
     "SampleMeans",
     "StateBytes",
     "SwapBytes",
     "Targets",
     "adapted_layers",
-    "algorithm",
     "choose_targets",
     "describe",
     "flat_pieces",

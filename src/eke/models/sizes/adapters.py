@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from eke.config.schema import Adapters, Config, Lora, QLora, TrainedBias
+from eke.models.families.family_record import Structure, Tokens, Weight
 from eke.models.families.registry import family_of
-from eke.models.families.tensors import Structure, Tokens, Weight
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,12 @@
-"""What is known of an option of the group `optimizer`, whatever asks for it: facts with names.
+"""Optimizer registry: one entry for each option of the group `optimizer`; no torch.
 
-What each optimizer keeps for a parameter, and the products of its update; no torch.
+An entry names the function that builds the optimizer and holds what everything else needs to know:
+the bytes of its state, its temporaries, the cost of its update, the package, device and precision
+it needs, and where it fails.
 
-By schema: options that have the same fields have the same algorithm, by another implementation.
-What a library's own code does, to the byte; scalar step counters are left out.
-
-What optimizers need while they step, beside their state: gone when the step is over.
-
-Multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab.md) and read from each
-library; kernels of a GPU that need none have 0 as their low end.
-
-The description of every option of the group `optimizer`.
+Bytes are those of the libraries' own code; scalar step counters are not counted. Temporaries are
+multiples of the largest tensor, or of all, as profiled on a CPU (docs/lab/memory.md) and read from
+each library; where a GPU's kernels need none, the low end is 0.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,21 +15,19 @@ from functools import partial
 from math import prod
 from typing import cast
 
+from eke.common.errors import ConfigError, Problem
+from eke.common.plugins import load_plugin
 from eke.config.schema import (
     SGD,
-    Adafactor,
-    AdamW,
     AdamW8bit,
     AdamWTorchAO4bit,
     AdamWTorchAO8bit,
     Apollo,
     Config,
     GaLore,
-    Lion,
     Lion8bit,
     Muon,
     Optimizer,
-    ScheduleFree,
 )
 from eke.models.families import Role, Weight
 
@@ -42,29 +36,6 @@ FLOAT32_BYTES = 4
 
 QMAP_BYTES = 256 * FLOAT32_BYTES
 """Values that the codes of 8 bits stand for."""
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """What follows from the fields of an optimizer alone."""
-
-    count_bytes: Callable[[Config, Weight, int], int]
-    """Bytes kept for one weight, of so many bytes per number."""
-    quantises: Callable[[Optimizer, Weight], bool] | None = None
-    """Whether it does so for this weight; None where it never does."""
-    num_tables: int = 0
-    """Tables of the values of 8 bits that all weights share."""
-    projects: bool = False
-    """Its states of a matrix inside a layer lie in a subspace, of `projection_rank`."""
-    keeps_singular_vectors: bool = False
-    """All of a projected matrix, of which its projection is a slice."""
-    count_flops: Callable[[Config, int, int], float] | None = None
-    """Of the matrix multiplications in an update of a matrix inside a layer, rows <= columns."""
-
-
-def algorithm(optimizer: Optimizer) -> Algorithm:
-    """Of a configured optimizer."""
-    return ALGORITHMS[type(optimizer)]
 
 
 def projection_rank(config: Config) -> int:
@@ -88,8 +59,8 @@ def optimizer_bytes(
         weights: tensors that get a gradient.
         bytes_of: of one number of a weight; most optimizers keep states in the same format.
     """
-    kept, trained = algorithm(config.optimizer), list(weights)
-    own = sum(kept.count_bytes(config, weight, bytes_of(weight)) for weight in trained)
+    kept, trained = describe(config.optimizer), list(weights)
+    own = sum(kept.state_bytes(config, weight, bytes_of(weight)) for weight in trained)
     shared = any(is_quantised(config.optimizer, weight) for weight in trained)
     return own + shared * kept.num_tables * QMAP_BYTES
 
@@ -100,7 +71,7 @@ def paged_bytes(config: Config, weights: Iterable[Weight]) -> int:
     The driver moves pages between a GPU's memory and the host's; PyTorch reserves none for them.
 
     Args:
-        config: whose optimizer it is; it pages (`Description.pages`).
+        config: whose optimizer it is; it pages (`OptimizerEntry.pages`).
         weights: tensors that get a gradient.
     """
     paged = [weight for weight in weights if prod(weight.shape) >= PAGED_MIN_SIZE]
@@ -114,7 +85,7 @@ PAGED_MIN_SIZE = 100_000
 
 def is_quantised(optimizer: Optimizer, weight: Weight) -> bool:
     """Whether an optimizer that quantises does so for this weight."""
-    quantises = algorithm(optimizer).quantises
+    quantises = describe(optimizer).quantises
     return quantises is not None and quantises(optimizer, weight)
 
 
@@ -225,25 +196,6 @@ def _into_the_subspace(config: Config, rows: int, columns: int) -> float:
 
 def _there_and_back(config: Config, rows: int, columns: int) -> float:
     return 2 * _into_the_subspace(config, rows, columns)
-
-
-ALGORITHMS: dict[type[Optimizer], Algorithm] = {
-    AdamW: Algorithm(_adamw),
-    AdamW8bit: Algorithm(_adamw_8bit, _quantised_by_bitsandbytes, num_tables=2),
-    AdamWTorchAO8bit: Algorithm(_torchao_state(8), _quantised_by_torchao),
-    AdamWTorchAO4bit: Algorithm(_torchao_state(4), _quantised_by_torchao),
-    ScheduleFree: Algorithm(_adamw),
-    Adafactor: Algorithm(_adafactor),
-    SGD: Algorithm(_sgd),
-    Lion: Algorithm(_lion),
-    Lion8bit: Algorithm(_lion, _quantised_by_bitsandbytes, num_tables=1),
-    Muon: Algorithm(_muon, count_flops=_newton_schulz),
-    GaLore: Algorithm(
-        _galore, projects=True, keeps_singular_vectors=True, count_flops=_there_and_back
-    ),
-    Apollo: Algorithm(_apollo, projects=True, count_flops=_into_the_subspace),
-}
-"""Schema of the optimizer -> its algorithm."""
 
 
 @dataclass(frozen=True)
@@ -358,8 +310,13 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Description:
-    """Facts about one option; the defaults are what is assumed of one that nobody has described."""
+class OptimizerEntry:
+    """Facts about one option; a default is the assumption for what an entry does not say."""
+
+    builder: str
+    """`module:attribute` of the function (plan, parameter groups) -> torch optimizer."""
+    state_bytes: Callable[[Config, Weight, int], int]
+    """Bytes of state of one weight, of so many bytes per number."""
 
     package: str = ""
     """What has to be importable, beside PyTorch and transformers."""
@@ -373,6 +330,9 @@ class Description:
 
     temporaries: Temporaries = unknown
     """Bytes of one step beside the states; torch's AdamW goes by its implementation."""
+    update_flops: Callable[[Config, int, int], float] | None = None
+    """FLOPs of the matrix multiplications in an update of a matrix inside a layer, rows <=
+    columns."""
     counted_as: str = ""
     """Option whose bytes and launches stand in for its own, which no trace shows: it compiles
     itself, or is another library's kernel."""
@@ -381,8 +341,16 @@ class Description:
 
     twin: str = ""
     """Option of PyTorch's own that computes the same and is traced in its place."""
+    quantises: Callable[[Optimizer, Weight], bool] | None = None
+    """Whether the states of a weight are quantised; None where none ever is."""
+    num_tables: int = 0
+    """Tables of the values of 8 bits that all weights share."""
     unquantised: str = "adamw"
     """Option that keeps the same states in float32, where its own are quantised."""
+    projects: bool = False
+    """The states of a matrix inside a layer lie in a subspace, of `projection_rank`."""
+    keeps_singular_vectors: bool = False
+    """All of a projected matrix, of which its projection is a slice."""
     cuda_only: bool = False
     """Its library has no kernels for a CPU."""
     compiles: bool = False
@@ -410,8 +378,6 @@ class Description:
     DeepSpeed reads what it takes for moments, and not the scales of their blocks."""
 
 
-TORCH = "AdamW torch"
-
 MIXED = "(torch: got mixed torch.Tensor and DTensor)"
 PROJECTED_PARTS = f"it projects whole matrices {MIXED}"
 WHOLE = (
@@ -425,18 +391,34 @@ UNROUNDED = f"{PIECES} of no whole number of blocks, whose states it silently ke
 
 COUNTS = "counts the steps of a group of weights, which is stepped once for each of them then"
 
-_torch_adamw = partial(Description, returns_from_files=True)
+BUILDERS = "eke.training.optimizer.builders:"
+
+_torch_adamw = partial(
+    OptimizerEntry,
+    builder=f"{BUILDERS}adamw",
+    state_bytes=_adamw,
+    built=("AdamW torch",),
+    returns_from_files=True,
+)
 
 _bitsandbytes = partial(
-    Description,
+    OptimizerEntry,
     package="bitsandbytes",
     install='pip install "eke[bitsandbytes]"',
     temporaries=bitsandbytes,
     fails_on_parts=WHOLE,
 )
 
+_adamw_bitsandbytes = partial(
+    _bitsandbytes,
+    builder=f"{BUILDERS}adamw_8bit",
+    state_bytes=_adamw_8bit,
+    quantises=_quantised_by_bitsandbytes,
+    num_tables=2,
+)
+
 _torchao = partial(
-    Description,
+    OptimizerEntry,
     package="torchao",
     install='pip install "eke[torchao]"',
     temporaries=torchao,
@@ -444,18 +426,21 @@ _torchao = partial(
 )
 
 _low_rank = partial(
-    Description,
+    OptimizerEntry,
+    projects=True,
     temporaries=low_rank,
     fails_on_parts=PROJECTED_PARTS,
     fails_on_pieces=PROJECTED_PIECES,
 )
 
-DESCRIPTIONS: dict[str, Description] = {
-    "adamw": _torch_adamw(built=(TORCH, "DeepSpeedCPUAdam deepspeed"), implementation=AUTO),
-    "adamw_forloop": _torch_adamw(built=(TORCH,), implementation="forloop"),
-    "adamw_foreach": _torch_adamw(built=(TORCH,), implementation="foreach"),
-    "adamw_fused": _torch_adamw(built=(TORCH,), implementation="fused"),
-    "adamw_apex_fused": Description(
+OPTIMIZER_REGISTRY: dict[str, OptimizerEntry] = {
+    "adamw": _torch_adamw(built=("AdamW torch", "DeepSpeedCPUAdam deepspeed"), implementation=AUTO),
+    "adamw_forloop": _torch_adamw(implementation="forloop"),
+    "adamw_foreach": _torch_adamw(implementation="foreach"),
+    "adamw_fused": _torch_adamw(implementation="fused"),
+    "adamw_apex_fused": OptimizerEntry(
+        builder=f"{BUILDERS}adamw_apex_fused",
+        state_bytes=_adamw,
         package="apex.optimizers",
         install=(
             "build it from github.com/NVIDIA/apex; the package index has another project of that "
@@ -469,15 +454,29 @@ DESCRIPTIONS: dict[str, Description] = {
         fails_on_parts="apex's kernels take whole tensors",
         fails_in_backward=COUNTS,
     ),
-    "adamw_8bit": _bitsandbytes(),
-    "paged_adamw_8bit": _bitsandbytes(
+    "adamw_8bit": _adamw_bitsandbytes(),
+    "paged_adamw_8bit": _adamw_bitsandbytes(
         counted_as="adamw_8bit",
         not_timed="paged states: as if nothing had to be paged in",
         pages=True,
     ),
-    "lion": _bitsandbytes(built=("Lion bitsandbytes",), returns_from_files=True),
-    "lion_8bit": _bitsandbytes(unquantised="lion"),
+    "lion": _bitsandbytes(
+        builder=f"{BUILDERS}lion",
+        state_bytes=_lion,
+        built=("Lion bitsandbytes",),
+        returns_from_files=True,
+    ),
+    "lion_8bit": _bitsandbytes(
+        builder=f"{BUILDERS}lion_8bit",
+        state_bytes=_lion,
+        quantises=_quantised_by_bitsandbytes,
+        num_tables=1,
+        unquantised="lion",
+    ),
     "adamw_torchao_8bit": _torchao(
+        builder=f"{BUILDERS}adamw_torchao_8bit",
+        state_bytes=_torchao_state(8),
+        quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",
         fails_on_parts=(
             "it trains, and its quantised parts cannot be read back from a checkpoint (torch: "
@@ -486,6 +485,9 @@ DESCRIPTIONS: dict[str, Description] = {
         fails_on_pieces=UNROUNDED,
     ),
     "adamw_torchao_4bit": _torchao(
+        builder=f"{BUILDERS}adamw_torchao_4bit",
+        state_bytes=_torchao_state(4),
+        quantises=_quantised_by_torchao,
         counted_as="adamw_8bit",
         fails_on_parts=(
             "its 4-bit states are flat, and its compiled step takes them for matrices (torch: "
@@ -494,6 +496,8 @@ DESCRIPTIONS: dict[str, Description] = {
         fails_on_pieces=UNROUNDED,
     ),
     "adamw_bf16_sr": _torchao(
+        builder=f"{BUILDERS}adamw_bf16_sr",
+        state_bytes=_adamw,
         counted_as="adamw_fused",
         rounds_at_random=True,
         fails_on_parts=(
@@ -505,7 +509,9 @@ DESCRIPTIONS: dict[str, Description] = {
             "draws the random numbers of a step once, and the same for each weight then"
         ),
     ),
-    "adafactor": Description(
+    "adafactor": OptimizerEntry(
+        builder=f"{BUILDERS}adafactor",
+        state_bytes=_adafactor,
         built=("Adafactor transformers",),
         temporaries=adafactor,
         fails_on_parts=(
@@ -516,8 +522,17 @@ DESCRIPTIONS: dict[str, Description] = {
             "becomes another algorithm with 4 bytes a parameter"
         ),
     ),
-    "sgd": Description(built=("SGD torch",), temporaries=sgd, returns_from_files=True),
-    "muon": Description(
+    "sgd": OptimizerEntry(
+        builder=f"{BUILDERS}sgd",
+        state_bytes=_sgd,
+        built=("SGD torch",),
+        temporaries=sgd,
+        returns_from_files=True,
+    ),
+    "muon": OptimizerEntry(
+        builder=f"{BUILDERS}muon",
+        state_bytes=_muon,
+        update_flops=_newton_schulz,
         built=("Muon+AdamW torch", "Muon torch"),
         temporaries=muon,
         needs_matrices=True,
@@ -525,7 +540,9 @@ DESCRIPTIONS: dict[str, Description] = {
             f"orthogonalizes matrices; {PIECES} (torch: Param gradient must be a 2D matrix)"
         ),
     ),
-    "schedule_free": Description(
+    "schedule_free": OptimizerEntry(
+        builder=f"{BUILDERS}schedule_free",
+        state_bytes=_adamw,
         package="schedulefree",
         install='pip install "eke[schedulefree]"',
         built=("AdamWScheduleFree schedulefree",),
@@ -538,19 +555,36 @@ DESCRIPTIONS: dict[str, Description] = {
         fails_in_backward=COUNTS,
     ),
     "galore": _low_rank(
+        builder=f"{BUILDERS}galore",
+        state_bytes=_galore,
+        keeps_singular_vectors=True,
+        update_flops=_there_and_back,
         package="galore_torch",
         install='pip install "eke[galore]"',
         not_timed="galore: its decompositions, every few hundred steps, are left out",
     ),
     "apollo": _low_rank(
-        package="apollo_torch", install='pip install "eke[apollo]"', counted_as="galore"
+        builder=f"{BUILDERS}apollo",
+        state_bytes=_apollo,
+        update_flops=_into_the_subspace,
+        package="apollo_torch",
+        install='pip install "eke[apollo]"',
+        counted_as="galore",
     ),
 }
-"""Option -> its description."""
-
-NOBODYS = Description()
+"""Option -> its entry. Other packages add entries by the entry point group `eke.optimizers`."""
 
 
-def describe(optimizer: Optimizer) -> Description:
-    """What is known of a configured optimizer; little of an option from a user's own folder."""
-    return DESCRIPTIONS.get(optimizer.option, NOBODYS)
+def describe(optimizer: Optimizer) -> OptimizerEntry:
+    """The registry entry of a configured optimizer.
+
+    Raises:
+        ConfigError: neither eke nor a package that is installed here has the option.
+    """
+    option = optimizer.option
+    entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
+    if entry is None:
+        why = "no installed package registers it (entry point group eke.optimizers)"
+        raise ConfigError([Problem("optimizer", option, why, "optimizer=adamw")])
+    assert isinstance(entry, OptimizerEntry), f"eke.optimizers: {option} is no OptimizerEntry"
+    return entry

@@ -37,7 +37,6 @@ from eke.hardware import Device, machine_fingerprint, usable_cores
 from eke.models.families import FLOAT32_BYTES, family_of
 from eke.models.sizes import (
     adapted_layers,
-    algorithm,
     describe,
     has_master,
     is_ia3,
@@ -345,7 +344,7 @@ def _autocast(compute: str, weights: Weights) -> str | None:
 
 def _plan_rank(config: Config, decisions: list[Decision]) -> dict[str, object]:
     """The rank of a low-rank optimizer; nothing for the others."""
-    if not algorithm(config.optimizer).projects:
+    if not describe(config.optimizer).projects:
         return {}
     rank = projection_rank(config)
     if getattr(config.optimizer, "rank", None) is None:

@@ -23,7 +23,7 @@ from eke.config.schema import (
     Synthetic,
 )
 from eke.data import sources
-from eke.data.sources import BYTE_TOKENS, Manifest, Request, Store, Vocabulary
+from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
 from eke.models.families import family_of
 from eke.plan.planner.plan import BatchPlan, Decision
 
@@ -112,7 +112,7 @@ def _packed(rows: int, samples: int, tokens: int, seq_len: int) -> Decision:
     return Decision("data.packing", held, reason)
 
 
-def _prepared(config: Config, request: Request, decisions: list[Decision]) -> DataPlan:
+def _prepared(config: Config, request: PrepareRequest, decisions: list[Decision]) -> DataPlan:
     store = sources.open_store(request)
     manifest = store.manifest
     vocabulary = dataclasses.replace(manifest.vocabulary, tokenizer=request.tokenizer)

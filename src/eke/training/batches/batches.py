@@ -254,7 +254,7 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 
     What makes a batch is out of the processor's caches after each step of a model, and making one
     then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
-    at a time, for four short samples: docs/lab.md, 2026-11-23).
+    at a time, for four short samples: docs/lab/loop.md, 2026-11-23).
 
     Args:
         items: made when they are asked for.

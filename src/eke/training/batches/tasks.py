@@ -54,7 +54,7 @@ from eke.training.batches.sampler import (
 Sample = dict[str, np.ndarray]
 """`input_ids` (length,), `labels` (length,), (target,) or (), and `position_ids` (length,) where
 several sequences lie end to end; int64. Arrays: NumPy is faster than torch for small samples
-(docs/lab.md, 2026-11-23)."""
+(docs/lab/loop.md, 2026-11-23)."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""

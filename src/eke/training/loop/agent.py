@@ -7,7 +7,8 @@ others on its machine.
 
 On one machine nothing listens on the network: torch's own store accepts anybody's connection and
 unpickles what it is given. The agent and the ranks meet in files of a folder that is this user's
-alone, and send through the loopback interface. Several machines have to listen (docs/security.md).
+alone, and send through the loopback interface. Several machines have to listen
+(docs/how-to/security.md).
 """
 
 import logging

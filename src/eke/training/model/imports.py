@@ -14,7 +14,7 @@ NEEDLESS = {
 }
 """Package -> the function of transformers that remembers whether it is there. What transformers
 5.23 and huggingface_hub 2.4 import with every model, where these happen to be installed: an eighth
-of a start, in the median (docs/lab.md). Neither has a switch for it."""
+of a start, in the median (docs/lab/startup.md). Neither has a switch for it."""
 
 
 def import_transformers() -> None:

@@ -1,7 +1,7 @@
 """The loss of one micro-batch, for every task alike.
 
 transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
-accumulation and data parallelism change them (docs/design/loss.md).
+accumulation and data parallelism change them (docs/explanation/loss.md).
 
 Cross-entropy summed over the labels that count, in float32: of logits, or without them.
 

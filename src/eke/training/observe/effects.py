@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from eke.config.schema import Checkpointing
 from eke.config.schema import Optimizer as OptimizerConfig
-from eke.models.sizes import algorithm, describe
+from eke.models.sizes import describe
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, piece_numbers
@@ -204,9 +204,9 @@ def note_states(job: Job) -> None:
 
 def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
     """Whether it is the option's, the number that shows it, and what a zero means."""
-    kept, known = algorithm(config), describe(config)
-    yield kept.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
-    yield kept.projects, "optimizer_projected_frac", "no state is projected"
+    known = describe(config)
+    yield known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
+    yield known.projects, "optimizer_projected_frac", "no state is projected"
     yield known.pages, "optimizer_paged_bytes", "no state is paged"
     at_random = "optimizer_stochastic_rounding"
     yield known.rounds_at_random, at_random, "no weight is rounded at random"
@@ -358,8 +358,8 @@ def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
     """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
 
     That is the one with the longest rows, the second where all are as long; once alone, since
-    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. docs/lab.md
-    says what it costs. Compiled code is looked into as it runs, but for its layers' calls: hooks
+    PyTorch's profiler counts addresses wrong that it knows from an earlier profile. Its cost is in
+    docs/lab/memory.md. Compiled code is looked into as it runs, but for its layers' calls: hooks
     would be compiled with it. A step in which the compiler ran or memory was
     measured, at whatever point of the run, is marked: it is no steady step.
     """

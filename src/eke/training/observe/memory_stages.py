@@ -67,10 +67,10 @@ class AllocationProfile:
     PyTorch counts no peak on a CPU; the profiler reports each allocation and release of this
     thread, and what is allocated in the process then. Peak = what was alive before + by how much
     that was higher than at the first report. Releases of blocks from before are not reported; a
-    training step has none. What that costs the one step: docs/lab.md.
+    training step has none. What that costs the one step: docs/lab/memory.md.
 
     The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
-    (docs/lab.md). A long step is cut into pieces, so that it holds those of one piece alone.
+    (docs/lab/memory.md). A long step is cut into pieces, so that it holds those of one piece alone.
 
     How to read what it keeps is PyTorch's own affair: where that has changed, nothing is measured.
     """
@@ -135,7 +135,7 @@ def counted_in_every_thread() -> Iterator[bool]:
 
     It does so in threads that profile memory, and else only where this flag of its own is set. A
     thread of gloo often is the last to hold what FSDP2 gathered: without it, the same run was
-    measured at 24 and 32 MB (docs/lab.md).
+    measured at 24 and 32 MB (docs/lab/memory.md).
     """
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

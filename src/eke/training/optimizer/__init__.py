@@ -1,10 +1,9 @@
-"""Optimizers: one builder per option, a file per library, and what the loop must know of them.
+"""Optimizers: builders, learning-rate schedules, parameter groups and the update of a step.
 
 Libraries that not everybody has are imported inside the builders.
 """
 
 from eke.training.optimizer.build_optimizer import (
-    BUILDERS,
     build_optimizer,
     evaluation_weights,
     restore_training_weights,
@@ -13,7 +12,6 @@ from eke.training.optimizer.build_optimizer import (
 from eke.training.optimizer.update import Groups, parameter_groups, set_learning_rate
 
 __all__ = [
-    "BUILDERS",
     "Groups",
     "build_optimizer",
     "evaluation_weights",

@@ -1,6 +1,6 @@
-"""Which builder makes which option.
+"""Build the planned optimizer and schedule; read and restore what an optimizer holds.
 
-Weights that are trained and weights that are evaluated, where these are not the same.
+Training weights and evaluation weights, where these differ.
 
 Schedule-Free takes gradients between its average and its fast weights; the average is what counts.
 
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -20,43 +21,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eke.config.schema import DecayingSchedule, WSDSchedule
+from eke.models.sizes import describe
 from eke.plan.planner import Plan
 from eke.training.distributed.sharding import cut_like, part
 from eke.training.model.number_formats import build_with_master
-from eke.training.optimizer import builders
 from eke.training.optimizer.update import Groups, parameter_groups
 
 
-def build_optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(plan: Plan, model: nn.Module) -> Optimizer:
     """The planned optimizer over the trainable parameters of `model`, which is not wrapped yet."""
     groups = parameter_groups(model, plan.config.optimizer.weight_decay)
-    build = BUILDERS[plan.config.optimizer.option]
+    build: Callable[[Plan, Groups], Optimizer] = resolve_name(
+        describe(plan.config.optimizer).builder
+    )
     if plan.compute.master and plan.deepspeed is None:  # which has copies of its own
         return build_with_master(groups, partial(build, plan))
     return build(plan, groups)
-
-
-BUILDERS: dict[str, Callable[[Plan, Groups], torch.optim.Optimizer]] = {
-    "adamw": builders.adamw,
-    "adamw_forloop": builders.adamw,
-    "adamw_foreach": builders.adamw,
-    "adamw_fused": builders.adamw,
-    "adamw_apex_fused": builders.adamw_apex_fused,
-    "adamw_8bit": builders.adamw_8bit,
-    "paged_adamw_8bit": builders.adamw_8bit,
-    "adamw_torchao_8bit": builders.adamw_torchao_8bit,
-    "adamw_torchao_4bit": builders.adamw_4bit,
-    "adamw_bf16_sr": builders.adamw_bf16_sr,
-    "adafactor": builders.adafactor,
-    "lion": builders.lion,
-    "lion_8bit": builders.lion_8bit,
-    "sgd": builders.sgd,
-    "muon": builders.muon,
-    "schedule_free": builders.schedule_free,
-    "apollo": builders.apollo,
-    "galore": builders.galore,
-}
-"""Option of the group `optimizer` -> builder."""
 
 
 @contextmanager

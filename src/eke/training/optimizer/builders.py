@@ -85,7 +85,7 @@ def adamw_torchao_8bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     return _build("AdamW8bit", config, groups, block_size=config.block_size)
 
 
-def adamw_4bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
+def adamw_torchao_4bit(plan: Plan, groups: Groups) -> torch.optim.Optimizer:
     """AdamW with 4-bit moments."""
     config = plan.config.optimizer
     assert isinstance(config, AdamWTorchAO4bit)

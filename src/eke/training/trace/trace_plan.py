@@ -15,7 +15,7 @@ from eke.common.runtime import lacking
 from eke.config.schema import Backend
 from eke.estimate.memory.components import Method, Traced
 from eke.models.families import family_of
-from eke.models.sizes import DESCRIPTIONS, describe
+from eke.models.sizes import OPTIMIZER_REGISTRY, describe
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
 from eke.training.model.export import build_trainable
@@ -127,7 +127,7 @@ def _optimizer(found: Adapted) -> Adapted:
     option, known = optimizer.option, describe(optimizer)
     if known.twin:
         found = _with(found, optimizer=replace(optimizer, option=known.twin))
-        loop = DESCRIPTIONS[known.twin].implementation
+        loop = OPTIMIZER_REGISTRY[known.twin].implementation
         compute = replace(plan.compute, optimizer_implementation=loop)
         found = replace(found, plan=replace(found.plan, compute=compute))
         return _note(found, f"optimizer={option}: traced as PyTorch's {loop} AdamW")

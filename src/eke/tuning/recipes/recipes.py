@@ -51,7 +51,7 @@ LOGITS_BYTES = 2 * 4
 """Of a token and an entry of the vocabulary: a float32 number, and its gradient."""
 HEAVY_SHARE = 0.25
 """Of a sample's memory, from which the fused loss is worth its operations: a choice. They were 11.7
-of 44.5 GiB of a Llama of 1B parameters in all (docs/lab.md, "recipes that adapt")."""
+of 44.5 GiB of a Llama of 1B parameters in all (docs/lab/recipes.md)."""
 
 WORKERS = 2
 
@@ -212,7 +212,7 @@ BATCH = ("batch", "batch.per_device", "batch.accumulation")
 
 AS_GOOD = 1.01
 """Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
-than a few per cent (docs/forecast.md)."""
+than a few per cent (docs/how-to/forecast.md)."""
 
 
 ROOM = {Verdict.fits: 0, Verdict.tight: 1}

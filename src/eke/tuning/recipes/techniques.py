@@ -142,8 +142,8 @@ STAYS = "it stays as it is"
 
 CPU_WIDTH = 256
 """Hidden size from which bfloat16 is taken on a CPU with units for it: a choice. At 64 autocast's
-copies cost more than the products save, at 128 it was unsure (docs/lab.md, "recipes that adapt");
-at 512 it was 2.3 times as fast."""
+copies cost more than the products save, at 128 it was unsure (docs/lab/recipes.md); at 512 it
+was 2.3 times as fast."""
 
 
 def half(situation: Situation) -> Wish:
@@ -171,7 +171,7 @@ def _on_cpu(situation: Situation) -> Wish:
     flags = ", ".join(units)
     if width < CPU_WIDTH:
         why = f"{name} has {flags}, and a model {width} wide is too narrow to gain by them"
-        return Wish(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab.md)")
+        return Wish(DECIDES, (), otherwise=f"{why}, below {CPU_WIDTH} (docs/lab/recipes.md)")
     why = f"{name} multiplies bfloat16 in units of its own ({flags})"
     return Wish(DECIDES, (Candidate(("precision=bf16",), why),), otherwise=STAYS)
 
@@ -215,7 +215,7 @@ COMPILE_GAIN = 1 / COMPILED.slowdown
 
 LAUNCHES_PER_LAYER = 116
 """Operations of a BERT layer, forward and backward, under autocast: 2789 in 24 layers
-(docs/lab.md, "recipes that adapt")."""
+(docs/lab/recipes.md)."""
 LAUNCH_S = 5e-6
 """The host's time for one: an estimate, the lower end of what PyTorch needs on today's hosts."""
 

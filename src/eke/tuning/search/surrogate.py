@@ -49,11 +49,11 @@ class Doubt:
 
 
 MODELLED = Doubt(machine=0.6, technique=0.12, batch=0.12, alone=0.05, reach=2.5)
-"""With the time model: its published rows are off by some 10 to 40 % (docs/forecast.md)."""
+"""With the time model: its published rows are off by some 10 to 40 % (docs/how-to/forecast.md)."""
 
 BLIND = Doubt(machine=3.0, technique=0.2, batch=0.2, alone=0.05, reach=2.5)
-"""Without: techniques move a step by factors of 0.5 to 2 (docs/techniques.md), and what is usual
-for them says less than half of that here."""
+"""Without: techniques move a step by factors of 0.5 to 2 (docs/reference/techniques.md), and what
+is usual for them says less than half of that here."""
 
 SCALES = (1.0, 1.5, 2.2, 3.3)
 """Factors on all doubts but the machine's, each counted as the trials make it likely: a time model

@@ -3,7 +3,7 @@
 import pytest
 
 import eke.data.sources.prepare_client as asking
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 
 IN_ANOTHER_PROCESS = asking._prepare
 
@@ -19,7 +19,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
     """A process of its own takes seconds to import the libraries that are here already."""
-    monkeypatch.setattr(asking, "_prepare", prepare)
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 @pytest.fixture

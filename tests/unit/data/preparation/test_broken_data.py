@@ -20,7 +20,7 @@ from unit.plan.cases import config_of, decision, plan_of
 
 from eke.common.errors import ConfigError
 from eke.data.preparation.lines import lines
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import request_of
 
 GOOD = "".join(json.dumps(row) + "\n" for row in numbered(300)).encode()
@@ -29,7 +29,7 @@ GOOD = "".join(json.dumps(row) + "\n" for row in numbered(300)).encode()
 def refusal(*overrides):
     """The problems of preparing in this process."""
     with pytest.raises(ConfigError) as caught:
-        prepare(request_of(config_of(*overrides)))
+        prepare_store(request_of(config_of(*overrides)))
     return caught.value.problems
 
 
@@ -522,11 +522,11 @@ def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
 READ = """
 import re, sys
 from pathlib import Path
-from eke.data.sources import Request
+from eke.data.sources import PrepareRequest
 from eke.data.preparation.lines import Columns
 from eke.data.preparation.lines import csv_rows, jsonl_rows
 reader = csv_rows if "csv" in sys.argv[1] else jsonl_rows
-request = Request("jsonl", "", "", text="text", max_row_bytes=16 << 20)
+request = PrepareRequest("jsonl", "", "", text="text", max_row_bytes=16 << 20)
 try:
     print(len(list(reader("a", sys.argv[1], "", Columns(request)))), "rows")
 except Exception as error:

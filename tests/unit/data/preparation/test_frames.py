@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from eke.data.preparation.lines import Fields
 from eke.data.preparation.rows import Sequences, encode_stream
-from eke.data.preparation.tokenizers import is_doubled, load_tokenizer
-from eke.data.sources import Request
+from eke.data.preparation.tokenizers import is_doubled, load_request_tokenizer
+from eke.data.sources import PrepareRequest
 
 TEXTS = ["the cat saw a bird", "what is 4 plus 52?", " hello  world\n", "a"]
 LONG = "the cat saw a small red bird, and the dog liked it. " * 40
@@ -27,8 +27,8 @@ def kinds(tmp_path_factory):
 
 
 def sequences(folder: str, task: str, **more) -> Sequences:
-    request = Request("jsonl", "", "", text="text", task=task, tokenizer=folder, **more)
-    return Sequences(request, load_tokenizer(request))
+    request = PrepareRequest("jsonl", "", "", text="text", task=task, tokenizer=folder, **more)
+    return Sequences(request, load_request_tokenizer(request))
 
 
 def made(folder: str, task: str, *rows: tuple[str, ...], seq_len: int = 64, **more):
@@ -159,7 +159,7 @@ def test_a_tokenizer_that_knows_no_offsets_splits_where_the_prompt_alone_ends(ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_document_in_chunks_has_the_tokens_of_the_whole(kind, kinds) -> None:
     folder, tokenizer = kinds[kind]
-    loaded = load_tokenizer(Request("text", "", "", tokenizer=folder))
+    loaded = load_request_tokenizer(PrepareRequest("text", "", "", tokenizer=folder))
     text = "".join(f"line {n} {LONG[n % 50 :][:90]}\n" for n in range(600))
     edges = [0, 9000, 9001, 20000, 33333, len(text)]
     chunks = [text[a:b] for a, b in pairwise(edges)]

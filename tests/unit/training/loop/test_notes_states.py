@@ -7,10 +7,14 @@ import torch
 from unit.plan.cases import SYNTHETIC, plan_of
 from unit.training.model.test_optimizer import HERE
 
-from eke.models.sizes import state_bytes
+from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.training.model.build_model import build_model
 from eke.training.observe.effects import note_states
-from eke.training.optimizer import BUILDERS, build_optimizer
+from eke.training.optimizer import build_optimizer, builders
+
+
+def replace_builder(monkeypatch, option: str, build) -> None:
+    monkeypatch.setattr(builders, OPTIMIZER_REGISTRY[option].builder.partition(":")[2], build)
 
 
 def noted(*overrides):
@@ -56,7 +60,7 @@ def test_the_optimizer_is_named_and_its_bytes_are_those_that_were_predicted(opti
 
 @pytest.mark.parametrize("option", sorted({*HERE, "adamw_bf16_sr"} - set(EXPECTED)))
 def test_the_rest_is_covered_elsewhere_or_says_that_it_had_no_effect(option, monkeypatch) -> None:
-    monkeypatch.setitem(BUILDERS, "adamw_bf16_sr", BUILDERS["adamw"])
+    replace_builder(monkeypatch, "adamw_bf16_sr", builders.adamw)
     _, warnings, _ = noted(f"optimizer={option}")
     without_effect = {"paged_adamw_8bit", "adamw_bf16_sr"}
     assert len(warnings) == (option in without_effect)
@@ -70,7 +74,7 @@ def test_a_builder_that_makes_something_else_is_found_out(option, monkeypatch) -
     def plain(plan, groups):
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
-    monkeypatch.setitem(BUILDERS, option, plain)
+    replace_builder(monkeypatch, option, plain)
     found, warnings, _ = noted(f"optimizer={option}")
     assert (found["optimizer"], found["optimizer_library"]) == ("SGD", "torch")
     assert found["optimizer_quantised_frac"] == found["optimizer_projected_frac"] == 0
@@ -78,13 +82,13 @@ def test_a_builder_that_makes_something_else_is_found_out(option, monkeypatch) -
     assert warnings[0].startswith(f"optimizer={option} had no effect: no state is ")
 
 
-@pytest.mark.parametrize("option", sorted(set(BUILDERS) - {"paged_adamw_8bit"}))
+@pytest.mark.parametrize("option", sorted(set(OPTIMIZER_REGISTRY) - {"paged_adamw_8bit"}))
 def test_another_optimizer_in_its_place_is_warned_about(option, monkeypatch) -> None:
     def other(plan, groups):
         kind = torch.optim.AdamW if option == "sgd" else torch.optim.SGD
         return kind(groups, lr=0.1)
 
-    monkeypatch.setitem(BUILDERS, option, other)
+    replace_builder(monkeypatch, option, other)
     _, warnings, _ = noted(f"optimizer={option}")
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith(f"optimizer={option} had no effect: ")
@@ -93,7 +97,7 @@ def test_another_optimizer_in_its_place_is_warned_about(option, monkeypatch) -> 
 @pytest.mark.parametrize("option", ["adamw_forloop", "adamw_foreach", "adamw_fused"])
 def test_another_loop_over_the_weights_is_warned_about(option, monkeypatch) -> None:
     other = {"foreach": True} if option == "adamw_fused" else {"fused": True}
-    monkeypatch.setitem(BUILDERS, option, lambda _, groups: torch.optim.AdamW(groups, **other))
+    replace_builder(monkeypatch, option, lambda _, groups: torch.optim.AdamW(groups, **other))
     found, warnings, _ = noted(f"optimizer={option}")
     (built,) = other
     assert found["optimizer_implementation"] == built

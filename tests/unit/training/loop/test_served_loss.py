@@ -15,7 +15,7 @@ from tokenizer_kinds import save_kind
 from trained import record_of, train_job
 
 import eke.data.sources.prepare_client as asking
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.training.batches.tasks import open_split
 from eke.training.loop.state import Job
 from eke.training.model.unused import HEADS
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.slow  # a minute of small trainings
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare)
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(task: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from support import last_wins
 
 import eke.data.sources.prepare_client as asking
 from eke.config.compose import compose
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import open_store, request_of
 from eke.training.model.export import build_trainable, name_classes, save_pretrained
 from eke.workflows import plan_for
@@ -23,7 +23,7 @@ SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare)
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(folder, *labels):

@@ -8,19 +8,19 @@ import torch
 from torch import nn
 from unit.models.sizes.configs import TINY_CASES
 from unit.plan.cases import SYNTHETIC, decision, plan_of
-from unit.training.model.plans import hand_plan, options_of
+from unit.training.model.plans import hand_plan
 
 from eke.common.errors import RunError
 from eke.hardware import DEVICES
 from eke.models.families import Role
-from eke.models.sizes import structure
+from eke.models.sizes import OPTIMIZER_REGISTRY, structure
 from eke.training.model.build_model import build_model
-from eke.training.optimizer import BUILDERS, build_optimizer, parameter_groups, set_learning_rate
+from eke.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
 
 COMPILED = {"adamw_torchao_8bit", "adamw_torchao_4bit", "adamw_bf16_sr"}
 """Options whose first step compiles for many seconds."""
 
-HERE = sorted(set(BUILDERS) - COMPILED - {"adamw_apex_fused"})
+HERE = sorted(set(OPTIMIZER_REGISTRY) - COMPILED - {"adamw_apex_fused"})
 """Options that take a step on any CPU at once."""
 
 
@@ -35,10 +35,6 @@ class Small(nn.Module):
 
 def built(*overrides):
     return build_optimizer(plan_of(*SYNTHETIC, *overrides), Small())
-
-
-def test_options_are_builders() -> None:
-    assert set(BUILDERS) == options_of("optimizer")
 
 
 def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:

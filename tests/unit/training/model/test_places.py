@@ -11,7 +11,7 @@ from tokenizer_kinds import save_kind
 
 import eke.data.sources.prepare_client as asking
 from eke.common.errors import RunError
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.plan.planner import Plan
 from eke.training.batches.batches import Collator
 from eke.training.model.build_model import build_model_and_report
@@ -29,7 +29,7 @@ PAD = 1
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare)
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def make(kind: str, task: str, sizes, **more):

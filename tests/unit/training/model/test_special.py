@@ -14,7 +14,7 @@ from unit.training.model.plans import hand_plan
 
 import eke.data.sources.prepare_client as asking
 from eke.config.compose import compose
-from eke.data.preparation.prepare import prepare
+from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import Frame, Vocabulary
 from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model
@@ -30,7 +30,7 @@ SHORT = ("data.seq_len=16", "batch.per_device=4", "train.steps=1", "hardware=cpu
 def own_cache(tmp_path, monkeypatch):
     """Preparations happen in this process, into an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(asking, "_prepare", prepare)
+    monkeypatch.setattr(asking, "_prepare", prepare_store)
 
 
 def rows_of(folder: Path, tokenizer: Path, labels: bool = False) -> tuple[str, ...]:

@@ -1,0 +1,361 @@
+"""Files of a data source: discovery, evaluation split, number of samples, content hash.
+
+Only names and sizes are read here (and the content once, for the hash), so that a plan knows the
+number of samples without torch; `eke.training.batches.dataset` reads the text.
+"""
+
+import glob
+import hashlib
+import os
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.paths import user_path
+from eke.common.text import closest_path
+from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
+from eke.data.sources.cache import digest_once, once, stamp
+
+
+def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[tuple[str, Path]]:
+    """Find the files of a path: name relative to it and absolute path, sorted by name.
+
+    Args:
+        option: `jsonl`, `csv` or `parquet`.
+        key: key path of the value.
+        typed: file, folder or glob.
+        pattern: file names in a folder; None: the format's suffixes.
+
+    Raises:
+        ConfigError: the path does not exist, nothing matches, or a file is empty or unreadable.
+    """
+    path = user_path(typed)
+    if not typed or not _exists(path, key, typed):
+        found = _globbed(path) if typed else []
+        root = Path(os.path.commonpath([p.parent for p in found])) if found else path
+    elif path.is_dir():
+        found, root = _in_folder(path, option, pattern), path
+    else:
+        found, root = [path], path.parent
+    if not found:
+        raise ConfigError(_nothing(option, key, typed, path, pattern))
+    for file in found:
+        _check(file, key)
+    # A CSV reader accepts JSON as a header; the other readers detect a wrong format.
+    other = other_format(option, [file.name for file in found]) if option == "csv" else ""
+    if other not in ("", "data=text"):
+        why = "ends like a file of another format, and data=csv would read its lines as a table"
+        raise ConfigError(Problem(key, typed, why, other))
+    named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
+    return sorted(named, key=lambda pair: pair[0])
+
+
+def other_format(option: str, files: Iterable[str]) -> str:
+    """Override for files with another format's suffix; empty if some have this format's.
+
+    Args:
+        option: the configured format: `jsonl`, `csv`, `parquet` or `text`.
+        files: file names.
+    """
+    names = [name.lower() for name in files]
+    if not names or any(name.endswith(ENDINGS.get(option, ())) for name in names):
+        return ""
+    others = [o for o, endings in ENDINGS.items() if names[0].endswith(endings)]
+    rest = [] if option == "text" else ["text"]
+    return "".join(f"data={other}" for other in [*others, *rest][:1])
+
+
+def _exists(path: Path, key: str, typed: str) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, a null character
+        why = f"is no path: {getattr(error, 'strerror', None) or error}"
+        shown = typed if len(typed) <= 60 else typed[:57] + "..."
+        raise ConfigError(Problem(key, shown, why, f"{key}=FILE_OR_FOLDER")) from error
+
+
+def _globbed(path: Path) -> list[Path]:
+    return [Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
+
+
+def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
+    """Find files below a folder by name, unsorted.
+
+    Args:
+        folder: searched recursively.
+        pattern: of file names, from `data.pattern`.
+        ending: suffix for the example in the error message.
+
+    Raises:
+        ConfigError: the pattern is invalid.
+    """
+    try:
+        return [path for path in folder.rglob(pattern) if path.is_file()]
+    except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
+        why = f"is not a valid file name pattern: {error}"
+        fix = f"data.pattern='*{ending}'"
+        raise ConfigError(Problem("data.pattern", pattern, why, fix)) from error
+
+
+def _in_folder(folder: Path, option: str, pattern: str | None) -> list[Path]:
+    paths = files_below(folder, "*" if pattern is None else pattern, ENDINGS[option][0])
+    visible = [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
+    if pattern is not None:
+        return visible
+    return [p for p in visible if p.name.lower().endswith(ENDINGS[option])]
+
+
+def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None) -> Problem:
+    if typed and path.is_dir():
+        wanted = pattern or " or ".join(f"*{ending}" for ending in ENDINGS[option][:2])
+        others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
+        there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
+        why = f"no file of the folder matches {wanted}{there}"
+        return Problem(key, typed, why, f"data.pattern='*{others[0] if others else '.txt'}'")
+    meant = closest_path(path) if typed else None
+    why = "there is no such file or folder"
+    return Problem(key, typed, why, f"{key}={meant or 'FILE_OR_FOLDER'}")
+
+
+def _check(file: Path, key: str) -> None:
+    """Check that a file is readable and not empty.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    fix = f"{key}=FILE_OR_FOLDER"
+    try:
+        with open(file, "rb") as opened:
+            if not opened.read(1):
+                raise ConfigError(Problem(key, str(file), "the file is empty", fix))
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+        raise ConfigError(Problem(key, str(file), why, fix)) from error
+
+
+EVAL_FRAC = 0.1
+"""Fraction of the standard library's files used for evaluation."""
+
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+"""Third-party packages, and tests (a third of the bytes, much of it data)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A byte range of one file."""
+
+    path: Path
+    start: int
+    size: int
+    """Bytes."""
+    label: str = ""
+    """Class of the text: the standard-library package it belongs to."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text source with its training and evaluation split."""
+
+    train: tuple[Piece, ...]
+    evaluation: tuple[Piece, ...]
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """All byte ranges."""
+        return self.train + self.evaluation
+
+    def restricted_to(self, labels: Iterable[str]) -> "Corpus":
+        """The same split, restricted to some classes."""
+        keep = set(labels)
+        return Corpus(
+            tuple(piece for piece in self.train if piece.label in keep),
+            tuple(piece for piece in self.evaluation if piece.label in keep),
+        )
+
+
+def open_corpus(config: Config) -> Corpus | None:
+    """The text source of `config.data`; None if the data is not text.
+
+    Raises:
+        ConfigError: `data.path` has no text, or fewer folders than the task has classes.
+    """
+    if isinstance(config.data, PythonSource):
+        corpus = standard_library()
+    elif isinstance(config.data, Text):
+        path = user_path(config.data.path)
+        corpus = text_files(path, config.data.pattern, config.data.eval_frac)
+    else:
+        return None
+    if isinstance(config.task, SequenceClassification):
+        return _classes(corpus, config.data, config.task.num_labels)
+    return corpus
+
+
+def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corpus:
+    labels = largest_labels(corpus, num_labels)
+    if len(labels) < num_labels:
+        why = (
+            f"a text's classes are its folders, and only {len(labels)} have files for both "
+            "training and evaluation"
+        )
+        fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
+        fix = _more_classes(corpus, data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
+        raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
+    return corpus.restricted_to(labels)
+
+
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> str:
+    """Override that yields as many of the requested classes as exist; empty if none does."""
+    if not isinstance(data, Text):
+        return ""
+    wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
+    fewer = f"task.num_labels={wanted} " if wanted < num_labels else ""
+    for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
+        files = text_files(user_path(data.path), data.pattern, share)
+        if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
+            return f"{fewer}data.eval_frac={share:g}" if share != data.eval_frac else fewer.strip()
+    return ""
+
+
+@cache
+def standard_library() -> Corpus:
+    """The installed standard library's source, split by a hash of the file names.
+
+    Cached: two thousand files, which do not change while Python runs.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
+        paths += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return _split(root, paths, EVAL_FRAC)
+
+
+@once
+def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
+    """A text source: one file, evaluated on its end, or a folder, evaluated on some files.
+
+    Raises:
+        ConfigError: the path does not exist or has no text.
+    """
+    if path.is_file() and (rows := other_format("text", [path.name])):
+        why = "has rows, but data=text trains on the raw file, including markup and column names"
+        why += f"; if intended: data.path={path.parent} data.pattern='{path.name}'"
+        raise ConfigError(Problem("data.path", str(path), why, rows))
+    paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
+    paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
+    if not paths:
+        why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
+        raise ConfigError(Problem("data.path", str(path), why, "data.path=FILE_OR_FOLDER"))
+    if len(paths) > 1:
+        return _split(path, paths, eval_frac)
+    size = paths[0].stat().st_size
+    cut = size - max(1, round(size * eval_frac))
+    return Corpus((Piece(paths[0], 0, cut),), (Piece(paths[0], cut, size - cut),))
+
+
+def _split(root: Path, paths: list[Path], eval_frac: float) -> Corpus:
+    """Evaluate on the files with the lowest name hashes: stable when files are added."""
+    names = {path: path.relative_to(root).as_posix() for path in paths}
+    ranked = sorted(paths, key=lambda path: hashlib.sha256(os.fsencode(names[path])).digest())
+    num_kept = min(max(1, round(len(paths) * eval_frac)), len(paths) - 1)
+    kept = set(ranked[:num_kept])
+
+    def pieces(chosen: bool) -> tuple[Piece, ...]:
+        return tuple(
+            Piece(path, 0, path.stat().st_size, _label(names[path]))
+            for path in paths
+            if (path in kept) is chosen and path.stat().st_size > 0
+        )
+
+    return Corpus(pieces(False), pieces(True))
+
+
+def _label(name: str) -> str:
+    """Top-level folder of a file, empty without one; invalid UTF-8 is escaped."""
+    top = name.split("/", 1)[0] if "/" in name else ""
+    return os.fsencode(top).decode(errors="backslashreplace")
+
+
+def largest_labels(corpus: Corpus, num_labels: int) -> list[str]:
+    """The classes with the most training bytes that also occur in evaluation, largest first."""
+    seen = {piece.label for piece in corpus.evaluation if piece.label}
+    sizes: Counter[str] = Counter()
+    for piece in corpus.train:
+        if piece.label in seen:
+            sizes[piece.label] += piece.size
+    return [label for label, _ in sizes.most_common(num_labels)]
+
+
+def window_length(config: Config) -> int:
+    """Tokens of text per sample; in seq2seq, source and target together."""
+    if isinstance(config.task, Seq2SeqLM):
+        return config.data.seq_len + (config.task.target_len or config.data.seq_len)
+    return config.data.seq_len
+
+
+def count_windows(pieces: Iterable[Piece], length: int) -> int:
+    """Number of samples of `length` tokens; classes are packed separately, with separators."""
+    return sum(count // length for count in _tokens(pieces).values())
+
+
+def longest_window(pieces: Iterable[Piece]) -> int:
+    """Largest `length` for which `count_windows` is not zero."""
+    return max(_tokens(pieces).values(), default=0)
+
+
+def _tokens(pieces: Iterable[Piece]) -> Counter[str]:
+    """Tokens by class: bytes, and one separator per byte range."""
+    tokens: Counter[str] = Counter()
+    for piece in pieces:
+        tokens[piece.label] += piece.size + 1
+    return tokens
+
+
+@once
+def fingerprint(corpus: Corpus) -> str:
+    """Hash names, bounds and contents: 16 hex digits of SHA-256.
+
+    Cached by path and stamp, since hashing the standard library takes about a second.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    pieces = corpus.pieces()
+    listing = [[str(p.path), p.start, p.size, *stamp(p.path)] for p in pieces]
+    return digest_once(listing, 16, lambda: _content_hash(pieces))
+
+
+def _content_hash(pieces: Iterable[Piece]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        name = f"{piece.path.name}\0{piece.start}\0{piece.size}\0{piece.label}\0"
+        digest.update(os.fsencode(name))
+        try:
+            for block in _blocks(piece):
+                digest.update(block)
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+            fix = "data.path=FILE_OR_FOLDER"
+            raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
+    return digest.hexdigest()
+
+
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """Read a byte range, a mebibyte at a time."""
+    left = piece.size
+    with open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        while left and (block := file.read(min(left, 1 << 20))):
+            left -= len(block)
+            yield block
+
+
+def read_piece(piece: Piece) -> bytes:
+    """Read a byte range."""
+    with open(piece.path, "rb") as file:
+        file.seek(piece.start)
+        return file.read(piece.size)

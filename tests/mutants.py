@@ -1,0 +1,668 @@
+"""Planted faults: 40 changes of src that break a promise, each with the tests that see it.
+
+    python tests/mutants.py list            the table of tests/mutants.md
+    python tests/mutants.py write           writes that file
+    python tests/mutants.py plant ID        changes this working tree; `undo` changes it back
+    python tests/mutants.py check [ID...]   plants one after the other in a temporary copy
+
+`check` exits with 1 if a fault survives its tests.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+TABLE = REPO / "tests" / "mutants.md"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong expression."""
+
+    id: str
+    file: str
+    """Below src/eke."""
+    old: str
+    """As it stands once in the file."""
+    new: str
+    """What is planted; the file has it nowhere else."""
+    breaks: str
+    tests: tuple[str, ...]
+    """The smallest set that sees it, below tests/."""
+
+    @property
+    def path(self) -> Path:
+        """Of the file, in a tree's root."""
+        return Path("src/eke", self.file)
+
+
+def fault(name: str, file: str, old: str, new: str, breaks: str, *tests: str) -> Fault:
+    """A row of the table."""
+    return Fault(name, file, old, new, breaks, tests)
+
+
+FAULTS = (
+    # Work is not lost: files, locks, resuming, the state of a sweep.
+    fault(
+        "file_not_synced",
+        "common/files.py",
+        "os.fsync(file.fileno())",
+        "os.isatty(file.fileno())",
+        "a record written before a power cut may be empty",
+        "unit/common/test_files.py",
+    ),
+    fault(
+        "folder_not_synced",
+        "common/files.py",
+        "os.fsync(folder)",
+        "abs(folder)",
+        "a rename may be undone by a power cut",
+        "unit/common/test_files.py",
+    ),
+    fault(
+        "lock_is_shared",
+        "common/files.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | 4",
+        "two processes hold one run or one GPU",
+        "unit/common/test_files.py",
+        "unit/launch/test_folder.py",
+        "unit/launch/pool/test_devices.py",
+    ),
+    fault(
+        "short_write_lost",
+        "common/files.py",
+        "data = data[os.write(descriptor, data) :]",
+        'data = data[:0] if os.write(descriptor, data) else b""',
+        "the rest of a line that a full disk took in part is dropped in silence",
+        "unit/common/test_files.py",
+    ),
+    fault(
+        "newest_checkpoint_pruned",
+        "training/checkpoint.py",
+        "sorted(written, reverse=True)[keep:]",
+        "sorted(written)[keep:]",
+        "the newest checkpoint is deleted in place of the oldest",
+        "unit/training/checkpoint/test_checkpoint.py",
+    ),
+    fault(
+        "damage_unseen",
+        "training/checkpoint.py",
+        "if _checksum(file) != checksum:",
+        "if not _checksum(file) | 1:",
+        "a damaged checkpoint is loaded",
+        "unit/training/checkpoint/test_checkpoint.py",
+    ),
+    fault(
+        "random_state_of_rank_0",
+        "training/checkpoint.py",
+        'tensors["random"][rank]',
+        'tensors["random"][0]',
+        "after a resume every rank draws the same dropout masks",
+        "unit/training/checkpoint",
+        "unit/training/loop",
+        "unit/training/distributed",
+    ),
+    fault(
+        "state_cast_on_load",
+        "training/checkpoint.py",
+        "mine[key].dtype != value.dtype",
+        "mine[key].shape != value.shape",
+        "a resumed run has rounded optimizer state",
+        "unit/training/checkpoint",
+        "unit/training/loop/test_optimizer_checkpoints.py",
+    ),
+    fault(
+        "older_attempt_wins",
+        "plan/record/metrics.py",
+        "row.get(ATTEMPT, 0) >= best[step].get(ATTEMPT, 0)",
+        "row.get(ATTEMPT, 0) < best[step].get(ATTEMPT, 0)",
+        "steps repeated after a resume are reported as they were before it",
+        "unit/plan/record/test_metrics.py",
+    ),
+    fault(
+        "tracker_repeats_a_step",
+        "results/trackers/async_tracker.py",
+        "> self.seen.get(kind_of(row), -1)",
+        ">= self.seen.get(kind_of(row), -1)",
+        "the tracker gets a step twice after a resume",
+        "unit/results/trackers",
+    ),
+    fault(
+        "torn_store_accepted",
+        "data/sources/store.py",
+        "== count * _item_bytes(manifest, name)",
+        ">= 0 * _item_bytes(manifest, name)",
+        "a store cut short by a full disk is trained on",
+        "unit/data/preparation/test_stores.py",
+        "unit/data/preparation/test_broken_data.py",
+    ),
+    fault(
+        "changed_data_unseen",
+        "data/sources/cache.py",
+        "found.st_size, found.st_mtime_ns, found.st_ctime_ns",
+        "found.st_size, found.st_mtime_ns, 0",
+        "data changed by `cp -p` keeps its old identity",
+        "unit/data/sources/test_corpus.py",
+        "unit/data/preparation/test_stores.py",
+        "unit/plan/test_inputs.py",
+    ),
+    fault(
+        "intent_not_named",
+        "launch/slurm/submit.py",
+        "before = name_in_runs(path, submission)",
+        "before: dict = {}",
+        "a kill during sbatch lets another sweep submit the runs again",
+        "unit/launch/slurm/test_submit.py",
+        "unit/launch/slurm/test_submission.py",
+    ),
+    fault(
+        "intent_given_up_at_once",
+        "launch/slurm/submit.py",
+        "abs(time.time() - each.created) <= GIVEN_UP_S",
+        "abs(time.time() - each.created) > GIVEN_UP_S",
+        "runs whose sbatch is still under way are submitted twice",
+        "unit/launch/slurm/test_submit.py",
+        "unit/launch/slurm/test_submission.py",
+    ),
+    fault(
+        "preemption_is_a_crash",
+        "launch/slurm/scheduler.py",
+        '"PREEMPTED": Outcome.preempted',
+        '"PREEMPTED": Outcome.crashed',
+        "a preempted run is not continued",
+        "unit/launch/slurm/test_states.py",
+    ),
+    fault(
+        "time_rounded_down",
+        "launch/slurm/submission.py",
+        "seconds + 59) // 60",
+        "seconds + 0) // 60",
+        "a run gets less time than it asks for",
+        "unit/launch/slurm/test_request.py",
+    ),
+    fault(
+        "retries_never_reset",
+        "launch/processes/sweep.py",
+        "record.steps_done > self.steps_before",
+        "record.steps_done < self.steps_before",
+        "a run that moves on is given up after a few crashes",
+        "unit/launch/test_job.py",
+        "unit/launch/test_sweep.py",
+        "unit/launch/pool/test_dispatch.py",
+    ),
+    # No GPU hour is wasted: rules, forecasts, devices.
+    fault(
+        "rule_never_applies",
+        "rules/deepspeed.py",
+        'describe(f.config.optimizer).fails_on_pieces != ""',
+        "describe(f.config.optimizer).fails_on_pieces is None",
+        "ZeRO starts with an optimizer it cannot split",
+        "unit/rules/test_rules.py",
+    ),
+    fault(
+        "bf16_on_old_gpus",
+        "rules/precision.py",
+        "BF16_CAPABILITY = (8, 0)",
+        "BF16_CAPABILITY = (7, 0)",
+        "bfloat16 is allowed on GPUs that emulate it",
+        "unit/rules/test_rules.py",
+    ),
+    fault(
+        "lost_updates_allowed",
+        "rules/precision.py",
+        "config.optimizer.lr < SMALLEST_STEP",
+        "config.optimizer.lr > SMALLEST_STEP",
+        "bfloat16 weights that no step changes are trained",
+        "unit/rules/test_rules.py",
+        "unit/rules/test_without_precision_rules.py",
+    ),
+    fault(
+        "impossible_only_warned",
+        "rules/__init__.py",
+        "refused = [rule.problem(facts) for rule in sized if rule.verdict is Verdict.impossible]",
+        "refused = [rule.problem(facts) for rule in sized[:0]]",
+        "a run whose state cannot fit is started",
+        "unit/rules/test_rules.py",
+        "unit/rules/test_without_model_rules.py",
+    ),
+    fault(
+        "room_on_the_wrong_side",
+        "rules/memory.py",
+        "* ROOM <= memory:",
+        "<= memory * ROOM:",
+        "the proposed fix does not fit either",
+        "unit/rules/test_rules.py",
+        "unit/rules/test_sharded_state.py",
+        "unit/config/compose/test_fixes.py",
+    ),
+    fault(
+        "gradients_counted_twice",
+        "estimate/memory/phases.py",
+        "several = self.plan.batch.accumulation > 1",
+        "several = self.plan.batch.accumulation > 0",
+        "runs that fit are rejected, since gradients are counted in the forward pass",
+        "unit/estimate/memory/test_predict.py",
+        "unit/estimate/memory/test_layers.py",
+    ),
+    fault(
+        "high_end_rejects",
+        "estimate/memory/refuse_oom.py",
+        "found.peak.low > found.capacity",
+        "found.peak.high > found.capacity",
+        "runs that may fit are rejected",
+        "unit/estimate/memory",
+        "unit/workflows/test_too_large.py",
+    ),
+    fault(
+        "low_end_accepts",
+        "estimate/memory/auto_batch.py",
+        "if peak.high <= self.capacity:",
+        "if peak.low <= self.capacity:",
+        "batch=auto chooses a batch that runs out of memory",
+        "unit/estimate/memory/test_auto.py",
+    ),
+    fault(
+        "failed_probe_forgotten",
+        "estimate/memory/auto_batch.py",
+        "fails = min(size, seen.fails or size)",
+        "fails = max(size, seen.fails or size)",
+        "a batch that ran out of memory is tried again",
+        "unit/estimate/memory/test_auto.py",
+    ),
+    fault(
+        "bits_taken_for_bytes",
+        "estimate/time/rates.py",
+        "return typed * 1e9 / 8,",
+        "return typed * 1e9,",
+        "a network is taken to be eight times as fast",
+        "unit/estimate/time",
+    ),
+    fault(
+        "cache_counts_twice",
+        "hardware/cpu.py",
+        "read_text()) - int(stat.get(inactive, 0))",
+        "read_text()) + int(stat.get(inactive, 0))",
+        "memory that the kernel can take back is refused to runs",
+        "unit/hardware/test_cpu.py",
+    ),
+    fault(
+        "cores_overlap",
+        "hardware/processes.py",
+        "start = number * share % len(cores)",
+        "start = number % len(cores)",
+        "runs on one CPU share cores and disturb each other's timings",
+        "unit/hardware/test_slots.py",
+    ),
+    fault(
+        "busy_gpu_taken",
+        "launch/local/devices.py",
+        "if not self.shared and (why :=",
+        "if self.shared and (why :=",
+        "a run starts on a GPU that another user computes on",
+        "unit/launch/pool/test_devices.py",
+    ),
+    fault(
+        "oom_of_a_neighbour",
+        "launch/processes/sweep_state.py",
+        "(job.record and job.record.shared_device)",
+        "(job.record and job.record is None)",
+        "jobs are skipped after a neighbour on the GPU took the memory",
+        "unit/launch/pool/test_dominance.py",
+        "unit/launch/pool/test_dispatch.py",
+    ),
+    fault(
+        "arithmetic_changed_unasked",
+        "tuning/search/candidates.py",
+        "each.numerics in numerics.includes",
+        "each.numerics not in ()",
+        "eke fit chooses a lower precision that was not allowed",
+        "unit/tuning/search",
+    ),
+    fault(
+        "gain_inverted",
+        "tuning/search/result.py",
+        "devices * before.step_s / after.step_s",
+        "devices * after.step_s / before.step_s",
+        "eke fit reports a slower configuration as faster",
+        "unit/tuning/search",
+    ),
+    fault(
+        "memory_in_thousands",
+        "workflows/auto_batch.py",
+        '1024 ** (" KMGT"',
+        '1000 ** (" KMGT"',
+        "a micro-batch is chosen for less memory than the job gets",
+        "unit/workflows/test_batching.py",
+    ),
+    fault(
+        "excluded_without_key",
+        "config/sweep/exclusion.py",
+        'return self.sign == "!="',
+        "return False",
+        "sweep.exclude keeps runs that it was to leave out",
+        "unit/config/compose/test_sweep_expression.py",
+        "unit/config/compose/test_sweep_expand.py",
+    ),
+    # Numbers are true: loss, tokens, statistics, timings, identity.
+    fault(
+        "mean_per_micro_batch",
+        "training/loop/step.py",
+        "parts.loss(parts.model, batch) / num_targets",
+        "parts.loss(parts.model, batch) / max(1, batch.num_targets)",
+        "the loss and the gradient grow with gradient accumulation",
+        "unit/training/loop",
+        "equivalence/test_accumulation.py",
+    ),
+    fault(
+        "gradients_averaged",
+        "training/optimizer/update.py",
+        "loss * self.world_size if self.world_size > 1 else loss",
+        "loss / 1 if self.world_size else loss",
+        "more GPUs train with a smaller gradient",
+        "unit/training/optimizer",
+        "unit/training/distributed",
+        "unit/training/loop",
+    ),
+    fault(
+        "clipping_inverted",
+        "training/optimizer/update.py",
+        ".clamp(min=1.0)",
+        ".clamp(max=1.0)",
+        "gradients are scaled up in place of clipped",
+        "unit/training/optimizer",
+        "unit/training/model/test_optimizer.py",
+        "unit/training/loop",
+    ),
+    fault(
+        "ranks_see_the_same_samples",
+        "training/batches/batches.py",
+        "return groups[rank::world_size]",
+        "return groups[0::world_size]",
+        "every rank trains on the samples of rank 0",
+        "unit/training/batches",
+    ),
+    fault(
+        "padding_is_a_target",
+        "training/batches/batches.py",
+        "num_targets=int(np.count_nonzero(counts))",
+        "num_targets=int(counts.size)",
+        "the loss is divided by padding, too",
+        "unit/training/batches",
+    ),
+    fault(
+        "compiling_is_timed",
+        "training/loop/meter.py",
+        "note.step < self.timed_from or note.unsteady",
+        "note.step < self.timed_from",
+        "steps that compile count as speed",
+        "unit/training/loop",
+        "unit/training/observe",
+    ),
+    fault(
+        "bits_per_byte_inverted",
+        "training/loop/loop.py",
+        "row[metrics.BITS_PER_BYTE] = loss / math.log(2)",
+        "row[metrics.BITS_PER_BYTE] = loss * math.log(2)",
+        "bits per byte are half of what they are",
+        "unit/training/loop",
+        "e2e/test_run.py",
+    ),
+    fault(
+        "rows_overfull",
+        "data/sources/packing.py",
+        "if tree[node] < length:",
+        "if tree[node] < length - 1:",
+        "packed rows are longer than the model's sequence",
+        "unit/data",
+        "unit/training/batches",
+        "unit/plan/test_lengths.py",
+    ),
+    fault(
+        "evaluated_on_training_rows",
+        "data/preparation/writer.py",
+        "repr(row.texts).encode()",
+        "repr((number, row.texts)).encode()",
+        "equal rows are trained on and evaluated on",
+        "unit/data/preparation",
+    ),
+    fault(
+        "evaluated_on_training_text",
+        "data/sources/files.py",
+        "(Piece(paths[0], cut, size - cut),)",
+        "(Piece(paths[0], 0, size - cut),)",
+        "the evaluation loss is that of training text",
+        "unit/data/sources/test_corpus.py",
+    ),
+    fault(
+        "causal_attention_whole",
+        "models/sizes/parameters.py",
+        "(0.5 if attention.causal else 1)",
+        "(1.0 if attention.causal else 1)",
+        "model FLOPs and MFU are too high",
+        "unit/models/sizes/test_flops.py",
+    ),
+    fault(
+        "frozen_weights_counted",
+        "models/sizes/parameters.py",
+        "PER_PARAMETER if weight.trained else PER_FROZEN_PARAMETER",
+        "PER_FROZEN_PARAMETER if weight.trained else PER_PARAMETER",
+        "FLOPs of frozen and trained weights are swapped",
+        "unit/models/sizes/test_flops.py",
+    ),
+    fault(
+        "moments_halved",
+        "models/sizes/state.py",
+        "lambda w: FLOAT32_BYTES if master else _number_bytes(config, w)",
+        "lambda w: _number_bytes(config, w)",
+        "the state of float32 masters is forecast at half its size",
+        "unit/models/sizes/test_state.py",
+        "unit/estimate/memory/test_predict.py",
+    ),
+    fault(
+        "peak_with_sparsity",
+        "hardware/datasheets.py",
+        '"float16": 989.4, "bfloat16": 989.4}',
+        '"float16": 1978.9, "bfloat16": 1978.9}',
+        "MFU on an H100 is half of what it is",
+        "unit/hardware/test_device_table.py",
+    ),
+    fault(
+        "identity_without_length",
+        "plan/identity.py",
+        '"data": ("max_row_bytes",)',
+        '"data": ("max_row_bytes", "seq_len")',
+        "a run is answered by the record of another sequence length",
+        "unit/plan/test_identity.py",
+    ),
+    fault(
+        "short_last_step_lost",
+        "plan/planner/planner.py",
+        "math.ceil(train / batch.samples_per_step)",
+        "math.floor(train / batch.samples_per_step)",
+        "an epoch leaves out its last samples",
+        "unit/plan/test_make.py",
+    ),
+    fault(
+        "devices_multiply",
+        "plan/record/metrics.py",
+        "flops_per_token * tokens_per_s / num_devices",
+        "flops_per_token * tokens_per_s * num_devices",
+        "FLOP/s per device grow with the number of devices",
+        "unit/plan/record/test_derive.py",
+        "unit/plan/record/test_metrics.py",
+    ),
+    fault(
+        "old_software_answers",
+        "launch/processes/run_dir.py",
+        "if not changes and not again:",
+        "if not again:",
+        "a run is answered by a record of other software",
+        "unit/launch/test_folder.py",
+    ),
+    fault(
+        "no_correction",
+        "results/report/compare/statistics.py",
+        "/ (len(tested) - rank)",
+        "/ len(tested[:1])",
+        "one of many comparisons is significant by chance",
+        "unit/results/report/test_statistics.py",
+    ),
+    fault(
+        "error_of_one_repeat",
+        "results/report/compare/statistics.py",
+        "math.sqrt(variance(logs) / len(logs))",
+        "math.sqrt(variance(logs))",
+        "intervals do not shrink with repeats",
+        "unit/results/report/test_statistics.py",
+    ),
+    fault(
+        "default_clipping",
+        "config/schema/data.py",
+        "max_grad_norm: float | None = field(default=1.0",
+        "max_grad_norm: float | None = field(default=10.0",
+        "gradients are clipped ten times later than documented",
+        "unit/config/schema",
+        "unit/plan",
+        "conf",
+    ),
+    fault(
+        "retry_forgets",
+        "cli/run_commands.py",
+        "kept[paths.record] = name",
+        "kept[paths.record] = paths.record",
+        "eke retry that starts nothing loses the records it has set aside",
+        "unit/cli/test_folders_acting.py",
+        "unit/cli/test_retry_of_others.py",
+    ),
+)
+
+
+def planted(text: str, each: Fault) -> str:
+    """The text of a file with the fault in it.
+
+    Raises:
+        ValueError: the old text does not stand there once, or the new one already does.
+    """
+    if text.count(each.old) != 1 or each.new in text.replace(each.old, ""):
+        raise ValueError(f"{each.id}: {each.path} has {each.old!r} {text.count(each.old)} times")
+    return text.replace(each.old, each.new)
+
+
+def plant(each: Fault, root: Path = REPO) -> None:
+    """Put a fault into a tree."""
+    path = root / each.path
+    path.write_text(planted(path.read_text(), each))
+
+
+def undo(root: Path = REPO) -> list[str]:
+    """Take every planted fault out of a tree; returns their ids."""
+    found = []
+    for each in FAULTS:
+        path = root / each.path
+        text = path.read_text()
+        if text.count(each.old) == 0 and text.count(each.new) == 1:
+            path.write_text(text.replace(each.new, each.old))
+            found.append(each.id)
+    return found
+
+
+def table() -> str:
+    """All faults as Markdown."""
+    lines = [
+        "# Planted faults",
+        "",
+        "Each of these is a change of one expression in `src/eke`, planted one at a time.",
+        "`python tests/mutants.py plant ID` makes one, `undo` takes it back, and `check` plants",
+        "all of them in a temporary copy and runs the tests named here. This table is written by",
+        "`python tests/mutants.py write`.",
+        "",
+        "| fault | file | what breaks | seen by |",
+        "|---|---|---|---|",
+    ]
+    for each in FAULTS:
+        seen = ", ".join(f"`{test}`" for test in each.tests)
+        lines.append(f"| {each.id} | {each.file} | {each.breaks} | {seen} |")
+    return "\n".join(lines) + "\n"
+
+
+def copied(root: Path) -> Path:
+    """A copy of the working tree's files that git does not ignore."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=REPO, capture_output=True, check=True).stdout
+    for name in filter(None, names.decode().split("\0")):
+        if (REPO / name).exists():  # one that is deleted and not committed yet is listed, too
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPO / name, root / name, follow_symlinks=False)
+    return root
+
+
+def run_tests(root: Path, tests: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The tests of a tree, up to the first that fails."""
+    options = ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def check(chosen: list[Fault]) -> int:
+    """Plant each fault and run its tests; 1 if one survives."""
+    survived = []
+    with tempfile.TemporaryDirectory(prefix="eke-faults-") as folder:
+        root = copied(Path(folder))
+        sound = run_tests(
+            root, tuple(dict.fromkeys(test for each in chosen for test in each.tests))
+        )
+        if sound.returncode:
+            sys.stderr.write(f"tests fail without a fault:\n{sound.stdout[-3000:]}")
+            return 2
+        for each in chosen:
+            before = (root / each.path).read_text()
+            plant(each, root)
+            done = run_tests(root, each.tests)
+            (root / each.path).write_text(before)
+            if done.returncode not in (0, 1):
+                sys.stderr.write(done.stdout[-3000:] + done.stderr[-1000:])
+                return 2
+            by = [line.split()[1] for line in done.stdout.splitlines() if line[:7] == "FAILED "]
+            sys.stdout.write(f"{each.id}: {'seen by ' + by[0] if by else 'SURVIVED'}\n")
+            sys.stdout.flush()
+            survived += [] if by else [each.id]
+    sys.stdout.write(f"{len(chosen) - len(survived)} of {len(chosen)} seen\n")
+    return 1 if survived else 0
+
+
+def main(arguments: list[str]) -> int:
+    """Parse and do; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("command", choices=["list", "write", "plant", "undo", "check"])
+    parser.add_argument("id", nargs="*", help="of a fault; all of them for check")
+    options = parser.parse_args(arguments)
+    known = {each.id: each for each in FAULTS}
+    if unknown := [name for name in options.id if name not in known]:
+        parser.error(f"no fault {', '.join(unknown)}")
+    chosen = [known[name] for name in options.id]
+    if options.command == "check":
+        return check(chosen or list(FAULTS))
+    if options.command == "plant":
+        for each in chosen:
+            plant(each)
+    elif options.command == "undo":
+        sys.stdout.write("".join(f"{name}\n" for name in undo()))
+    elif options.command == "write":
+        TABLE.write_text(table())
+    else:
+        sys.stdout.write(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
