@@ -5,6 +5,7 @@
 # make test-all all of it but what needs a GPU      make test-gpu   only that
 #                                  (EKE_GPU_TESTS_ON=cpu make test-gpu: what of it a CPU can, small)
 # make test-random  random configurations, and what refuses them    make test-pairs  every pair of options
+# make test-faults  plants wrong expressions in a copy of the source, and expects tests to see each
 # make check    style, types, layers, spelling, docs    make format   fix the style
 # make docs     the documentation as a site, in site/
 # make clean    remove the environment and caches; runs/ is kept
@@ -28,7 +29,7 @@ STAMP := $(VENV)/.installed
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo setup test test-all test-again test-random test-pairs test-gpu check docs format clean
+.PHONY: help run demo setup test test-all test-again test-random test-pairs test-faults test-gpu check docs format clean
 .PHONY: check-style check-format check-types check-layers check-spelling check-yaml
 
 help:
@@ -84,6 +85,11 @@ test-random: $(STAMP)
 # Every pair of options of two groups, in as few configurations as a greedy choice finds; up to two hours.
 test-pairs: $(STAMP)
 	EKE_PAIRS=10000 EKE_RANDOM_SEED=$(RANDOM_SEED) $(BIN)/python -m pytest -q -s -m "" tests/e2e/test_option_pairs.py -k every_pair
+
+# Of some: FAULTS="file_not_synced lock_is_shared" make test-faults
+FAULTS ?=
+test-faults: $(STAMP)
+	$(BIN)/python tests/mutants.py check $(FAULTS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu

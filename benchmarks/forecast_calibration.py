@@ -25,7 +25,7 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.config.compose import compose
 from eke.estimate.memory.calibration import Pair, fit
-from eke.estimate.memory.components import notes_of
+from eke.estimate.memory.components import doubts_of
 from eke.hardware import environment
 from eke.workflows import plan_for
 
@@ -60,7 +60,7 @@ def groups_of(name: str) -> Groups:
             sys.stderr.write(f"left out: {name}, row {number}: {error.short()}\n")
             continue
         pair = Pair(str(number), str(number), predicted, measured)
-        found[tuple(sorted(notes_of(plan)))].append(pair)
+        found[tuple(sorted(doubt.value for doubt in doubts_of(plan)))].append(pair)
     return found
 
 

@@ -34,10 +34,11 @@ from provenance import machine, provenance
 from eke.common.paths import RunPaths
 from eke.config.compose import compose
 from eke.config.sweep import expand
-from eke.launch import Books, Cell, Pool, SweepFile, find_devices, sweep_paths
+from eke.launch import Books, Cell, SweepFile, find_launcher, sweep_paths
+from eke.launch.local import Pool, find_devices
 from eke.launch.processes import worker_process as supervising
 from eke.launch.processes.progress_display import LineBoard
-from eke.launch.slurm import Cluster, place_in_cluster
+from eke.launch.slurm.dispatch import Cluster
 from eke.plan.planner import outline_record
 from eke.plan.record import Outcome, start_attempt, write_record
 from eke.workflows.sweep import make_jobs, plan_cells
@@ -170,7 +171,7 @@ def submission(root: Path, runs: int) -> dict[str, object]:
     cells, jobs = planned(root / "slurm", runs)
     planning = time.perf_counter() - began
     file = SweepFile(sweep_paths(str(root / "slurm"), "bench"), ["-m"], cells)
-    books = Books(jobs, Quiet(runs), file, place_in_cluster)
+    books = Books(jobs, Quiet(runs), file, find_launcher("slurm").place_of)
     cluster = Cluster(books, sweep_paths(str(root / "slurm"), "bench"), "bench")
     took = seconds(cluster.submit)
     names = calls.read_text().split()

@@ -43,7 +43,7 @@ from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
 from eke.plan.record import metrics
-from eke.results.report.published import Published, all_published
+from eke.results.report.published import PublishedTable, all_published
 from eke.workflows.planning import plan_on
 
 REPO = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def published() -> dict[str, Any]:
     return {"of_that_day": list(OF_THAT_DAY), "summary": summary, "rows": rows}
 
 
-def rows_of(table: Published) -> Iterable[Row]:
+def rows_of(table: PublishedTable) -> Iterable[Row]:
     """One published table's rows, predicted."""
     option, overrides, assumed = TABLES[table.name]
     device = replace(DEVICES[option], count=NUM_DEVICES.get(table.name, 1))

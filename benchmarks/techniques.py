@@ -147,7 +147,7 @@ def run(command: str, device: Device, rows: dict[str, Row], limit_s: float) -> R
         try:
             plan = plan_for(compose([*typed, f"paths.runs={folder}/runs"]), planning=False)
         except ConfigError as error:
-            rules = [problem.rule for problem in error.problems]
+            rules = [problem.id for problem in error.problems]
             return {**row, "outcome": "refused", "reason": error.short(), "rules": rules}
         row["without_effect"] = without_effect(plan)
         for other in rows.values():  # `memory=none` and `compile=none` are the same run
@@ -160,7 +160,7 @@ def without_effect(plan: Plan) -> list[dict[str, str]]:
     """What the rules know to do nothing on this device."""
     idle = {rule.id for rule in RULES if rule.verdict is Verdict.no_effect}
     _, warned = check(Facts(plan.config, plan.device))
-    return [{"path": p.path, "rule": p.rule} for p in warned if p.rule in idle]
+    return [{"path": p.key, "rule": p.id} for p in warned if p.id in idle]
 
 
 def overrides(command: str, device: Device, folder: str) -> tuple[list[str], list[str]]:

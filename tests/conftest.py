@@ -109,6 +109,28 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
+@pytest.fixture
+def train_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Finished]:
+    """What `python train.py ...` calls, in this process: for what plans or rejects, and trains not.
+
+    A process takes a second to start; tests/e2e/test_wrong_commands.py starts some.
+    """
+    from eke import workflows
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> Finished:
+        code = workflows.main(list(arguments))
+        said = capsys.readouterr()
+        return Finished(code, said.out, said.err)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
     """One for this process; it starts with the first request."""

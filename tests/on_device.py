@@ -110,7 +110,7 @@ def plan_here(*overrides: str) -> Plan:
     try:
         return plan_for(compose([*last_wins(*BASE, *overrides), hardware]), planning=False)
     except ConfigError as error:
-        if {problem.rule for problem in error.problems} <= LACKING:
+        if {problem.id for problem in error.problems} <= LACKING:
             pytest.skip(error.short())
         raise
 
@@ -131,7 +131,7 @@ def train_here(folder: Path, *overrides: str) -> Trained:
     peak = record.memory.measured.peak_allocated_bytes
     assert peak is not None
     _, warned = check(Facts(plan.config, plan.device))
-    idle = tuple(f"{p.path} = {p.value} {p.why}" for p in warned if p.rule in IDLE)
+    idle = tuple(f"{p.key} = {p.value} {p.why}" for p in warned if p.id in IDLE)
     without_effect = [warning for warning in record.warnings if "had no effect" in warning]
     assert idle or not without_effect, "no rule had foreseen it"
     del job

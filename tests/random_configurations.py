@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
-from eke.config.schema import VARIANTS, Launcher, Resources, Slurm
+from eke.config.schema import VARIANTS, Launcher, Resources
+from eke.config.schema.slurm import Slurm
 from eke.models.families import FAMILIES
 
 Draw = Callable[[Random], Any]

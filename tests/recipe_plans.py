@@ -3,7 +3,7 @@
 import pytest
 
 from eke.config.compose import compose
-from eke.plan.planner import Decision, Plan
+from eke.plan.planner import Decision, Plan, RecipeDecision
 from eke.rules import device
 from eke.workflows import plan_for
 
@@ -26,7 +26,7 @@ def said(plan: Plan, key: str) -> Decision:
 
 def chosen(plan: Plan) -> dict[str, str]:
     """What a recipe has a word about: key -> value."""
-    return {d.key: d.value for d in plan.decisions if d.reason.startswith("recipe=")}
+    return {d.key: d.value for d in plan.decisions if isinstance(d, RecipeDecision)}
 
 
 @pytest.fixture

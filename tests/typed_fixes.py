@@ -1,7 +1,6 @@
 """What a user does with a refusal: types its fixes; and what may be wrong with a curve."""
 
 import math
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ def typed_fixes(command: tuple[str, ...], problems: list[Problem]) -> tuple[str,
 
     A fix that chooses another option takes the keys with it that only the old option had.
     """
-    fixes = [word for p in problems for word in shlex.split(p.fix.split("   (")[0])]
+    fixes = [word for p in problems for word in p.overrides]
     command = last_wins(*command, *fixes)
     groups = dict(o.split("=", 1) for o in command if o.split("=")[0] in CATALOGUE.options)
     return tuple(o for o in command if o in fixes or has_key(groups, o.split("=")[0]))
@@ -37,7 +36,7 @@ def mended(command: tuple[str, ...], plan: Callable[..., Any]) -> tuple[str, ...
             plan(*command)
         except ConfigError as error:
             problems = error.problems
-            missing = [p.render() for p in problems if not p.fix]
+            missing = [p.render() for p in problems if not str(p.fix)]
             assert not missing, f"{command}: no fix for {missing}"
             command = typed_fixes(command, problems)
         else:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from reference.cards import LINES, TECHNIQUES
+from unit.models.sizes.configs import composer
 
 from eke.common.paths import conf_folder
-from eke.config.compose import compose
 from eke.config.compose.catalogue import GROUPS, headline, make_catalogue
 
 CATALOGUE = make_catalogue()
@@ -29,23 +29,18 @@ def needed(group: str, option: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
-def test_every_option_composes_alone(group: str, option: str, file: Path) -> None:
-    composed = compose([f"{group}={option}", *needed(group, option)], in_sweep=True)
-    if (group, option) == ("attention", "auto"):
-        option = "sdpa"  # which models of random weights all have
-    assert composed.choices[group] == option
-    if group not in PRESETS:
-        assert getattr(composed.config, group).option == option
-
-
-@pytest.mark.parametrize(("group", "option", "file"), ALL, ids=IDS)
-def test_option_names_itself(group: str, option: str, file: Path) -> None:
+def test_every_option_composes_alone_and_names_itself(group: str, option: str, file: Path) -> None:
+    [composed] = composer().compose([(f"{group}={option}", *needed(group, option))])
+    # Models of random weights all have sdpa.
+    taken = "sdpa" if (group, option) == ("attention", "auto") else option
+    assert composed.choices[group] == taken
     text = file.read_text()
     assert headline(file), "the first comment line says what the option is"
     if group in PRESETS:
         assert text.startswith("# @package _global_\n")
         assert f"{group}={option}" in headline(file)
     else:
+        assert getattr(composed.config, group).option == taken
         assert re.findall(r"^option: (.+)$", text, flags=re.MULTILINE) == [option]
         assert headline(file).startswith(f"{group}={option} ")
 
@@ -57,17 +52,10 @@ def test_technique_has_its_card(group: str, option: str, file: Path) -> None:
     assert re.fullmatch(rf"{group}={option}{must_be_typed} -- .+\.", head)
     assert [line.split()[0] for line in lines] == list(LINES)
     assert all(len(line.split()) > 1 for line in lines), "a line of the card is empty"
-
-
-@pytest.mark.parametrize(("group", "option", "file"), CARDS, ids=CARD_IDS)
-def test_measured_numbers_in_a_card_have_a_source_that_can_be_opened(
-    group: str, option: str, file: Path
-) -> None:
-    claims = " ".join(line for line in card(file) if line.split()[0] in ("Costs", "Saves"))
-    measured = re.search(r"\d\s*(%|x\b|times\b|GB|GiB|MB|MiB)", claims)
-    if measured:
-        text = " ".join(card(file))
-        assert re.search(r"https?://\S+|arXiv:\d{4}\.\d{4,5}|record [0-9a-f]{16}", text)
+    claims = " ".join(line for line in lines if line.split()[0] in ("Costs", "Saves"))
+    if re.search(r"\d\s*(%|x\b|times\b|GB|GiB|MB|MiB)", claims):
+        source = r"https?://\S+|arXiv:\d{4}\.\d{4,5}|record [0-9a-f]{16}"
+        assert re.search(source, " ".join([head, *lines])), "a measured number has no source"
 
 
 def card(file: Path) -> list[str]:

@@ -158,7 +158,7 @@ def test_a_new_option_is_offered_and_told_apart(own_options, plan_with, plugin) 
         compose(["optimizer=rmsprop"])
     with pytest.raises(ConfigError) as caught:
         compose(["optimizer=rmsprp"], own_options)
-    assert caught.value.problems[0].fix == "optimizer=rmsprop"
+    assert str(caught.value.problems[0].fix) == "optimizer=rmsprop"
 
 
 def test_a_new_option_has_the_fields_and_limits_of_its_schema(plan_with, plugin) -> None:

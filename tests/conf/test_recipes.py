@@ -34,7 +34,7 @@ def refused(*overrides: str) -> set[str]:
     try:
         plan_for(compose([*overrides, "data=synthetic", "tracker=none"]), planning=True)
     except ConfigError as error:
-        return {problem.rule for problem in error.problems}
+        return {problem.id for problem in error.problems}
     return set()
 
 

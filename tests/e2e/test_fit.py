@@ -9,6 +9,8 @@ import pytest
 from live import SHORT
 from support import DIVERGES, PATIENCE_S, Finished, environment, last_wins
 
+from eke import cli
+
 WORK = last_wins(*SHORT, "attention=sdpa", "compile=none", "kernels=none", "batch.per_device=2",
                  "batch.accumulation=2", "train.steps=5000")  # fmt: skip
 
@@ -25,6 +27,25 @@ def fit(tmp_path):
             timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def fit_here(tmp_path, monkeypatch, capsys):
+    """The same in this process, for what plans or rejects and trains not."""
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> Finished:
+        try:
+            code = cli.main(["fit", "--config-dir", "mine", *arguments])
+        except SystemExit as ended:  # argparse's
+            code = ended.code
+        said = capsys.readouterr()
+        return Finished(code, said.out, said.err)
 
     return run
 
@@ -106,11 +127,11 @@ def test_ctrl_c_keeps_what_was_measured(fit, tmp_path) -> None:
     assert "answered from its record" in done.out
 
 
-def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
-    refused = fit(*WORK, "hardware=h100")
+def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit_here) -> None:
+    refused = fit_here(*WORK, "hardware=h100")
     assert refused.code == 2
     assert "plan_only=true" in refused.err
-    planned = fit(*WORK, "hardware=h100", "plan_only=true")
+    planned = fit_here(*WORK, "hardware=h100", "plan_only=true")
     assert planned.code == 0, planned.text
     assert "would be" in planned.out
 
@@ -123,7 +144,7 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
         pytest.param(["--name", "no good"], "letters, digits", id="name"),
         pytest.param(["precison=bf16"], "precision=bf16", id="key"),
         pytest.param(["rerun=true"], "rerun=false", id="a run's key"),
-        pytest.param(["seed=1,2"], "type one, or leave it out", id="a sweep"),
+        pytest.param(["seed=1,2"], "type one, or remove it", id="a sweep"),
         pytest.param(
             ["--name", "a", "-m", "seed=1"],
             "eke fit --config-dir mine --name a seed=1",
@@ -134,8 +155,8 @@ def test_on_declared_hardware_only_the_plan_can_be_asked_for(fit) -> None:
         pytest.param(["--cfg", "job"], "python train.py --cfg job", id="a question for Hydra"),
     ],
 )
-def test_a_mistake_is_told_before_anything_runs(fit, arguments, word, tmp_path) -> None:
-    done = fit(*arguments)
+def test_a_mistake_is_told_before_anything_runs(fit_here, arguments, word, tmp_path) -> None:
+    done = fit_here(*arguments)
     assert done.code == 2, done.text
     assert word in done.text
     assert "Traceback" not in done.text

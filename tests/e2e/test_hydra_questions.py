@@ -8,19 +8,14 @@ import yaml
 from support import REPO, Finished, environment
 
 
-@pytest.fixture(scope="module")
-def ask(tmp_path_factory):
-    """Run `python train.py` with some flags, in an empty folder that has to stay empty."""
-    folder = tmp_path_factory.mktemp("asking")
+@pytest.fixture
+def ask(train_main, tmp_path):
+    """A command with some flags, in an empty folder that has to stay empty."""
 
-    def run(*words: str, stdout: int = subprocess.PIPE) -> Finished:
-        done = subprocess.run(
-            [sys.executable, str(REPO / "train.py"), *words],
-            env=environment(folder), cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True,
-            check=False,
-        )  # fmt: skip
-        assert not list(folder.iterdir()), "a question leaves nothing behind"
-        return Finished(done.returncode, done.stdout or "", done.stderr)
+    def run(*words: str) -> Finished:
+        done = train_main(*words)
+        assert not list(tmp_path.iterdir()), "a question leaves nothing behind"
+        return done
 
     return run
 
@@ -62,7 +57,6 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
     assert yaml.safe_load(answered(ask(*asked, "--resolve")))["seed"] == 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -113,7 +107,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "fix"), REFUSED)
 def test_what_cannot_be_asked(ask, words, fix) -> None:
     finished = ask(*words.split())
@@ -124,8 +117,12 @@ def test_what_cannot_be_asked(ask, words, fix) -> None:
     assert finished.err.count("->") == 1
 
 
-def test_an_answer_that_cannot_be_written(ask) -> None:
+def test_an_answer_that_cannot_be_written(tmp_path) -> None:
     with open("/dev/full", "w") as full:
-        finished = ask("--cfg", "job", stdout=full.fileno())
-    assert finished.code == 1
-    assert finished.err.startswith("standard output: No space left on device")
+        finished = subprocess.run(
+            [sys.executable, str(REPO / "train.py"), "--cfg", "job"],
+            env=environment(tmp_path), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("standard output: No space left on device")

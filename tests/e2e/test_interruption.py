@@ -95,6 +95,7 @@ def test_asked_to_stop(number, outcome, start, train_py, tmp_path, undisturbed) 
     assert curve(folder) == undisturbed
 
 
+@pytest.mark.slow
 def test_who_asks_twice_has_cancelled_it(start, tmp_path) -> None:
     live = start(*last_wins(*LONG, "train.steps=1000000"))
     live.wait_for_step(5)

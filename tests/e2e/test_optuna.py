@@ -73,6 +73,7 @@ def test_what_learns_badly_is_ended_early(search, tmp_path) -> None:
     assert max(last.intermediate_values) < 2000
 
 
+@pytest.mark.slow
 def test_a_refused_command_is_told_and_no_trial_is_lost(search, tmp_path) -> None:
     done = search("--trials", "1", *last_wins(*WORK, "precision=tf32"))
     assert done.code == 1

@@ -86,10 +86,10 @@ def test_the_record_says_what_was_read(train_py, tmp_path) -> None:
     ],
     ids=["column", "file", "tokenizer"],
 )
-def test_a_mistake_is_one_message_and_starts_nothing(typed, words, train_py, tmp_path) -> None:
+def test_a_mistake_is_one_message_and_starts_nothing(typed, words, train_main, tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", ROWS)
     base = () if typed[0].startswith("data.path") else (f"data.path={file}",)
-    done = train_py(*SHORT, "data=jsonl", *base, *typed)
+    done = train_main(*SHORT, "data=jsonl", *base, *typed)
     assert done.code == 2
     assert "1 problem in this configuration" in done.err
     assert "Traceback" not in done.text

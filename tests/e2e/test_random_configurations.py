@@ -63,7 +63,7 @@ def any_curve_of(curve_of, make_plan, train_ranks) -> Callable[..., Curve]:
 def mend(command: tuple[str, ...], problems: list[Problem], curve_of: Callable[..., Curve]) -> str:
     """Type the fixes until the command trains; what is wrong when it never does, else nothing."""
     for _ in range(MAX_MENDINGS):
-        if missing := [p.path for p in problems if not p.fix]:
+        if missing := [p.key for p in problems if not str(p.fix)]:
             return f"no fix for {missing}"
         command = typed_fixes(command, problems)
         result = attempt(command, curve_of)
@@ -78,7 +78,7 @@ def try_command(command: tuple[str, ...], curve_of: Callable[..., Curve], tally:
     tally.count += 1
     result = attempt(command, curve_of)
     if result and isinstance(result[0], Problem):
-        rules = {p.rule or p.path for p in result}
+        rules = {p.id or p.key for p in result}
         tally.refused.update(rules)
         tally.mismatched += TASK_RULE in rules
         wrong = mend(command, result, curve_of)

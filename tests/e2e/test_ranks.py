@@ -76,7 +76,8 @@ def running(tmp_path):
     live.process.stdout.close()
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_run_and_is_named(rank, running) -> None:
     live, folder = running
     os.kill(worker(folder, rank), signal.SIGKILL)
@@ -212,6 +213,7 @@ def test_somebody_elses_launcher_trains_the_same_run(launcher, tmp_path, train_p
     assert "answered from" in launched(tmp_path, launcher, *SHORT).out
 
 
+@pytest.mark.slow
 def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) -> None:
     one = [o for o in SHORT if not o.startswith("distributed")]
     done = launched(tmp_path, TORCHRUN, *one)
@@ -220,6 +222,7 @@ def test_a_launcher_with_other_processes_than_configured_is_refused(tmp_path) ->
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_under_a_launcher_is_refused(tmp_path) -> None:
     done = launched(tmp_path, TORCHRUN, "-m", *SHORT)
     assert done.err.count("a sweep starts its own") == 1

@@ -62,13 +62,8 @@ def test_a_failing_cell_is_told_and_the_rest_runs(train_py, tmp_path) -> None:
     assert "train.log" in done.out
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, id="ctrl-c"),
-        pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_interrupted_and_finished_by_typing_it_again(number, start, train_py, tmp_path) -> None:
     sweep = last_wins(*SHORT, "seed=0,1", "train.steps=200", "train.log_every=5")
     live = start("-m", *sweep)
@@ -179,33 +174,33 @@ def test_a_killed_sweep_leaves_no_orphan_and_continues(start, train_py, tmp_path
 
 
 @pytest.mark.parametrize("typed", ["launcher.cpu_slots=2", "launcher.runs_per_device=2"])
-def test_a_single_run_has_no_launcher(typed, train_py) -> None:
-    done = train_py(typed, "plan_only=true")
+def test_a_single_run_has_no_launcher(typed, train_main) -> None:
+    done = train_main(typed, "plan_only=true")
     assert done.code == 2
     assert f"python train.py -m {typed} plan_only=true" in done.text
 
 
-def test_a_named_sweep(train_py) -> None:
-    done = train_py("-m", "sweep=precision_ladder", "plan_only=true")
+def test_a_named_sweep(train_main) -> None:
+    done = train_main("-m", "sweep=precision_ladder", "plan_only=true")
     assert done.code == 0, done.text
     for precision in ("fp32", "bf16", "fp16"):
         assert f"precision={precision}" in done.out
 
 
-def test_another_launcher_is_not_silently_ignored(train_py) -> None:
-    done = train_py("-m", "seed=1,2", "hydra/launcher=joblib")
+def test_another_launcher_is_not_silently_ignored(train_main) -> None:
+    done = train_main("-m", "seed=1,2", "hydra/launcher=joblib")
     assert done.code == 2
     assert "hydra/launcher" in done.text
 
 
-def test_glob_and_range(train_py) -> None:
-    done = train_py("-m", "schedule=glob(*)", "seed=range(0,2)", "plan_only=true")
+def test_glob_and_range(train_main) -> None:
+    done = train_main("-m", "schedule=glob(*)", "seed=range(0,2)", "plan_only=true")
     assert done.code == 0, done.text
     assert "8 cells" in done.out
 
 
-def test_rows_rounds_and_exclusion_are_shown(train_py) -> None:
-    done = train_py(
+def test_rows_rounds_and_exclusion_are_shown(train_main) -> None:
+    done = train_main(
         "-m", "sweep=guide_table", "model=tiny_bert", "hardware=v100_16", "plan_only=true",
         "sweep.repeats=2", "sweep.exclude=[row=tf32 or row=bf16]",
     )  # fmt: skip
@@ -215,8 +210,8 @@ def test_rows_rounds_and_exclusion_are_shown(train_py) -> None:
     assert "all_adafactor: " in done.out
 
 
-def test_strict_starts_nothing(train_py, tmp_path) -> None:
-    done = train_py("-m", *SWEEP, "sweep.strict=true")
+def test_strict_starts_nothing(train_main, tmp_path) -> None:
+    done = train_main("-m", *SWEEP, "sweep.strict=true")
     assert done.code == 2, done.text
     assert "sweep.strict=false" in done.err
     assert not (tmp_path / "runs").exists()
@@ -233,7 +228,7 @@ def test_hydras_own_sweeper_and_launcher(train_py, tmp_path) -> None:
     assert "Traceback" not in failed.text
 
 
-def test_a_plugin_that_is_not_installed(train_py) -> None:
-    done = train_py("-m", "seed=1,2", "hydra/sweeper=optuna")
+def test_a_plugin_that_is_not_installed(train_main) -> None:
+    done = train_main("-m", "seed=1,2", "hydra/sweeper=optuna")
     assert done.code == 2
     assert "pip install hydra-optuna-sweeper" in done.err

@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "detached from this machine": (
         "-m seed=0,1 launcher.detach=true",
-        "ends with the process that watches over it",
+        "end with the process that watches over them",
         "hydra/launcher=slurm",
     ),
     "detached single run": ("launcher.detach=true", "this is a single run", "python train.py -m"),
@@ -178,10 +178,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "thousands of digits": ("seed=" + "9" * 5000, "", "seed=0"),
 }  # fmt: skip
 
-BY_PROCESS = (
-    "group", "heads", "missing file", "runs in a file", "tf32 on a CPU", "bare value", "sweep",
-    "huge width",
-)  # fmt: skip
+BY_PROCESS = ("group", "bare value", "sweep", "huge width")
 """Commands that are typed for real; the others are given to the very same function."""
 
 
@@ -250,35 +247,34 @@ def test_wrong_command_typed_in_a_shell(case, world, train_py) -> None:
 ASK = """
 import sys
 from eke import workflows
-code = workflows.main(sys.argv[1:])
-heavy = sorted({"torch", "transformers", "accelerate", "wandb"} & set(sys.modules))
-sys.stderr.write(f"\\nloaded {heavy}")
-sys.exit(code)
+for command in sys.argv[1:]:
+    code = workflows.main(command.split())
+    heavy = sorted({"torch", "transformers", "accelerate", "wandb"} & set(sys.modules))
+    sys.stderr.write(f"\\n{command}: {code}, loaded {heavy}\\n")
 """
 
+LIGHT = {
+    "precison=bf16": 2,
+    "model.num_attention_heads=3 precision=tf32": 2,
+    "model.hidden_size=100000000": 2,
+    "batch.per_device=1000000000": 2,
+    "plan_only=true batch.target=64": 0,
+    "--help": 0,
+}
+"""Command -> exit code, of what is answered within a second."""
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        pytest.param(("precison=bf16",), 2, id="typo"),
-        pytest.param(("model.num_attention_heads=3", "precision=tf32"), 2, id="rules"),
-        pytest.param(("model.hidden_size=100000000",), 2, id="sizes"),
-        pytest.param(("batch.per_device=1000000000",), 2, id="batch"),
-        pytest.param(("plan_only=true", "batch.target=64"), 0, id="plan"),
-        pytest.param(("--help",), 0, id="help"),
-    ],
-)
-def test_answered_without_torch(arguments, code, tmp_path) -> None:
+
+def test_answered_without_torch(tmp_path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ASK, *arguments],
+        [sys.executable, "-c", ASK, *LIGHT],
         cwd=tmp_path,
         env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == code, done.stderr
-    assert done.stderr.endswith("loaded []")
+    answers = [line for line in done.stderr.splitlines() if ", loaded " in line]
+    assert answers == [f"{command}: {code}, loaded []" for command, code in LIGHT.items()]
 
 
 def test_help_fits_a_screen_and_names_every_group(train_py) -> None:

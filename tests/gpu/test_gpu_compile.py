@@ -34,7 +34,7 @@ REFUSED = {
 def test_what_cannot_be_replayed_is_refused(rule, overrides) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_here(SHORT, *overrides)
-    assert [problem.rule for problem in caught.value.problems] == [rule]
+    assert [problem.id for problem in caught.value.problems] == [rule]
 
 
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())

@@ -15,8 +15,8 @@ HEAD = """\
 # Benchmarks
 
 Generated from the records in `results/`; measure again and run
-`EKE_UPDATE=1 pytest tests/conf/test_benchmarks_page.py`. No number is typed by hand, and what has
-no record is *not yet measured*.
+`EKE_UPDATE=1 pytest tests/conf/test_benchmarks_page.py`. No number is entered by hand; without
+a record it is *not yet measured*.
 
 What is compared takes turns, and ratios and differences are of the turns of one round, so that
 other users of a machine hit all sides alike. Brackets are the 10th and the 90th percentile of the
@@ -58,8 +58,8 @@ _STARTUP = "python benchmarks/startup.py --out results/startup_cpu.json"
 SECTIONS = (
     Section(
         "The loop",
-        "What does a training loop cost on the host, beside the kernels: eke, bare PyTorch, HF "
-        "Trainer and the loop of Accelerate's documentation?",
+        "What does a training loop cost on the host, in addition to the kernels: eke, bare "
+        "PyTorch, HF Trainer and the loop of Accelerate's documentation?",
         (
             Source(
                 "host_overhead_*.json",
@@ -76,8 +76,8 @@ SECTIONS = (
     ),
     Section(
         "Recipes",
-        "How fast is `recipe=fastest` beside HF Trainer with its defaults, and with the best flags "
-        "of the guides?",
+        "How fast is `recipe=fastest` compared with HF Trainer with its defaults, and with the "
+        "best flags of the guides?",
         (
             Source(
                 "recipes_*.json",

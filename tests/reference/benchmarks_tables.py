@@ -152,7 +152,7 @@ def _recipe(row: Content, turns: list[Content]) -> tuple[str, ...]:
 # ------------------------------------------------------------------ c: launching
 
 LAUNCHERS = {
-    "bare": "a loop of the same processes, nobody watching",
+    "bare": "a loop of the same processes, unsupervised",
     "composing": "eke, composing and planning a cell",
     "eke": "eke's pool, planned cells",
     "hydra basic": "Hydra basic (function calls)",
@@ -181,7 +181,7 @@ def launching(content: Content) -> str:
     parts = [table(head, rows_or_absent(LAUNCHERS.values(), found, len(head)))]
     parts.append(
         "Hydra's rows hold its start-up, shared out over the runs, and its composition; eke's "
-        "composition is a row of its own."
+        "composition is a separate row."
     )
     queue, status = content.get("sbatch"), content.get("status")
     if queue:
@@ -336,7 +336,7 @@ def _made_up(rows: Sequence[Content]) -> str:
 
 
 def _whole_space(rows: Sequence[Content]) -> str:
-    head = ("configurations", "what was typed", "off the best", "trials", "seconds",
+    head = ("configurations", "baseline", "off the best", "trials", "seconds",
             "better by more than chance", "its choice", "off the best", "rank",
             "the median one, off it")  # fmt: skip
     cells = [

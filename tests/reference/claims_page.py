@@ -21,8 +21,8 @@ HEAD = """\
 # What the guides say, and what is true of it
 
 Generated from `docs/reference/claims/*.yaml` and the records in `results/`; change those and run
-`EKE_UPDATE=1 pytest tests/conf/test_claims.py`. No number of eke's is typed by hand: each is read
-from the record that is named beside it.
+`EKE_UPDATE=1 pytest tests/conf/test_claims.py`. No number of eke's is entered by hand: each is read
+from the record named with it.
 
 Quotations are short; the rest is paraphrase. Nothing here was measured on a GPU unless a record of
 one is named. A CPU's records show which bytes a technique keeps in tensors: those of weights,

@@ -62,12 +62,12 @@ def _section(rule: Rule, tmp: Path) -> str:
         prepare(rule.id, tmp, monkeypatch)
         overrides, device = CASES[rule.id]
         refused, warned = check(facts_of(CASES[rule.id], tmp))
-        problem = next(p for p in refused + warned if p.rule == rule.id)
+        problem = next(p for p in refused + warned if p.id == rule.id)
     typed = " ".join(overrides).format(tmp="FOLDER")
     planned = "a CPU" if device.kind == "cpu" else device.name
     lines = [f"### {rule.id.replace('_', ' ')}\n", f"`{typed}` on {planned}\n"]
     if rule.id not in DEPENDS_ON_THE_MACHINE:
-        lines.append(f"- **{problem.path} = {problem.value}** {problem.why}")
+        lines.append(f"- **{problem.key} = {problem.value}** {problem.why}")
         lines.append(f"- **instead** `{problem.fix}`")
     lines.append(f"- **source** {_linked(rule.source)}")
     if rule.versions:

@@ -239,7 +239,7 @@ def test_a_controller_that_is_down_is_told(cluster, train_py, tmp_path, monkeypa
     shown = eke(tmp_path, "status", "runs")
     assert shown.returncode == 1
     assert "2 runs: 2 unknown" in shown.stdout
-    assert "SLURM does not answer: squeue reaches no SLURM controller" in shown.stdout
+    assert "slurm does not answer: squeue reaches no SLURM controller" in shown.stdout
     ended = eke(tmp_path, "cancel", "runs")
     assert ended.returncode == 1
     assert ended.stdout.startswith("not asked: 2 runs with a job that may wait or run: squeue")

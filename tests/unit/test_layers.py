@@ -87,6 +87,25 @@ def test_a_whole_plan_is_made_without_torch(tmp_path) -> None:
     assert not list(tmp_path.iterdir()), "planning leaves nothing behind"
 
 
+def test_a_planned_sweep_imports_the_launcher_of_its_own_only(tmp_path) -> None:
+    typed = ["-m", "seed=0,1", "plan_only=true", "hardware=cpu", "data=synthetic"]
+    code = f"from eke.workflows import main\nassert main({typed}) == 0"
+    code += "\nimport sys\nassert not {'eke.launch.slurm', 'eke.launch.command'} & {*sys.modules}"
+    assert not modules_after(code, tmp_path) & {*HEAVY, "eke.training"}
+
+
+NAMING_SLURM = {
+    "common/plugins.py", "config/compose/catalogue.py", "config/schema/config.py",
+    "hardware/fingerprint.py", "rules/distributed.py",
+}  # fmt: skip
+
+
+def test_few_files_name_one_launcher() -> None:
+    """All others ask the launcher that was chosen."""
+    found = {name_of(path) for path in FILES if "slurm" in path.read_text()}
+    assert {name for name in found if "slurm" not in name} == NAMING_SLURM
+
+
 def test_a_mistake_is_told_without_torch(tmp_path) -> None:
     code = "from eke.workflows import main\nassert main(['precison=bf16']) == 2"
     assert not modules_after(code, tmp_path) & set(HEAVY)

@@ -34,6 +34,7 @@ from omegaconf import OmegaConf
 from eke.common.errors import EkeError, Problem
 from eke.common.paths import user_path
 from eke.common.process_env import SAFE_PATH
+from eke.common.streams import speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import compose
 from eke.config.compose.catalogue import Catalogue, make_catalogue
@@ -70,6 +71,9 @@ class OptionFinding:
     why: str = ""
     """The limit it breaks, or why it is unsafe or changes nothing; empty for nothing to say."""
     fix: str = ""
+    """What corrects that, as shown."""
+    overrides: tuple[str, ...] = ()
+    """The same as overrides, where there are some."""
     beside: tuple[str, ...] = ()
     """What it needs beside it where everything else is left at its default."""
 
@@ -85,7 +89,7 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # whose package may be missing like any other
     # Not about the option that is asked about: a full disk, say.
-    everywhere = {problem.rule for problems in _ask(base, device) for problem in problems}
+    everywhere = {problem.id for problems in _ask(base, device) for problem in problems}
     findings = []
     for group, options in catalogue.options.items():
         if group in LEFT_OUT:
@@ -105,7 +109,7 @@ def _find(
     config = _typed(group, option, beside) if beside else _with(catalogue, base, group, option)
     finding = _finding(config, device, group, option, everywhere)
     for _ in range(MOST_FIXES):
-        more = _fixes(finding)
+        more = finding.overrides
         another = any(word.startswith((f"{group}=", f"{group}.")) for word in more)
         if finding.usable or not more or another:
             break
@@ -122,18 +126,13 @@ def _finding(
     config: Config, device: Device, group: str, option: str, everywhere: set[str]
 ) -> OptionFinding:
     refused, warned = _ask(config, device)
-    refused = [problem for problem in refused if problem.rule not in everywhere]
-    warned = [problem for problem in warned if problem.rule not in everywhere]
+    refused = [problem for problem in refused if problem.id not in everywhere]
+    warned = [problem for problem in warned if problem.id not in everywhere]
     for usable, problems in ((False, refused), (True, warned)):
         if problems:
-            return OptionFinding(group, option, usable, problems[0].why, problems[0].fix)
+            first = problems[0]
+            return OptionFinding(group, option, usable, first.why, str(first.fix), first.overrides)
     return OptionFinding(group, option, True)
-
-
-def _fixes(finding: OptionFinding) -> tuple[str, ...]:
-    """The overrides of its fix, without what may be done instead; none where it is no override."""
-    words = tuple(shlex.split(finding.fix.split("   (")[0]))
-    return words if all("=" in word for word in words) else ()
 
 
 def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
@@ -493,6 +492,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = examine()
     except EkeError as error:
+        if options.json:
+            speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     if options.json:

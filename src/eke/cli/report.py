@@ -12,12 +12,12 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import hold_folder, plain, write_atomic
 from eke.common.paths import user_path
 from eke.common.text import format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.results.report.compare import Comparison, compare
+from eke.results.report.compare import Comparison, compare_runs
 
 FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
@@ -51,9 +51,9 @@ def write_report(found: Comparison, options: argparse.Namespace, folder: Path) -
         if options.project or options.entity:
             sys.stderr.write("--project and --entity have no effect without --wandb or --publish\n")
         return
-    from eke.results.report.wandb.specification import dump, find_place, specification
+    from eke.results.report.wandb.specification import dump, find_project, specification
 
-    place = find_place(found, options.project, options.entity)
+    place = find_project(found, options.project, options.entity)
     text = dump(specification(found, place, options.repeats))
     write_atomic(folder / FILE, text, shared=bool(options.output))
     hint = "" if options.publish else "; --publish saves it at W&B"
@@ -100,7 +100,9 @@ def main(arguments: Sequence[str]) -> int:
     """Parse, compare, print, write; returns the exit code."""
     options = _parse(arguments)
     try:
-        found = compare([user_path(each) for each in options.folders], options.baseline, options.by)
+        found = compare_runs(
+            [user_path(each) for each in options.folders], options.baseline, options.by
+        )
         if not options.quiet:
             from eke.results.report.show.terminal import print_report
 
@@ -183,7 +185,7 @@ def _write(found: Comparison, options: argparse.Namespace) -> int:
 def _unwritable(folder: Path, error: OSError) -> Problem:
     """Somebody else's runs, or an archive, are read all the same."""
     why = f"the report's files cannot be written there: {error.strerror or error}"
-    fix = "--output FOLDER   (or --formats none)"
+    fix = Fix(remark="--output FOLDER   (or --formats none)")
     return Problem("--output", str(folder), why, fix, passing=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from eke import workflows
 from eke.cli.status_format import counted, own_words, run_name, silence
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import (
     READ_LIMIT,
     Refused,
@@ -27,8 +27,9 @@ from eke.common.files import (
     read_text,
 )
 from eke.common.paths import RunPaths, SweepPaths, program, user_path
-from eke.common.streams import is_heard, speak
+from eke.common.streams import is_heard, speak, speak_problems
 from eke.common.text import align, format_number
+from eke.launch.interface import find_launcher, launchers_of
 from eke.launch.processes.follow import Tail, watchers_in
 from eke.launch.processes.status import (
     RUNNING,
@@ -38,8 +39,6 @@ from eke.launch.processes.status import (
     find_standings,
     goes_on,
 )
-from eke.launch.slurm import scheduler
-from eke.launch.slurm.submission import job_log, job_of, read_ticket
 from eke.plan.record import (
     EXIT_FAILED,
     EXIT_OK,
@@ -82,8 +81,8 @@ def retry(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # the command of another user's run is no advice
             run = read_record(paths) if read_bytes(paths.record, own=True) else None
         why = "is not the folder of a sweep" + ("; a single run has its own command" if run else "")
-        fix = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
-        raise ConfigError(Problem("DIR", str(folder), why, fix))
+        again = shlex.join([*run.command, "rerun=true"]) if run else "eke retry runs/sweep-ID"
+        raise ConfigError(Problem("DIR", str(folder), why, Fix(remark=again)))
     directory, command, cells = _recorded(sweep.sweep, options.trust)
     wanted = options.only or [*BAD, UNREADABLE]
     found = {run_name(s) or s.label: s.paths for s in find_standings(folder) if s.state in wanted}
@@ -108,7 +107,7 @@ def retry(options: argparse.Namespace) -> int:
 def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, Any]]]:
     """Where a sweep was started, with which command, and its cells; by a file of this user's.
 
-    The command can name programs (slurm.setup, slurm.python), and files that name others.
+    The command can name programs (a launcher's settings), and files that name others.
     """
     try:
         content = read_json(file, own=not trust)
@@ -121,7 +120,7 @@ def _recorded(file: Path, trust: bool) -> tuple[str, list[str], list[dict[str, A
             raise
         again = shlex.join(["eke", "retry", str(file.parent), "--trust"])
         why = f"{error.strerror}, and the command in it can run any program with your rights"
-        fix = f"{again}   (after less {shlex.quote(str(file))})"
+        fix = Fix(remark=f"{again}   (after less {shlex.quote(str(file))})")
         raise ConfigError(Problem("DIR", error.filename, why, fix)) from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise EkeError(
@@ -176,7 +175,8 @@ def aside(runs: Sequence[RunPaths]) -> Iterator[None]:
 
 def _traces(paths: RunPaths) -> list[int]:
     """What changes when a run is started here, or handed in to a cluster."""
-    files = [file for file in (paths.attempts, paths.ticket) if file.exists()]
+    tickets = (paths.ticket(launcher) for launcher in launchers_of(paths))
+    files = [file for file in (paths.attempts, *tickets) if file.exists()]
     return [file.stat().st_mtime_ns for file in files]
 
 
@@ -206,6 +206,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         return COMMANDS[command][1](options)
     except EkeError as error:
+        if getattr(options, "json", False):  # an option of status only
+            speak_problems(error)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except OSError as error:  # the disk is full, or a folder is gone
@@ -228,7 +230,7 @@ _JSON = ("label", "state", "step", "total", "loss", "where", "note", "silent")
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print how far every run is; returns EXIT_FAILED where SLURM could not be asked."""
+    """Print how far every run is; returns EXIT_FAILED if a launcher gave no answer."""
     if options.live:
         from eke.cli.live import watch  # 30 ms of rich, which a table does without
 
@@ -317,9 +319,10 @@ def follow_logs(
 
 def log_of(paths: RunPaths) -> Path:
     """What a run printed; what its job printed, where that has not come to the run."""
-    ticket = None if paths.log.exists() else read_ticket(paths)
-    own = job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
-    return own if own.exists() else paths.log
+    if paths.log.exists():
+        return paths.log
+    logs = (find_launcher(launcher).log_of(paths) for launcher in launchers_of(paths))
+    return next((log for log in logs if log.exists()), paths.log)
 
 
 def _heading(each: Standing, count: int) -> None:
@@ -365,12 +368,13 @@ def cancel(options: argparse.Namespace) -> int:
     refused = [text for text in answers.values() if text]
     asked = {run for run, watcher in watchers.items() if not answers[watcher]}
     # Only now: whoever watches over jobs would submit others in the place of these.
-    jobs = {s.paths.folder: s.job for s in begun if s.job}
-    try:
-        scheduler.cancel(list(jobs.values()))
-        asked |= jobs.keys()
-    except EkeError as error:
-        refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
+    for launcher in dict.fromkeys(s.launcher for s in begun if s.job):
+        jobs = {s.paths.folder: s.job for s in begun if s.job and s.launcher == launcher}
+        try:
+            find_launcher(launcher).cancel(list(jobs.values()))
+            asked |= jobs.keys()
+        except EkeError as error:
+            refused.append(f"{format_number(len(jobs), 'run')} may not have been asked: {error}")
     unseen = [s.silent for run, s in found.items() if s.silent and run not in asked]
     if unseen:
         runs = format_number(len(unseen), "run")

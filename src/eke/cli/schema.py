@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import user_path
 from eke.config.editor import write_schemas
 
@@ -55,15 +55,17 @@ def _read(arguments: list[str]) -> tuple[Path, Path | None]:
         if word in _FLAGS:
             value = value if equals else left.pop(0) if left else ""
             if not value:
-                raise ConfigError(Problem(word, "", f"{word} needs a value", f"{word} CONF"))
+                raise ConfigError(
+                    Problem(word, "", f"{word} needs a value", Fix(remark=f"{word} CONF"))
+                )
             config_dir = value
         elif word.startswith("-"):
-            fix = f"{_FORM} --config-dir CONF"
+            fix = Fix(remark=f"{_FORM} --config-dir CONF")
             raise ConfigError(Problem(word, value, "is not an option of eke schema", fix))
         else:
             folders.append(word + equals + value)
     if len(folders) > 1:
         why = "takes one folder"
-        raise ConfigError(Problem("eke schema", " ".join(folders), why, _FORM))
+        raise ConfigError(Problem("eke schema", " ".join(folders), why, Fix(remark=_FORM)))
     folder = folders[0] if folders else DEFAULT_FOLDER
     return user_path(folder), user_path(config_dir) if config_dir else None

@@ -29,12 +29,13 @@ def counted(standings: Sequence[Standing]) -> str:
 
 
 def silence(standings: Sequence[Standing]) -> str:
-    """What was not seen because SLURM does not answer; empty where it does, or was not asked."""
-    silent = {each.paths.folder: each.silent for each in standings if each.silent}
+    """What is unknown because a launcher does not answer; empty if all do."""
+    silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
         return ""
+    first = next(iter(silent.values()))
     return (
-        f"\nSLURM does not answer: {next(iter(silent.values()))}\n"
+        f"\n{first.launcher} does not answer: {first.silent}\n"
         f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
         " what the runs' own files say"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from eke.common.errors import EkeError, of_system
 from eke.common.text import align, format_number
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
-from eke.results.trackers.sync import Options, Report, Verdict, find_runs, sync
+from eke.results.trackers.sync import Options, Report, SyncOutcome, find_runs, sync
 
 DESCRIPTION = """\
 Sends runs to Weights & Biases: offline ones, and what is missing of online ones. Every run is
@@ -84,14 +84,14 @@ def _seconds(text: str) -> float:
 def render(reports: Sequence[Report]) -> str:
     """One line a run; below, once, each reason why some did not arrive; last, how many."""
     lines = align([HEADER, *(_row(report) for report in reports)])
-    reasons: dict[tuple[Verdict, str], list[str]] = {}
+    reasons: dict[tuple[SyncOutcome, str], list[str]] = {}
     for report in reports:
         if report.note:
             reasons.setdefault((report.verdict, report.note), []).append(_short(report.folder))
     for (verdict, note), folders in reasons.items():
         others = f" and {format_number(len(folders) - 1, 'other')}" if len(folders) > 1 else ""
         lines += ["", f"{verdict.value}: {folders[0]}{others}", *align([[f"  {note}"]])]
-    counts = {v: sum(report.verdict is v for report in reports) for v in Verdict}
+    counts = {v: sum(report.verdict is v for report in reports) for v in SyncOutcome}
     lines += ["", ", ".join(f"{count} {v.value}" for v, count in counts.items() if count)]
     return "\n".join(lines)
 

@@ -9,36 +9,99 @@ EkeError                    anything eke says to a user; carries its exit code
 """
 
 import errno
+import re
 import resource
+import shlex
 from dataclasses import dataclass
 
 from eke.common.masking import mask
+from eke.common.paths import program
+
+_PLACEHOLDER = re.compile(r"COLUMN|FILE|FOLDER|SPLIT|[A-Z]+(_[A-Z]+)+")
+
+
+def is_placeholder(override: str) -> bool:
+    """Whether the user has to replace the value of an override: `data.path=FILE_OR_FOLDER`."""
+    return bool(_PLACEHOLDER.fullmatch(override.rpartition("=")[2]))
+
+
+@dataclass(frozen=True, init=False)
+class Fix:
+    """The correction of a problem: words of a command line, text for the reader, or both."""
+
+    words: tuple[str, ...]
+    """Overrides in order, unquoted, some perhaps with a placeholder; `-m` first for a sweep."""
+    remark: str
+    """Text alongside the words (an alternative, say), or in their place."""
+
+    def __init__(self, *words: str, remark: str = "") -> None:
+        object.__setattr__(self, "words", words)
+        object.__setattr__(self, "remark", remark)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The words, if the command runs with them as they stand; empty otherwise."""
+        return () if any(map(is_placeholder, self.words)) else self.words
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the overrides describe several runs."""
+        return self.words[:1] == ("-m",)
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.remark)
+
+    def __str__(self) -> str:
+        command = f"{program()} " if self.is_sweep else ""
+        typed = command + shlex.join(self.words)
+        return f"{typed}   ({self.remark})" if typed and self.remark else typed or self.remark
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration, and the override that mends it."""
+    """One error in a configuration, and its fix."""
 
-    path: str
-    """Key path, as it is typed on the command line: `batch.per_device`."""
+    key: str
+    """Key path, as on the command line: `batch.per_device`."""
     value: str
-    """The offending value, as the user would type it; empty when there is none to show."""
+    """The offending value, as the user would write it; empty when there is none to show."""
     why: str
-    """The limit that was broken, with its number."""
-    fix: str = ""
-    """The literal override to type; empty only when no single override can mend it."""
-    rule: str = ""
+    """The violated limit, with its number."""
+    fix: Fix = Fix()
+    """Empty only when no override can correct it."""
+    id: str = ""
     """Identifier of the rule that found it; empty for spelling and type errors."""
     passing: bool = False
-    """Of the machine as it is now, not of what was typed: the same command may work later."""
+    """Caused by the present state of the machine: the same command may work later."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Overrides that correct it, executable as they stand; empty if there are none."""
+        return self.fix.overrides
+
+    @property
+    def remark(self) -> str:
+        """Text alongside the overrides; the whole fix where it is no override."""
+        return self.fix.remark if self.overrides else str(self.fix)
 
     def render(self) -> str:
-        """The problem as two indented lines: what and why, then the fix."""
-        what = " ".join((f"{self.path} = {self.value}" if self.value else self.path).split("\n"))
+        """The problem as two indented lines, what and why, then the fix."""
+        what = " ".join((f"{self.key} = {self.value}" if self.value else self.key).split("\n"))
         lines = [f"  {what}", f"      {self.why}"]
         if self.fix:
             lines.append(f"      -> {self.fix}")
         return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """The problem as plain values, for programs."""
+        return {
+            "id": self.id,
+            "key": self.key,
+            "value": self.value,
+            "why": self.why,
+            "overrides": list(self.overrides),
+            "remark": self.remark,
+        }
 
 
 class EkeError(Exception):
@@ -61,7 +124,7 @@ class ConfigError(EkeError):
 
     def __init__(self, problems: "list[Problem] | Problem | str") -> None:
         if isinstance(problems, str):
-            problems = Problem(path=problems, value="", why="")
+            problems = Problem(key=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
         """Whether nothing is wrong with what was typed."""
@@ -72,12 +135,12 @@ class ConfigError(EkeError):
     @property
     def rule(self) -> str:
         """The first rule that says so; empty where none does, or one without an identifier."""
-        return next((problem.rule for problem in self.problems if problem.rule), "")
+        return next((problem.id for problem in self.problems if problem.id), "")
 
     def short(self) -> str:
         """All problems on one line."""
         told = (
-            f"{p.path} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
+            f"{p.key} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems
         )
         return mask("; ".join(told))
@@ -86,7 +149,7 @@ class ConfigError(EkeError):
         """All problems, under one heading that counts them."""
         count = len(self.problems)
         if count == 1 and not self.problems[0].why:
-            return self.problems[0].path
+            return self.problems[0].key
         heading = "1 problem" if count == 1 else f"{count} problems"
         where = "on this machine at the moment" if self.is_passing else "in this configuration"
         return "\n".join([f"{heading} {where}:", *(p.render() for p in self.problems)])

@@ -79,10 +79,9 @@ class RunPaths:
         """Where the other machines of a run find the first one, while a job lasts."""
         return self.folder / "nodes.json"
 
-    @property
-    def ticket(self) -> Path:
-        """Which job of a cluster works on the run, or did last."""
-        return self.folder / "slurm.json"
+    def ticket(self, launcher: str) -> Path:
+        """The launcher's job that works on the run, or did last."""
+        return self.folder / f"{launcher}.json"
 
     @property
     def planned_with(self) -> Path:
@@ -152,10 +151,9 @@ class SweepPaths:
         """How far its newest `rerun=true` is (eke.launch.processes.sweep_state)."""
         return self.folder / "rerun.json"
 
-    @property
-    def slurm(self) -> Path:
-        """Submissions, batch scripts and the jobs' own logs."""
-        return self.folder / "slurm"
+    def launcher(self, name: str) -> Path:
+        """Folder for the launcher's own files of the sweep."""
+        return self.folder / name
 
 
 def user_path(text: str) -> Path:

@@ -1,19 +1,56 @@
-"""Extensions that other installed packages register as entry points."""
+"""Extensions: implementations found by name, eke's own or entry points of installed packages."""
 
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
+
+from eke.common.errors import EkeError
+
+LAUNCHERS = "eke.launchers"
+"""Group: option of `hydra/launcher` -> class that implements `eke.launch.Launcher`."""
+
+BUILT_IN: dict[str, dict[str, str]] = {
+    LAUNCHERS: {
+        "local": "eke.launch.local:LocalLauncher",
+        "command": "eke.launch.command:CommandLauncher",
+        "slurm": "eke.launch.slurm:SlurmLauncher",
+    },
+}
+"""Group -> name -> `module:attribute`: found without reading the metadata of every installed
+package, which takes tens of milliseconds."""
+
+
+def plugin_names(group: str) -> list[str]:
+    """Names of a group, eke's own first."""
+    installed = (found.name for found in entry_points(group=group))
+    return list(dict.fromkeys([*BUILT_IN.get(group, {}), *installed]))
+
+
+def has_plugin(group: str, name: str) -> bool:
+    """Whether a group has this name."""
+    return name in BUILT_IN.get(group, {}) or name in plugin_names(group)
 
 
 @cache
 def load_plugin(group: str, name: str) -> Any:
-    """The object an entry point refers to; None where no installed package has this one.
-
-    Reading every package's metadata takes tens of milliseconds: look among eke's own first.
+    """The object that a name refers to; None if there is none of this name.
 
     Args:
         group: such as `eke.optimizers`.
         name: of the option.
+
+    Raises:
+        EkeError: it cannot be imported.
     """
-    found = tuple(entry_points(group=group, name=name))
-    return found[0].load() if found else None
+    if reference := BUILT_IN.get(group, {}).get(name):
+        module, _, attribute = reference.partition(":")
+        return getattr(import_module(module), attribute)
+    for found in entry_points(group=group, name=name):
+        try:
+            return found.load()
+        except (ImportError, AttributeError) as error:
+            package = found.dist.name if found.dist else "an installed package"
+            why = f"{group}: {name} = {found.value} of {package} cannot be imported: {error}"
+            raise EkeError(why) from error
+    return None

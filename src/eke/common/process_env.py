@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, program, source_folder
 
 
@@ -46,7 +46,7 @@ def check_started_tasks(what: str, num_nodes: int) -> None:
     if count in (1, num_nodes):
         return
     why = f"srun has started {count} tasks, and {what} takes one on each of its machines"
-    fix = f"srun --ntasks={num_nodes} --ntasks-per-node=1 {program()} ..."
+    fix = Fix(remark=f"srun --ntasks={num_nodes} --ntasks-per-node=1 {program()} ...")
     raise ConfigError(Problem("distributed.num_nodes", str(num_nodes), why, fix))
 
 
@@ -108,12 +108,12 @@ def check_started_ranks(option: str, num_processes: int) -> None:
     if started in (1, num_processes):
         return
     why = f"{started} processes were started for this run, as {WORLD_SIZE} in the environment says"
-    fix = f"distributed.num_processes={started}"
+    fix = Fix(f"distributed.num_processes={started}")
     if option == "a sweep":
         why = f"{why}; a sweep starts its own"
-        fix = f"{program()} -m ...   (without torchrun or accelerate launch)"
+        fix = Fix(remark=f"{program()} -m ...   (without torchrun or accelerate launch)")
     elif option == "none":
-        fix = f"distributed=ddp {fix}"
+        fix = Fix(remark=f"distributed=ddp {fix}")
     raise ConfigError(Problem("distributed.num_processes", str(num_processes), why, fix))
 
 

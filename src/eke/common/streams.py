@@ -12,12 +12,16 @@ Lines for whoever started a command, who may no longer be there (see `eke.common
 import contextlib
 import errno
 import io
+import json
 import locale
 import os
 import re
 import select
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from eke.common.errors import ConfigError, EkeError
+from eke.common.masking import mask
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -156,6 +160,13 @@ def is_heard() -> bool:
 def _error() -> OSError | None:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.error if isinstance(raw, _Output) else None
+
+
+def speak_problems(error: EkeError) -> None:
+    """Print the problems of an invalid configuration to standard output, as JSON for programs."""
+    if isinstance(error, ConfigError):
+        content = {"problems": [problem.as_json() for problem in error.problems]}
+        speak(mask(json.dumps(content, indent=2)))
 
 
 def speak(text: str, to: TextIO | None = None) -> None:

@@ -74,7 +74,7 @@ class Retired:
         """The reason, with the other tool and eke's own name."""
         typed = self.overrides(value)
         if self.reason:
-            why = self.reason if typed else f"{self.reason}; leave it out"
+            why = self.reason if typed else f"{self.reason}; remove it"
             return f"{why} ({self.owner}'s name)" if self.owner else why
         if "=" in self.name:
             return f"is called {self.fix.partition('=')[2]} here"

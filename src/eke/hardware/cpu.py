@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import MIB
 from eke.hardware import nvidia
 from eke.hardware.datasheets import DEVICES, Device, option_of, with_datasheet
@@ -329,8 +329,8 @@ def _unknown(option: str) -> Problem:
     known = ["auto", "cpu", *DEVICES]
     nearest = difflib.get_close_matches(option, known, n=1) or ["auto"]
     return Problem(
-        path="hardware",
+        key="hardware",
         value=option,
         why=f"not one of the {len(known)} known devices: {', '.join(known)}",
-        fix=f"hardware={nearest[0]}",
+        fix=Fix(f"hardware={nearest[0]}"),
     )

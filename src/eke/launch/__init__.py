@@ -1,6 +1,13 @@
-"""From plans to processes; torch is never imported here."""
+"""Launchers: from plans to processes, without torch."""
 
-from eke.launch.local import Devices, Pool, find_devices, probe_in_pool
+from eke.launch.interface import (
+    JobStatus,
+    Launcher,
+    StartedSweep,
+    Target,
+    declared_target,
+    find_launcher,
+)
 from eke.launch.processes.follow import watching
 from eke.launch.processes.nodes import Head, follow
 from eke.launch.processes.progress_display import Board, open_board
@@ -26,25 +33,27 @@ __all__ = [
     "Board",
     "Books",
     "Cell",
-    "Devices",
     "Head",
     "Job",
+    "JobStatus",
+    "Launcher",
     "Place",
-    "Pool",
     "Probed",
     "Rerun",
+    "StartedSweep",
     "SweepFile",
+    "Target",
     "become_worker",
     "claim",
+    "declared_target",
     "done_again",
-    "find_devices",
+    "find_launcher",
     "find_place",
     "follow",
     "merge_duplicates",
     "open_board",
     "place_of",
     "probe",
-    "probe_in_pool",
     "run_single",
     "smallest_first",
     "sweep_exit_code",

@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from eke.config.schema import SCHEMA_VERSION
+from eke.config.schema import LAUNCH_GROUPS, SCHEMA_VERSION
 
 PRESENTATION = (
-    "tracker", "paths", "hardware", "launcher", "resources", "slurm", "sweep", "rerun", "plan_only",
-    "ignore_forecast"
+    *LAUNCH_GROUPS, "tracker", "paths", "hardware", "sweep", "rerun", "plan_only",
+    "ignore_forecast",
 )  # fmt: skip
 """Groups and root keys that change neither the result nor what is measured."""
 

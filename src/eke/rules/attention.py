@@ -1,5 +1,6 @@
 """Rules about attention. What a kernel takes is in PyTorch's sdp_utils.cpp, unless said."""
 
+from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
 from eke.models.checkpoints.architecture import class_attribute
 from eke.models.families import family_of
@@ -97,23 +98,23 @@ def _option(facts: Facts) -> str:
     return facts.config.attention.option
 
 
-def _any_backend(facts: Facts) -> str:
-    return "attention.backend=auto"
+def _any_backend(facts: Facts) -> Fix:
+    return Fix("attention.backend=auto")
 
 
-def _mem_efficient(facts: Facts) -> str:
-    return "attention.backend=mem_efficient"
+def _mem_efficient(facts: Facts) -> Fix:
+    return Fix("attention.backend=mem_efficient")
 
 
-def _sdpa(facts: Facts) -> str:
-    return "attention=sdpa"
+def _sdpa(facts: Facts) -> Fix:
+    return Fix("attention=sdpa")
 
 
 BACKEND_RULES = (
     Rule(
         id="backend_is_sdpas",
         verdict=Verdict.no_effect,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             f.config.attention.backend is not Backend.auto and f.config.attention.option != "sdpa"
         ),
@@ -125,7 +126,7 @@ BACKEND_RULES = (
     Rule(
         id="backend_needs_cuda",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.mem_efficient, Backend.cudnn) and f.device.kind == "cpu",
         value=_backend,
         why=lambda f: (
@@ -138,19 +139,19 @@ BACKEND_RULES = (
     Rule(
         id="cpu_flash_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash) and f.device.kind == "cpu" and _dropout(f) > 0,
         value=_backend,
         why=lambda f: (
             f"the CPU's flash kernel has no dropout, and model.dropout is {_dropout(f):g}"
         ),
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source=SDP.replace("cuda/sdp_utils.cpp", "sdp_utils_cpp.cpp"),
     ),
     Rule(
         id="learnt_bias_needs_gradient",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
             and family_of(f.config).has_score_bias
@@ -166,7 +167,7 @@ BACKEND_RULES = (
     Rule(
         id="flash_takes_no_mask",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash)
             and _cuda(f)
@@ -184,7 +185,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_needs_ampere",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and older_than(f, FLASH_CAPABILITY),
         value=_backend,
         why=lambda f: f"needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
@@ -194,7 +195,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_needs_16_bits",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _in_float32(f),
         value=_backend,
         why=lambda f: "this kernel computes in 16 bits; precision computes in float32",
@@ -204,7 +205,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_head_is_narrow",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn) and _cuda(f) and _head_width(f) > _widest(f)
         ),
@@ -216,7 +217,7 @@ BACKEND_RULES = (
     Rule(
         id="kernel_head_is_aligned",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: _cuda(f) and _head_width(f) % _head_multiple(f) != 0,
         value=_backend,
         why=lambda f: (
@@ -229,7 +230,7 @@ BACKEND_RULES = (
     Rule(
         id="cudnn_dropout_in_sixteenths",
         verdict=Verdict.impossible,
-        path="attention.backend",
+        key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.cudnn)
             and _cuda(f)
@@ -269,14 +270,14 @@ CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: not _implemented(f, _option(f)),
         value=_option,
         why=lambda f: (
             f"transformers' class for {getattr(f.config.model, 'model_type', '')} and "
             f"task={f.config.task.option} does not have it"
         ),
-        fix=lambda f: "attention=sdpa" if _implemented(f, "sdpa") else "attention=eager",
+        fix=lambda f: Fix("attention=sdpa") if _implemented(f, "sdpa") else Fix("attention=eager"),
         source="transformers' PreTrainedModel._supports_sdpa, _supports_flash_attn, "
         "_supports_flex_attn",
         versions="transformers 5.17 to 5.23",
@@ -287,7 +288,7 @@ FLASH_RULES = (
     Rule(
         id="flash_package_needs_ampere",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and (not _cuda(f) or older_than(f, FLASH_CAPABILITY)),
         value=_option,
         why=lambda f: (
@@ -299,21 +300,21 @@ FLASH_RULES = (
     Rule(
         id="flash_package_needs_16_bits",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and _in_float32(f),
         value=_option,
         why=lambda f: "FlashAttention computes in 16 bits; precision computes in float32",
         fix=lambda f: (
-            "precision=bf16"
+            Fix("precision=bf16")
             if f.config.precision.option in ("fp32", "tf32")
-            else "precision.compute=bfloat16"
+            else Fix("precision.compute=bfloat16")
         ),
         source=FLASH,
     ),
     Rule(
         id="flash_package_without_t5",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
         value=_option,
         why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlashAttention",
@@ -324,18 +325,18 @@ FLASH_RULES = (
     Rule(
         id="flash3_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flash3" and _dropout(f) > 0,
         value=_option,
         why=lambda f: f"FlashAttention-3 has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source="transformers' PreTrainedModel._flash_attn_can_dispatch",
         versions="transformers 5.23",
     ),
     Rule(
         id="flash_package_packs_one_row",
         verdict=Verdict.impossible,
-        path="data.packing",
+        key="data.packing",
         when=lambda f: (
             _flash_package(f)
             and f.config.data.packing is Packing.on
@@ -347,7 +348,7 @@ FLASH_RULES = (
             "transformers finds packed samples for FlashAttention in a batch of one row only; in "
             f"one of {f.config.batch.micro_batch} they would see each other"
         ),
-        fix=lambda f: "data.packing=padding_free",
+        fix=lambda f: Fix("data.packing=padding_free"),
         source="transformers' modeling_flash_attention_utils._is_packed_sequence",
         versions="transformers 5.17 to 5.23",
     ),
@@ -357,7 +358,7 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_volta",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and (not _cuda(f) or older_than(f, FLEX_CAPABILITY)),
         value=_option,
         why=lambda f: (
@@ -371,17 +372,17 @@ FLEX_RULES = (
     Rule(
         id="flex_needs_compiler",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and _cuda(f) and lacks_compiler(f),
         value=_option,
         why=without_compiler,
-        fix=lambda f: f"{_sdpa(f)}{with_compiler(f)}",
+        fix=lambda f: Fix("attention=sdpa", remark=with_compiler(f)),
         source=TRITON_BUILD,
     ),
     Rule(
         id="flex_without_gpt2",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
         value=_option,
         why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlexAttention",
@@ -392,11 +393,11 @@ FLEX_RULES = (
     Rule(
         id="flex_has_no_dropout",
         verdict=Verdict.impossible,
-        path="attention",
+        key="attention",
         when=lambda f: _option(f) == "flex" and _dropout(f) > 0,
         value=_option,
         why=lambda f: f"FlexAttention has no dropout, and model.dropout is {_dropout(f):g}",
-        fix=lambda f: "model.dropout=0",
+        fix=lambda f: Fix("model.dropout=0"),
         source="transformers' integrations/flex_attention.py",
         versions="transformers 5.17 to 5.23",
     ),

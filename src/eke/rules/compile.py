@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from eke.common.errors import Fix
 from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Packing, Rows
 from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
@@ -53,43 +54,43 @@ def _replayer(facts: Facts) -> str:
     return mode if _inductor(facts) else f"compile={compiler.option}"
 
 
-def without_graphs(facts: Facts) -> str:
+def without_graphs(facts: Facts) -> Fix:
     """The override that replays no CUDA graphs, and leaves the rest of the compiler's choice."""
     if not _inductor(facts):
-        return "compile=none"
+        return Fix("compile=none")
     if facts.config.compile.mode is CompileMode.max_autotune:
-        return "compile.mode=max_autotune_no_cudagraphs"
-    return "compile.mode=default"
+        return Fix("compile.mode=max_autotune_no_cudagraphs")
+    return Fix("compile.mode=default")
 
 
 RULES = (
     Rule(
         id="cudagraphs_need_cuda",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: f.config.compile.option == "cudagraphs" and f.device.kind == "cpu",
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             "CUDA graphs replay the kernels of an NVIDIA GPU; on a CPU PyTorch skips them and runs "
             f"operation by operation, and {f.device.name} is one"
         ),
-        fix=lambda f: "compile=none",
+        fix=lambda f: Fix("compile=none"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html",
     ),
     Rule(
         id="mode_is_inductors",
         verdict=Verdict.no_effect,
-        path="compile.mode",
+        key="compile.mode",
         when=lambda f: f.config.compile.mode is not CompileMode.default and not _inductor(f),
         value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"modes are inductor's; compile={f.config.compile.option} has none",
-        fix=lambda f: "compile.mode=default",
+        fix=lambda f: Fix("compile.mode=default"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.compile.html",
     ),
     Rule(
         id="graph_modes_need_cuda",
         verdict=Verdict.no_effect,
-        path="compile.mode",
+        key="compile.mode",
         when=lambda f: _inductor(f) and f.config.compile.replays_graphs and f.device.kind == "cpu",
         value=lambda f: f.config.compile.mode.value,
         why=lambda f: f"{f.device.name} is a CPU, and what is replayed are CUDA graphs",
@@ -99,61 +100,63 @@ RULES = (
     Rule(
         id="graphs_take_one_micro_batch",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: replays_graphs(f) and _accumulates(f),
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             f"{_replayer(f)} leaves a micro-batch's gradients in the memory of its CUDA graphs, "
             "which the next micro-batch of the step uses again before they are added up"
         ),
-        fix=lambda f: f"{without_graphs(f)}   (or one micro-batch: a larger batch.per_device)",
+        fix=lambda f: Fix(
+            *without_graphs(f).words, remark="or one micro-batch: a larger batch.per_device"
+        ),
         source=f"{ISSUES}/169545",
         versions="torch 2.13",
     ),
     Rule(
         id="graphs_take_the_whole_model",
         verdict=Verdict.impossible,
-        path="compile.regional",
+        key="compile.regional",
         when=lambda f: replays_graphs(f) and f.config.compile.regional,
         value=lambda f: f.config.compile.regional,
         why=lambda f: (
             f"{_replayer(f)} makes CUDA graphs of each layer, and in an evaluation those of one "
             "layer take the memory of the output of the layer before, which is their input"
         ),
-        fix=lambda f: "compile.regional=false",
+        fix=lambda f: Fix("compile.regional=false"),
         source=f"{ISSUES}/152887",
         versions="torch 2.13",
     ),
     Rule(
         id="regional_needs_compiler",
         verdict=Verdict.no_effect,
-        path="compile.regional",
+        key="compile.regional",
         when=lambda f: f.config.compile.regional and f.config.compile.option == "none",
         value=lambda f: f.config.compile.regional,
         why=lambda f: "nothing is compiled, compile=none",
-        fix=lambda f: "compile=inductor",
+        fix=lambda f: Fix("compile=inductor"),
         source="https://docs.pytorch.org/tutorials/recipes/regional_compilation.html",
     ),
     Rule(
         id="inductor_needs_volta",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: _inductor(f) and older_than(f, INDUCTOR_CAPABILITY),
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             f"Triton kernels need CUDA compute capability 7.0 or newer; {capability_of(f)}"
         ),
-        fix=lambda f: "compile=none",
+        fix=lambda f: Fix("compile=none"),
         source=COMPILER,
     ),
     Rule(
         id="inductor_needs_compiler",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: f.config.compile.option == "inductor" and lacks_compiler(f),
         value=lambda f: f.config.compile.option,
         why=without_compiler,
-        fix=lambda f: f"compile=none{with_compiler(f)}",
+        fix=lambda f: Fix("compile=none", remark=with_compiler(f)),
         source=COMPILER,
     ),
 )
@@ -162,29 +165,29 @@ RULES = (
 SOURCE = "docs/how-to/forecast.md: batch=auto chooses the micro-batch, the samples per step stay"
 
 
-def _same_step(facts: Facts) -> str:
+def _same_step(facts: Facts) -> Fix:
     """The samples per step that the accumulation would have made with the usual micro-batch."""
     config = facts.config
     times = DEFAULT_PER_DEVICE * (config.batch.accumulation or 1)
     target = config.batch.target or times * config.distributed.num_processes
-    return f"batch.accumulation=null batch.target={target}"
+    return Fix("batch.accumulation=null", f"batch.target={target}")
 
 
 AUTO_RULES = (
     Rule(
         id="auto_chooses_micro_batch",
         verdict=Verdict.impossible,
-        path="batch.per_device",
+        key="batch.per_device",
         when=lambda f: f.config.batch.option == "auto" and f.config.batch.per_device is not None,
         value=lambda f: f.config.batch.per_device,
         why=lambda f: "is what batch=auto would choose; only one of the two can hold",
-        fix=lambda f: "batch=fixed   (or batch.per_device=null, and batch=auto chooses)",
+        fix=lambda f: Fix("batch=fixed", remark="or batch.per_device=null, and batch=auto chooses"),
         source=SOURCE,
     ),
     Rule(
         id="auto_derives_accumulation",
         verdict=Verdict.impossible,
-        path="batch.accumulation",
+        key="batch.accumulation",
         when=lambda f: (
             f.config.batch.per_device is None and f.config.batch.accumulation is not None
         ),
@@ -223,10 +226,10 @@ def _sparse(facts: Facts) -> bool:
     return facts.config.kernels.sparse_prediction
 
 
-def _without_sparse(facts: Facts) -> str:
+def _without_sparse(facts: Facts) -> Fix:
     if facts.config.kernels.option == "sparse_prediction":
-        return "kernels=none"
-    return "kernels.sparse_prediction=false"
+        return Fix("kernels=none")
+    return Fix("kernels.sparse_prediction=false")
 
 
 def _has_all_labels(facts: Facts) -> bool:
@@ -243,10 +246,10 @@ def _predicts_tokens(facts: Facts) -> bool:
     return facts.config.task.option != "sequence_classification"
 
 
-def _without_fusion(facts: Facts) -> str:
+def _without_fusion(facts: Facts) -> Fix:
     if facts.config.kernels.option == "fused_linear_cross_entropy":
-        return "kernels=none"
-    return "kernels.fused_linear_cross_entropy=false"
+        return Fix("kernels=none")
+    return Fix("kernels.fused_linear_cross_entropy=false")
 
 
 def _names(condition: Callable[[Family], bool]) -> list[str]:
@@ -254,13 +257,13 @@ def _names(condition: Callable[[Family], bool]) -> list[str]:
 
 
 def _known_head(
-    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], str]
+    rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], Fix]
 ) -> Rule:
     """A head that takes the loss itself answers with that, and nothing is done to its logits."""
     return Rule(
         id=rule,
         verdict=Verdict.impossible,
-        path=f"kernels.{key}",
+        key=f"kernels.{key}",
         when=lambda f: is_on(f) and _predicts_tokens(f) and not family_of(f.config).is_known,
         value=is_on,
         why=lambda f: (
@@ -276,7 +279,7 @@ KERNELS_RULES = (
     Rule(
         id="fused_loss_needs_torch",
         verdict=Verdict.impossible,
-        path="kernels.fused_linear_cross_entropy",
+        key="kernels.fused_linear_cross_entropy",
         when=lambda f: (
             _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
         ),
@@ -289,7 +292,7 @@ KERNELS_RULES = (
     Rule(
         id="fused_loss_needs_vocabulary",
         verdict=Verdict.no_effect,
-        path="kernels.fused_linear_cross_entropy",
+        key="kernels.fused_linear_cross_entropy",
         when=lambda f: _fused(f) and not _predicts_tokens(f),
         value=lambda f: _fused(f),
         why=lambda f: "sequence_classification has no vocabulary projection to fuse with its loss",
@@ -302,7 +305,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_needs_vocabulary",
         verdict=Verdict.no_effect,
-        path="kernels.sparse_prediction",
+        key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and not _predicts_tokens(f),
         value=lambda f: _sparse(f),
         why=lambda f: "sequence_classification predicts one label per sequence, and no positions",
@@ -312,7 +315,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_needs_missing_labels",
         verdict=Verdict.no_benefit,
-        path="kernels.sparse_prediction",
+        key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and _has_all_labels(f),
         value=lambda f: _sparse(f),
         why=lambda f: (
@@ -328,7 +331,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_needs_whole_batches",
         verdict=Verdict.impossible,
-        path="kernels.sparse_prediction",
+        key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and f.config.distributed.option == "dp",
         value=lambda f: _sparse(f),
         why=lambda f: (
@@ -341,7 +344,7 @@ KERNELS_RULES = (
     Rule(
         id="sparse_prediction_changes_shapes",
         verdict=Verdict.impossible,
-        path="kernels.sparse_prediction",
+        key="kernels.sparse_prediction",
         when=lambda f: _sparse(f) and _predicts_tokens(f) and replays_graphs(f),
         value=lambda f: _sparse(f),
         why=lambda f: (
@@ -353,17 +356,17 @@ KERNELS_RULES = (
     Rule(
         id="liger_needs_cuda",
         verdict=Verdict.impossible,
-        path="kernels",
+        key="kernels",
         when=lambda f: f.config.kernels.option == "liger" and f.device.kind == "cpu",
         value=lambda f: f.config.kernels.option,
         why=lambda f: f"Liger's kernels are written in Triton for GPUs; {capability_of(f)}",
-        fix=lambda f: "kernels=none",
+        fix=lambda f: Fix("kernels=none"),
         source=LIGER_SOURCE,
     ),
     Rule(
         id="liger_needs_known_family",
         verdict=Verdict.impossible,
-        path="kernels",
+        key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger"
             and family_of(f.config).is_known
@@ -374,20 +377,20 @@ KERNELS_RULES = (
             f"Liger has no kernels for {family_of(f.config).name}; it has them for "
             + ", ".join(_names(lambda family: family.has_liger))
         ),
-        fix=lambda f: "kernels=none",
+        fix=lambda f: Fix("kernels=none"),
         source=LIGER_SOURCE,
         versions="liger-kernel 0.8.5",
     ),
     Rule(
         id="liger_needs_compiler",
         verdict=Verdict.impossible,
-        path="kernels",
+        key="kernels",
         when=lambda f: (
             f.config.kernels.option == "liger" and f.device.kind == "cuda" and lacks_compiler(f)
         ),
         value=lambda f: f.config.kernels.option,
         why=without_compiler,
-        fix=lambda f: f"kernels=none{with_compiler(f)}",
+        fix=lambda f: Fix("kernels=none", remark=with_compiler(f)),
         source="triton/runtime/build.py, _find_compiler",
     ),
 )

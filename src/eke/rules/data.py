@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from eke.common.errors import Fix
 from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
 from eke.data.sources import BYTES, tokenizer_of
@@ -64,10 +65,10 @@ def _half_a_pair(facts: Facts) -> bool:
     return rows is not None and (rows.prompt is None) is not (rows.response is None)
 
 
-def _pair_fix(facts: Facts) -> str:
+def _pair_fix(facts: Facts) -> Fix:
     rows = _rows(facts)
     missing = "response" if rows is not None and rows.response is None else "prompt"
-    return f"data.{missing}={missing}"
+    return Fix(f"data.{missing}={missing}")
 
 
 def _unused_pair(facts: Facts) -> bool:
@@ -88,7 +89,7 @@ RULES = (
     Rule(
         id="bytes_on_checkpoint",
         verdict=Verdict.unsafe,
-        path="data.tokenizer",
+        key="data.tokenizer",
         when=lambda f: (
             isinstance(f.config.model, PretrainedModel)
             and tokenizer_of(f.config.data) == BYTES
@@ -98,24 +99,24 @@ RULES = (
         why=lambda f: (
             "the checkpoint was trained on other tokens; its embeddings mean nothing here"
         ),
-        fix=lambda f: "data.tokenizer=FOLDER_OR_HUB_NAME",
+        fix=lambda f: Fix("data.tokenizer=FOLDER_OR_HUB_NAME"),
         source="an embedding belongs to the tokenizer it was trained with",
     ),
     Rule(
         id="datasets_missing",
         verdict=Verdict.impossible,
-        path="data",
+        key="data",
         # Also for a plan, which counts the samples.
         when=lambda f: f.config.data.option in READ_BY_DATASETS and find_spec("datasets") is None,
         value=lambda f: f.config.data.option,
         why=lambda f: "needs the package datasets, which is not installed",
-        fix=lambda f: 'data=python_source   (or: pip install "eke[data]")',
+        fix=lambda f: Fix("data=python_source", remark='or: pip install "eke[data]"'),
         source="pyproject.toml",
     ),
     Rule(
         id="packing_needs_causal_decoder",
         verdict=Verdict.impossible,
-        path="data.packing",
+        key="data.packing",
         when=_cannot_pack,
         value=lambda f: f.config.data.packing.value,
         why=lambda f: (
@@ -123,14 +124,14 @@ RULES = (
             f"{' and '.join(each.name for each in FAMILIES.values() if each.is_decoder)} models; "
             f"this is {f.config.task.option} on {family_of(f.config).name}"
         ),
-        fix=lambda f: "data.packing=off",
+        fix=lambda f: Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",
         versions="transformers 5",
     ),
     Rule(
         id="packing_needs_ragged",
         verdict=Verdict.no_effect,
-        path="data.packing",
+        key="data.packing",
         when=lambda f: (
             f.config.data.packing is not Packing.off
             and not _cannot_pack(f)
@@ -138,33 +139,33 @@ RULES = (
         ),
         value=lambda f: f.config.data.packing.value,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens already: none is padded",
-        fix=lambda f: "data.packing=off",
+        fix=lambda f: Fix("data.packing=off"),
         source="eke.training.batches.tasks",
     ),
     Rule(
         id="grouping_needs_ragged",
         verdict=Verdict.no_effect,
-        path="data.length_grouping",
+        key="data.length_grouping",
         when=lambda f: f.config.data.length_grouping and not is_ragged(f.config),
         value=lambda f: f.config.data.length_grouping,
         why=lambda f: "every sample is as long as every other",
-        fix=lambda f: "data.length_grouping=false",
+        fix=lambda f: Fix("data.length_grouping=false"),
         source="eke.training.batches.batches",
     ),
     Rule(
         id="multiple_needs_padding",
         verdict=Verdict.no_effect,
-        path="data.pad_to_multiple_of",
+        key="data.pad_to_multiple_of",
         when=_pads_nothing,
         value=lambda f: f.config.data.pad_to_multiple_of,
         why=lambda f: f"every sample has {f.config.data.seq_len} tokens, a multiple of it already",
-        fix=lambda f: "data.pad_to_multiple_of=null",
+        fix=lambda f: Fix("data.pad_to_multiple_of=null"),
         source=COLLATORS,
     ),
     Rule(
         id="padded_fits_positions",
         verdict=Verdict.impossible,
-        path="data.pad_to_multiple_of",
+        key="data.pad_to_multiple_of",
         when=lambda f: (
             (m := max_positions(f)) is not None and f.config.data.seq_len <= m < _padded_len(f)
         ),
@@ -173,27 +174,27 @@ RULES = (
             f"pads data.seq_len = {f.config.data.seq_len} to {_padded_len(f)} tokens, more than "
             f"model.max_position_embeddings = {max_positions(f)}"
         ),
-        fix=lambda f: "data.pad_to_multiple_of=null",
+        fix=lambda f: Fix("data.pad_to_multiple_of=null"),
         source="learned positions have as many rows as the model was made with",
     ),
     Rule(
         id="padding_needs_eps",
         verdict=Verdict.impossible,
-        path="model.rms_norm_eps",
+        key="model.rms_norm_eps",
         when=lambda f: (
             getattr(f.config.model, "rms_norm_eps", None) == 0
             and (bool(is_ragged(f.config)) or (_multiple(f) > 1 and not _pads_nothing(f)))
         ),
         value=lambda f: getattr(f.config.model, "rms_norm_eps", None),
         why=lambda f: "the embedding of padding is zero, and zero divided by its norm is no number",
-        fix=lambda f: "model.rms_norm_eps=1e-6",
+        fix=lambda f: Fix("model.rms_norm_eps=1e-6"),
         source="transformers' LlamaRMSNorm, and torch's Embedding(padding_idx)",
         versions="transformers 5",
     ),
     Rule(
         id="prompt_needs_response",
         verdict=Verdict.impossible,
-        path="data.prompt",
+        key="data.prompt",
         when=_half_a_pair,
         value=lambda f: getattr(f.config.data, "prompt", None),
         why=lambda f: "data.prompt and data.response belong together, and one of them is null",
@@ -203,7 +204,7 @@ RULES = (
     Rule(
         id="seq2seq_needs_pairs",
         verdict=Verdict.impossible,
-        path="data.prompt",
+        key="data.prompt",
         when=lambda f: (
             (rows := _rows(f)) is not None
             and f.config.task.option == "seq2seq_lm"
@@ -212,23 +213,23 @@ RULES = (
         ),
         value=lambda f: None,
         why=lambda f: "task=seq2seq_lm needs a column with the source and one with the target",
-        fix=lambda f: "data.prompt=prompt data.response=response",
+        fix=lambda f: Fix("data.prompt=prompt", "data.response=response"),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="pairs_need_a_task",
         verdict=Verdict.no_effect,
-        path="data.prompt",
+        key="data.prompt",
         when=_unused_pair,
         value=lambda f: getattr(f.config.data, "prompt", None),
         why=lambda f: f"task={f.config.task.option} reads the column of data.text",
-        fix=lambda f: "data.prompt=null data.response=null",
+        fix=lambda f: Fix("data.prompt=null", "data.response=null"),
         source="docs/how-to/data.md",
     ),
     Rule(
         id="streaming_needs_num_samples",
         verdict=Verdict.impossible,
-        path="data.streaming",
+        key="data.streaming",
         when=lambda f: (
             isinstance(f.config.data, Hub)
             and f.config.data.streaming
@@ -236,13 +237,13 @@ RULES = (
         ),
         value=lambda f: True,
         why=lambda f: "a stream has no end that could be counted on: say how many samples to take",
-        fix=lambda f: "data.num_samples=10000",
+        fix=lambda f: Fix("data.num_samples=10000"),
         source="https://huggingface.co/docs/datasets/stream",
     ),
     Rule(
         id="synthetic_ids_fit",
         verdict=Verdict.impossible,
-        path="data.min_token",
+        key="data.min_token",
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.min_token >= min(d.max_token, f.config.model.vocab_size)
@@ -252,23 +253,23 @@ RULES = (
             "leaves no token below the smaller of data.max_token and model.vocab_size = "
             f"{f.config.model.vocab_size}"
         ),
-        fix=lambda f: f"data.min_token={NUM_SPECIAL_TOKENS} data.max_token=30000",
+        fix=lambda f: Fix(f"data.min_token={NUM_SPECIAL_TOKENS}", "data.max_token=30000"),
         source="eke.training.batches.sampler",
     ),
     Rule(
         id="synthetic_ids_not_special",
         verdict=Verdict.impossible,
-        path="data.min_token",
+        key="data.min_token",
         when=lambda f: (d := _synthetic(f)) is not None and d.min_token < NUM_SPECIAL_TOKENS,
         value=lambda f: _typed(f, "min_token"),
         why=lambda f: f"ids below {NUM_SPECIAL_TOKENS} mean padding, end of text and the like",
-        fix=lambda f: "data.min_token=100",
+        fix=lambda f: Fix("data.min_token=100"),
         source="eke.common.text",
     ),
     Rule(
         id="min_len_within_seq_len",
         verdict=Verdict.impossible,
-        path="data.min_len",
+        key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.min_len is not None
@@ -277,13 +278,13 @@ RULES = (
         ),
         value=lambda f: _typed(f, "min_len"),
         why=lambda f: f"is longer than data.seq_len = {f.config.data.seq_len}",
-        fix=lambda f: f"data.min_len={f.config.data.seq_len}",
+        fix=lambda f: Fix(f"data.min_len={f.config.data.seq_len}"),
         source="eke.data.sources.packing",
     ),
     Rule(
         id="min_len_needs_ragged",
         verdict=Verdict.no_effect,
-        path="data.min_len",
+        key="data.min_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.min_len is not None
@@ -291,13 +292,13 @@ RULES = (
         ),
         value=lambda f: _typed(f, "min_len"),
         why=lambda f: "every sample has data.seq_len tokens while data.lengths=fixed",
-        fix=lambda f: "data.lengths=uniform",
+        fix=lambda f: Fix("data.lengths=uniform"),
         source="eke.data.sources.packing",
     ),
     Rule(
         id="median_needs_lognormal",
         verdict=Verdict.no_effect,
-        path="data.median_len",
+        key="data.median_len",
         when=lambda f: (
             (d := _synthetic(f)) is not None
             and d.median_len is not None
@@ -305,22 +306,22 @@ RULES = (
         ),
         value=lambda f: _typed(f, "median_len"),
         why=lambda f: "only lognormal lengths have a median to choose",
-        fix=lambda f: "data.lengths=lognormal",
+        fix=lambda f: Fix("data.lengths=lognormal"),
         source="eke.data.sources.packing",
     ),
     Rule(
         id="lengths_are_counted",
         verdict=Verdict.impossible,
-        path="data.num_samples",
+        key="data.num_samples",
         when=_counts_too_many,
         value=lambda f: f.config.data.num_samples or f.config.data.num_eval_samples,
         why=lambda f: (
             f"packing and length grouping draw the length of every sample before the run, of at "
             f"most {MAX_COUNTED}"
         ),
-        fix=lambda f: (
-            f"data.num_samples={MAX_COUNTED} "
-            f"data.num_eval_samples={min(f.config.data.num_eval_samples, MAX_COUNTED)}"
+        fix=lambda f: Fix(
+            f"data.num_samples={MAX_COUNTED}",
+            f"data.num_eval_samples={min(f.config.data.num_eval_samples, MAX_COUNTED)}",
         ),
         source="a limit on waiting for a plan",
     ),

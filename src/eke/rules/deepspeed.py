@@ -15,6 +15,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import format_bytes
 from eke.config.schema import Checkpointing, NvmeOffload, Switch, Weights, WeightsPlace
@@ -50,14 +51,14 @@ def _whole(facts: Facts) -> int:
     return state_bytes(facts.config).total
 
 
-def _plain(facts: Facts) -> str:
+def _plain(facts: Facts) -> Fix:
     """The override for the same processes without DeepSpeed."""
     alone = facts.config.distributed.num_processes == 1
-    return "distributed=none" if alone else "distributed=ddp"
+    return Fix("distributed=none" if alone else "distributed=ddp")
 
 
-def _without_offload(facts: Facts) -> str:
-    return f"{_plain(facts)} offload=none" if offloads(facts) else _plain(facts)
+def _without_offload(facts: Facts) -> Fix:
+    return Fix(*_plain(facts).words, "offload=none") if offloads(facts) else _plain(facts)
 
 
 def _compiles_adam(facts: Facts) -> bool:
@@ -87,44 +88,44 @@ RULES = (
     Rule(
         id="zero_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: is_zero(f) and describe(f.config.optimizer).fails_on_pieces != "",
         value=lambda f: f.config.optimizer.option,
         why=lambda f: (
             f"under distributed={f.config.distributed.option}: "
             f"{describe(f.config.optimizer).fails_on_pieces}"
         ),
-        fix=lambda f: "optimizer=adamw",
+        fix=lambda f: Fix("optimizer=adamw"),
         source="arXiv:1910.02054, section 5; docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
         id="zero_keeps_masters",
         verdict=Verdict.impossible,
-        path="precision.master",
+        key="precision.master",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.precision.master is Switch.off,
         value=lambda f: f.config.precision.master.value,
         why=lambda f: (
             f"distributed={f.config.distributed.option} steps on float32 copies of its share of "
             "bfloat16 weights"
         ),
-        fix=lambda f: "precision.master=auto",
+        fix=lambda f: Fix("precision.master=auto"),
         source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
         id="zero_rounds_adapters",
         verdict=Verdict.impossible,
-        path="precision.weights",
+        key="precision.weights",
         when=lambda f: is_zero(f) and is_narrow(f) and f.config.peft.option != "none",
         value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
             "DeepSpeed would make adapters bfloat16, too, which are float32 everywhere else"
         ),
         fix=lambda f: (
-            "precision=bf16"
+            Fix("precision=bf16")
             if f.config.precision.option == "bf16_pure"
-            else "precision.weights=float32"
+            else Fix("precision.weights=float32")
         ),
         source="deepspeed.runtime.engine, _cast_module_mixed_precision",
         versions=VERSION,
@@ -132,15 +133,15 @@ RULES = (
     Rule(
         id="zero3_recomputes_frozen_weights",
         verdict=Verdict.impossible,
-        path="memory.checkpointing",
+        key="memory.checkpointing",
         when=_loses_frozen_weights,
         value=lambda f: f.config.memory.checkpointing.value,
         why=lambda f: (
             f"DeepSpeed {_installed()} empties frozen weights while they are recomputed; "
             f"{'.'.join(map(str, RECOMPUTES_FROZEN))} does not"
         ),
-        fix=lambda f: (
-            "memory.checkpointing=off   (or: pip install -U deepspeed; distributed=zero2)"
+        fix=lambda f: Fix(
+            "memory.checkpointing=off", remark="or: pip install -U deepspeed; distributed=zero2"
         ),
         source="https://github.com/huggingface/transformers/issues/47254",
         versions="deepspeed before 0.19.3",
@@ -148,31 +149,31 @@ RULES = (
     Rule(
         id="zero_with_compile",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: is_zero(f) and f.config.compile.option != "none",
         value=lambda f: f.config.compile.option,
         why=lambda f: "DeepSpeed's engine would run the model as it is, uncompiled",
-        fix=lambda f: "compile=none",
+        fix=lambda f: Fix("compile=none"),
         source="docs/explanation/deepspeed.md",
         versions=VERSION,
     ),
     Rule(
         id="zero_of_one",
         verdict=Verdict.no_benefit,
-        path="distributed",
+        key="distributed",
         when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
         value=lambda f: f.config.distributed.option,
         why=lambda f: (
             "one process has nobody to share with, and DeepSpeed keeps a float32 copy of the "
             "weights, 4 bytes a parameter more than distributed=none"
         ),
-        fix=lambda f: "distributed=none   (or: offload=optimizer_cpu)",
+        fix=lambda f: Fix("distributed=none", remark="or: offload=optimizer_cpu"),
         source="arXiv:1910.02054, section 5",
     ),
     Rule(
         id="deepspeed_not_needed",
         verdict=Verdict.no_benefit,
-        path="distributed",
+        key="distributed",
         when=lambda f: (
             is_zero(f)
             and f.device.kind == "cuda"
@@ -191,7 +192,7 @@ RULES = (
     Rule(
         id="zero_knows_no_embeddings",
         verdict=Verdict.no_effect,
-        path="optimizer.embeddings_32bit",
+        key="optimizer.embeddings_32bit",
         when=lambda f: (
             STAGE.get(f.config.distributed.option) in (1, 2)
             and f.config.offload.option == "none"
@@ -199,28 +200,30 @@ RULES = (
         ),
         value=lambda f: "true",
         why=lambda f: f"{PIECES}, none of which is known as an embedding: all moments have 8 bits",
-        fix=lambda f: "optimizer.embeddings_32bit=false   (says what happens; or distributed=ddp)",
+        fix=lambda f: Fix(
+            "optimizer.embeddings_32bit=false", remark="says what happens; or distributed=ddp"
+        ),
         source="https://huggingface.co/docs/bitsandbytes/optimizers",
         versions=VERSION,
     ),
     Rule(
         id="ds_config_without_zero",
         verdict=Verdict.no_effect,
-        path="distributed.deepspeed_config",
+        key="distributed.deepspeed_config",
         when=lambda f: f.config.distributed.deepspeed_config is not None and not is_zero(f),
         value=lambda f: f.config.distributed.deepspeed_config,
         why=lambda f: f"distributed={f.config.distributed.option} does not use DeepSpeed",
-        fix=lambda f: "distributed.deepspeed_config=null   (or: distributed=zero2)",
+        fix=lambda f: Fix("distributed.deepspeed_config=null", remark="or: distributed=zero2"),
         source="https://www.deepspeed.ai/docs/config-json",
     ),
     Rule(
         id="cpu_adam_needs_compiler",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: not f.planning and _compiles_adam(f) and shutil.which("g++") is None,
         value=lambda f: f.config.optimizer.option,
         why=lambda f: "DeepSpeed compiles its Adam for the host at first use; there is no g++ here",
-        fix=lambda f: "optimizer=adamw_fused   (torch's own; or install g++)",
+        fix=lambda f: Fix("optimizer=adamw_fused", remark="torch's own; or install g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
     ),
@@ -319,11 +322,11 @@ def _lacks_libaio(facts: Facts) -> bool:
     return _is_here(facts) and not has_libaio_header(os.environ.get("CFLAGS", ""))
 
 
-def _instead(facts: Facts) -> str:
+def _instead(facts: Facts) -> Fix:
     """The next best place."""
     weights = facts.config.offload
     whole = isinstance(weights, NvmeOffload) and weights.weights is not WeightsPlace.device
-    return "offload=params_cpu" if whole else "offload=optimizer_cpu"
+    return Fix("offload=params_cpu") if whole else Fix("offload=optimizer_cpu")
 
 
 def _is_plain(facts: Facts) -> bool:
@@ -342,7 +345,7 @@ NVME_RULES = (
     Rule(
         id="nvme_holds_plain_state",
         verdict=Verdict.impossible,
-        path="offload",
+        key="offload",
         when=lambda f: _offload(f) is not None and not _is_plain(f),
         value=lambda f: f.config.offload.option,
         why=lambda f: (
@@ -356,33 +359,33 @@ NVME_RULES = (
     Rule(
         id="nvme_weights_stay_in_memory",
         verdict=Verdict.impossible,
-        path="offload.weights",
+        key="offload.weights",
         when=_weights_on_disk,
         value=lambda f: WeightsPlace.disk.value,
         why=lambda f: (
             "with some models DeepSpeed fails in the first training step after an evaluation: a "
             "weight that was read ahead is read again (param already assigned swap buffer id)"
         ),
-        fix=lambda f: "offload.weights=host",
+        fix=lambda f: Fix("offload.weights=host"),
         source="tests/equivalence/test_nvme.py",
         versions=VERSION,
     ),
     Rule(
         id="nvme_folder_writable",
         verdict=Verdict.impossible,
-        path="offload.path",
+        key="offload.path",
         when=_unwritable,
         value=_path,
         why=lambda f: (
             f"{_folder(f)} cannot be written" if _folder(f).is_dir() else f"{_folder(f)} is a file"
         ),
-        fix=lambda f: "offload.path=FOLDER   (on a local disk)",
+        fix=lambda f: Fix("offload.path=FOLDER", remark="on a local disk"),
         source=DOCS,
     ),
     Rule(
         id="nvme_folder_is_a_disk",
         verdict=Verdict.impossible,
-        path="offload.path",
+        key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in IN_MEMORY,
         value=_path,
         why=lambda f: f"lies in a {_kind(f)}, which is host memory: nothing would leave it",
@@ -392,7 +395,7 @@ NVME_RULES = (
     Rule(
         id="nvme_folder_is_local",
         verdict=Verdict.no_benefit,
-        path="offload.path",
+        key="offload.path",
         when=lambda f: _is_here(f) and _kind(f) in REMOTE,
         value=_path,
         why=lambda f: (
@@ -406,14 +409,14 @@ NVME_RULES = (
     Rule(
         id="nvme_has_space",
         verdict=Verdict.impossible,
-        path="offload.path",
+        key="offload.path",
         when=lambda f: _is_here(f) and _needed(f) > shutil.disk_usage(_folder(f)).free,
         value=_path,
         why=lambda f: (
             f"needs {format_bytes(_needed(f))} for the training state; the disk has "
             f"{format_bytes(shutil.disk_usage(_folder(f)).free)} free"
         ),
-        fix=lambda f: "offload.path=FOLDER   (on a larger disk)",
+        fix=lambda f: Fix("offload.path=FOLDER", remark="on a larger disk"),
         source="models/sizes/state.py",
         versions=VERSION,
         sized=True,
@@ -421,7 +424,7 @@ NVME_RULES = (
     Rule(
         id="nvme_state_is_large",
         verdict=Verdict.no_effect,
-        path="offload",
+        key="offload",
         when=lambda f: _offload(f) is not None and _files(f).files == 0,
         value=lambda f: f.config.offload.option,
         why=lambda f: (
@@ -436,14 +439,16 @@ NVME_RULES = (
     Rule(
         id="nvme_buffers_are_locked",
         verdict=Verdict.impossible,
-        path="offload.piece_numbers",
+        key="offload.piece_numbers",
         when=_cannot_lock,
         value=lambda f: getattr(f.config.offload, "piece_numbers", ""),
         why=lambda f: (
             f"{format_bytes(_pinned(f))} of buffers must be locked in memory; this process may "
             f"lock {format_bytes(lockable_bytes() or 0)} (ulimit -l)"
         ),
-        fix=lambda f: "ulimit -l unlimited   (in the shell, or by the machine's administrator)",
+        fix=lambda f: Fix(
+            "ulimit", "-l", "unlimited", remark="in the shell, or by the machine's administrator"
+        ),
         source="deepspeed csrc/pin_memory/page_alloc.cpp: mlock",
         versions=VERSION,
         sized=True,
@@ -451,14 +456,14 @@ NVME_RULES = (
     Rule(
         id="nvme_needs_libaio",
         verdict=Verdict.impossible,
-        path="offload",
+        key="offload",
         when=_lacks_libaio,
         value=lambda f: f.config.offload.option,
         why=lambda f: (
             "DeepSpeed's async_io is compiled against libaio, at its first use on a machine; "
             "libaio.h or a C++ compiler is missing"
         ),
-        fix=lambda f: f"{_instead(f)}   (or: {APT} g++)",
+        fix=lambda f: Fix(*_instead(f).words, remark=f"or: {APT} g++"),
         source="https://www.deepspeed.ai/tutorials/advanced-install",
         versions=VERSION,
     ),
@@ -468,11 +473,11 @@ NVME_RULES = (
 OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 
 
-def _stage(facts: Facts) -> str:
+def _stage(facts: Facts) -> Fix:
     """The mildest stage that can offload what was asked for, in as many processes as now."""
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
     processes = facts.config.distributed.num_processes
-    return f"distributed={zero}" + (f" distributed.num_processes={processes}")
+    return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")
 
 
 def _is_nvme(facts: Facts) -> bool:
@@ -483,7 +488,7 @@ OFFLOAD_RULES = (
     Rule(
         id="offload_needs_zero",
         verdict=Verdict.impossible,
-        path="offload",
+        key="offload",
         when=lambda f: offloads(f) and not is_zero(f),
         value=lambda f: f.config.offload.option,
         why=lambda f: (
@@ -495,7 +500,7 @@ OFFLOAD_RULES = (
     Rule(
         id="offload_needs_zero3",
         verdict=Verdict.impossible,
-        path="offload",
+        key="offload",
         when=lambda f: (
             f.config.distributed.option in ("zero1", "zero2")
             and f.config.offload.option in ("params_cpu", "nvme")
@@ -506,18 +511,18 @@ OFFLOAD_RULES = (
             f"{f.config.distributed.option} is stage {STAGE[f.config.distributed.option]}"
             + (", and would silently keep it in host memory" if _is_nvme(f) else "")
         ),
-        fix=lambda f: "distributed=zero3",
+        fix=lambda f: Fix("distributed=zero3"),
         source=OFFLOAD_DOCS,
         versions=VERSION,
     ),
     Rule(
         id="offload_on_cpu",
         verdict=Verdict.no_effect,
-        path="offload",
+        key="offload",
         when=lambda f: is_zero(f) and offloads(f) and f.device.kind == "cpu" and not _is_nvme(f),
         value=lambda f: f.config.offload.option,
         why=lambda f: "the device is the host: what would leave the device's memory stays in it",
-        fix=lambda f: "offload=none",
+        fix=lambda f: Fix("offload=none"),
         source="arXiv:2101.06840",
     ),
 )

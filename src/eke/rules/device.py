@@ -6,6 +6,7 @@ The rules about packages that an option needs and this environment lacks.
 from importlib.util import find_spec
 from pathlib import Path
 
+from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
 from eke.models.families import family_of
@@ -35,7 +36,7 @@ def _state_reason(facts: Facts) -> str:
     )
 
 
-def _state_fix(facts: Facts) -> str:
+def _state_fix(facts: Facts) -> Fix:
     return first_that_fits(facts) or _small(facts)
 
 
@@ -46,48 +47,48 @@ def _embedded(facts: Facts) -> int:
     return tokens * config.model.hidden_size * weight_bytes(config)
 
 
-def _batch_fix(facts: Facts) -> str:
+def _batch_fix(facts: Facts) -> Fix:
     """The same samples in smaller pieces; where one sample is too long, a shorter one."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
     samples = free * config.batch.micro_batch // _embedded(facts)
     if samples:
-        return f"batch.per_device={1 << (samples.bit_length() - 1)}"
+        return Fix(f"batch.per_device={1 << (samples.bit_length() - 1)}")
     tokens = free // (config.model.hidden_size * weight_bytes(config))
-    return f"batch.per_device=1 data.seq_len={max(4, tokens // 2)}"
+    return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 
-def _small(facts: Facts) -> str:
+def _small(facts: Facts) -> Fix:
     if isinstance(facts.config.model, PretrainedModel):
-        return "model.name_or_path=A_SMALLER_CHECKPOINT"
-    return f"model={family_of(facts.config).smallest}"
+        return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
+    return Fix(f"model={family_of(facts.config).smallest}")
 
 
 RULES = (
     Rule(
         id="declared_device_is_absent",
         verdict=Verdict.impossible,
-        path="hardware",
+        key="hardware",
         when=lambda f: not f.planning and not f.device.present,
         value=lambda f: f.config.hardware.option,
         why=lambda f: f"this machine has no {f.device.name}; a declared device is for planning",
-        fix=lambda f: "hardware=auto   (or add plan_only=true)",
+        fix=lambda f: Fix("hardware=auto", remark="or add plan_only=true"),
         source="docs/how-to/forecast.md",
     ),
     Rule(
         id="pinning_needs_cuda",
         verdict=Verdict.no_effect,
-        path="dataloader.pin_memory",
+        key="dataloader.pin_memory",
         when=lambda f: f.config.dataloader.pin_memory is Switch.on and f.device.kind == "cpu",
         value=lambda f: f.config.dataloader.pin_memory.value,
         why=lambda f: "page-locked memory speeds up copies to a GPU; there is none",
-        fix=lambda f: "dataloader.pin_memory=auto",
+        fix=lambda f: Fix("dataloader.pin_memory=auto"),
         source="https://docs.pytorch.org/docs/stable/data.html#memory-pinning",
     ),
     Rule(
         id="states_do_not_fit",
         verdict=Verdict.impossible,
-        path="model",
+        key="model",
         when=lambda f: f.device.memory_bytes is not None and held_bytes(f) > f.device.memory_bytes,
         value=lambda f: f.config.model.option,
         why=_state_reason,
@@ -98,7 +99,7 @@ RULES = (
     Rule(
         id="batch_does_not_fit",
         verdict=Verdict.impossible,
-        path="batch.per_device",
+        key="batch.per_device",
         when=lambda f: (
             f.device.memory_bytes is not None
             and held_bytes(f) <= f.device.memory_bytes < held_bytes(f) + _embedded(f)
@@ -181,11 +182,11 @@ def _rule(group: str) -> Rule:
     return Rule(
         id="package_missing",
         verdict=Verdict.impossible,
-        path=group,
+        key=group,
         when=lambda f: not f.planning and _missing(f, group) is not None,
         value=lambda f: getattr(f.config, group).option,
         why=lambda f: f"needs the package {_found(f, group)[0]}, which is not installed",
-        fix=lambda f: f"{group}={_INSTEAD[group]}   (or: {_found(f, group)[1]})",
+        fix=lambda f: Fix(f"{group}={_INSTEAD[group]}", remark=f"or: {_found(f, group)[1]}"),
         source="pyproject.toml",
     )
 

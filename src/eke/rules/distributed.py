@@ -1,5 +1,6 @@
 """Rules about several processes."""
 
+from eke.common.errors import Fix
 from eke.config.schema import Packing, PeerToPeer
 from eke.hardware import usable_cores
 from eke.models.sizes import describe
@@ -55,7 +56,7 @@ RULES = (
     Rule(
         id="dp_needs_two_gpus",
         verdict=Verdict.impossible,
-        path="distributed",
+        key="distributed",
         when=_too_few_gpus,
         value=lambda f: f.config.distributed.option,
         why=lambda f: (
@@ -66,98 +67,98 @@ RULES = (
                 else f"on a CPU, {f.device.name}, PyTorch passes them through"
             )
         ),
-        fix=lambda f: "distributed=none" if f.device.kind == "cuda" else "distributed=ddp",
+        fix=lambda f: Fix("distributed=none" if f.device.kind == "cuda" else "distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="dp_splits_rows",
         verdict=Verdict.impossible,
-        path="data.packing",
+        key="data.packing",
         when=lambda f: _is_data_parallel(f) and f.config.data.packing is Packing.padding_free,
         value=lambda f: f.config.data.packing.value,
         why=lambda f: "DataParallel gives each GPU some rows, and this micro-batch is one row",
-        fix=lambda f: "distributed=ddp",
+        fix=lambda f: Fix("distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="dp_is_not_compiled",
         verdict=Verdict.impossible,
-        path="compile",
+        key="compile",
         when=lambda f: _is_data_parallel(f) and f.config.compile.option != "none",
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             "DataParallel copies the module in each forward pass, so compiled code is of no use"
         ),
-        fix=lambda f: "compile=none   (or: distributed=ddp)",
+        fix=lambda f: Fix("compile=none", remark="or: distributed=ddp"),
         source=DP_DOCS,
     ),
     Rule(
         id="one_process_without_strategy",
         verdict=Verdict.impossible,
-        path="distributed.num_processes",
+        key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option == "none" and f.config.distributed.num_processes > 1
         ),
         value=lambda f: f.config.distributed.num_processes,
         why=lambda f: "distributed=none trains in one process",
-        fix=lambda f: (
-            f"distributed=ddp   (with num_processes={f.config.distributed.num_processes})"
+        fix=lambda f: Fix(
+            "distributed=ddp", remark=f"with num_processes={f.config.distributed.num_processes}"
         ),
         source="docs/explanation/ranks.md",
     ),
     Rule(
         id="ddp_of_one",
         verdict=Verdict.no_effect,
-        path="distributed",
+        key="distributed",
         when=lambda f: (
             f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
         ),
         value=lambda f: f.config.distributed.option,
         why=lambda f: "one process has nobody to share its work with",
-        fix=lambda f: "distributed=none",
+        fix=lambda f: Fix("distributed=none"),
         source="arXiv:2006.15704",
     ),
     Rule(
         id="fsdp_of_one",
         verdict=Verdict.no_effect,
-        path="distributed",
+        key="distributed",
         when=lambda f: (
             f.config.distributed.option == "fsdp" and f.config.distributed.num_processes == 1
         ),
         value=lambda f: f.config.distributed.option,
         why=lambda f: "one process keeps all of every tensor",
-        fix=lambda f: "distributed=none",
+        fix=lambda f: Fix("distributed=none"),
         source=FSDP_DOCS,
     ),
     Rule(
         id="fsdp_needs_elementwise_optimizer",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=_optimizer_needs_whole,
         value=lambda f: f.config.optimizer.option,
         why=_why_whole,
-        fix=lambda f: "optimizer=adamw   (or: distributed=ddp)",
+        fix=lambda f: Fix("optimizer=adamw", remark="or: distributed=ddp"),
         source="tests/unit/training/distributed/test_sharding.py: steps on sharded parameters",
         versions="torch 2.13, transformers 5.23, bitsandbytes 0.50",
     ),
     Rule(
         id="fsdp_keeps_its_activations",
         verdict=Verdict.impossible,
-        path="memory.activation_offload",
+        key="memory.activation_offload",
         when=lambda f: _is_cut(f) and f.config.memory.activation_offload,
         value=lambda f: f.config.memory.activation_offload,
         why=lambda f: (
             "distributed=fsdp puts each layer's weights together for its forward pass, and they "
             "would be sent to the host as if they were activations"
         ),
-        fix=lambda f: "memory.activation_offload=false",
+        fix=lambda f: Fix("memory.activation_offload=false"),
         source=FSDP_DOCS,
         versions="torch 2.13",
     ),
     Rule(
         id="p2p_needs_gpus",
         verdict=Verdict.no_effect,
-        path="distributed.p2p",
+        key="distributed.p2p",
         when=_p2p_is_unused,
         value=lambda f: f.config.distributed.p2p.value,
         why=lambda f: (
@@ -168,19 +169,19 @@ RULES = (
                 else f"{f.device.name} is a CPU"
             )
         ),
-        fix=lambda f: "distributed.p2p=auto",
+        fix=lambda f: Fix("distributed.p2p=auto"),
         source=NCCL_DOCS,
     ),
     Rule(
         id="more_processes_than_cores",
         verdict=Verdict.unsafe,
-        path="distributed.num_processes",
+        key="distributed.num_processes",
         when=lambda f: f.device.kind == "cpu" and per_node(f) > usable_cores(),
         value=lambda f: f.config.distributed.num_processes,
         why=lambda f: (
             f"processes would share {usable_cores()} cores, and wait for each other in each step"
         ),
-        fix=lambda f: (
+        fix=lambda f: Fix(
             f"distributed.num_processes={usable_cores() * f.config.distributed.num_nodes}"
         ),
         source="a process computes on at least one core",
@@ -188,7 +189,7 @@ RULES = (
     Rule(
         id="more_processes_than_devices",
         verdict=Verdict.impossible,
-        path="distributed.num_processes",
+        key="distributed.num_processes",
         when=lambda f: (
             f.config.distributed.option != "none"
             and f.device.kind == "cuda"
@@ -199,7 +200,7 @@ RULES = (
             f"one process takes one device; there are {f.device.count}"
             + (" on each machine" if f.config.distributed.num_nodes > 1 else "")
         ),
-        fix=lambda f: (
+        fix=lambda f: Fix(
             f"distributed.num_processes={f.device.count * f.config.distributed.num_nodes}"
         ),
         source="src/eke/training/distributed/ranks.py",
@@ -207,36 +208,36 @@ RULES = (
     Rule(
         id="nodes_without_strategy",
         verdict=Verdict.impossible,
-        path="distributed.num_nodes",
+        key="distributed.num_nodes",
         when=lambda f: (
             f.config.distributed.num_nodes > 1 and f.config.distributed.option in ("none", "dp")
         ),
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: f"distributed={f.config.distributed.option} trains in one process",
-        fix=lambda f: f"distributed=ddp distributed.num_processes={_shared_evenly(f)}",
+        fix=lambda f: Fix("distributed=ddp", f"distributed.num_processes={_shared_evenly(f)}"),
         source="docs/explanation/ranks.md",
     ),
     Rule(
         id="nodes_share_unevenly",
         verdict=Verdict.impossible,
-        path="distributed.num_nodes",
+        key="distributed.num_nodes",
         when=lambda f: _shared_evenly(f) != f.config.distributed.num_processes,
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: (
             f"machines share the processes evenly, and {f.config.distributed.num_processes} "
             "is no multiple"
         ),
-        fix=lambda f: f"distributed.num_processes={_shared_evenly(f)}",
+        fix=lambda f: Fix(f"distributed.num_processes={_shared_evenly(f)}"),
         source="src/eke/launch/processes/nodes.py",
     ),
     Rule(
         id="nodes_not_at_hand",
         verdict=Verdict.impossible,
-        path="distributed.num_nodes",
+        key="distributed.num_nodes",
         when=lambda f: not f.planning and f.config.distributed.num_nodes > f.num_nodes,
         value=lambda f: f.config.distributed.num_nodes,
         why=lambda f: "this command starts processes on one machine only",
-        fix=lambda f: "distributed.num_nodes=1   (or: hydra/launcher=slurm)",
+        fix=lambda f: Fix("distributed.num_nodes=1", remark="or: hydra/launcher=slurm"),
         source="docs/how-to/slurm.md",
     ),
 )

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import Problem
+from eke.common.errors import Fix, Problem
 from eke.common.text import closest, format_value
 from eke.config.schema import Config
 from eke.rules.rule import Facts, Rule, Verdict
@@ -35,24 +35,24 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="trainer_takes_plain_steps",
         verdict=Verdict.impossible,
-        path="engine",
+        key="engine",
         when=lambda f: f.config.engine.option == "trainer" and bool(_takes_no_steps(f)),
         value=lambda f: f.config.engine.option,
         why=lambda f: f"Trainer takes the optimizer's steps, and {_takes_no_steps(f)} its own",
-        fix=lambda f: "engine=loop",
+        fix=lambda f: Fix("engine=loop"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
     Rule(
         id="extra_needs_trainer",
         verdict=Verdict.no_effect,
-        path="trainer.extra",
+        key="trainer.extra",
         when=lambda f: bool(f.config.trainer.extra) and f.config.engine.option != "trainer",
         value=lambda f: ", ".join(f.config.trainer.extra),
         why=lambda f: (
             f"arguments of Hugging Face Trainer, which engine={f.config.engine.option} does not "
             "read"
         ),
-        fix=lambda f: "engine=trainer",
+        fix=lambda f: Fix("engine=trainer"),
         source="src/eke/training/loop/trainer_engine.py",
     ),
 )
@@ -60,6 +60,7 @@ RULES: tuple[Rule, ...] = (
 
 PREFIX = "trainer.extra."
 RULE = "trainer_argument"
+REMOVE = Fix(remark="remove it")
 
 _OWNED = {
     "paths.runs": "output_dir",
@@ -178,22 +179,21 @@ def _problem(config: Config, name: str, value: Any) -> Problem | None:
     arguments = read_arguments()
     if name in OWNED:
         key = OWNED[name]
-        return Problem(path, shown, f"is decided by {key}", f"{key}={shown}", RULE)
+        return Problem(path, shown, f"is decided by {key}", Fix(f"{key}={shown}"), RULE)
     if name in UNREAD:
-        fix = "leave it out"
-        return Problem(path, shown, f"would change nothing: {UNREAD[name]}", fix, RULE)
+        return Problem(path, shown, f"would change nothing: {UNREAD[name]}", REMOVE, RULE)
     if name not in arguments:
         near = closest(name, arguments)
         why = "TrainingArguments has no such argument"
         why += f"; did you mean {near}?" if near else ""
-        fix = f"{PREFIX}{near}={shown}" if near else "leave it out"
+        fix = Fix(f"{PREFIX}{near}={shown}") if near else REMOVE
         return Problem(path, shown, why, fix, RULE)
     argument = arguments[name]
     if not argument.admits(value):
-        fix = f"{path}={argument.default}" if argument.default else "leave it out"
+        fix = Fix(f"{path}={argument.default}") if argument.default else REMOVE
         return Problem(path, shown, f"{argument.words()} is wanted", fix, RULE)
     if name.startswith("ddp_") and config.distributed.num_processes == 1:
-        return Problem(path, shown, "one process shares nothing", "distributed=ddp", RULE)
+        return Problem(path, shown, "one process shares nothing", Fix("distributed=ddp"), RULE)
     return None
 
 

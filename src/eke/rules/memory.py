@@ -8,6 +8,7 @@ A lower bound: activations come on top.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
+from eke.common.errors import Fix
 from eke.config.schema import (
     FSDP,
     Adafactor,
@@ -63,77 +64,77 @@ def accumulates(batch: Batch, num_processes: int) -> bool:
     return (batch.accumulation or 1) > 1
 
 
-def _one_micro_batch(facts: Facts) -> str:
+def _one_micro_batch(facts: Facts) -> Fix:
     batch = facts.config.batch
     fixes = ["batch.accumulation=1"] if batch.accumulation is not None else []
     fixes += ["batch.target=null"] if batch.target is not None else []
-    return " ".join(fixes)
+    return Fix(*fixes)
 
 
-def _without_scaling(facts: Facts) -> str:
+def _without_scaling(facts: Facts) -> Fix:
     new_enough = not older_than(facts, BF16_CAPABILITY)
     if facts.config.precision.option == "fp16":
-        return "precision=bf16" if new_enough else "precision=fp32"
-    return f"precision.compute={'bfloat16' if new_enough else 'float32'}"
+        return Fix("precision=bf16") if new_enough else Fix("precision=fp32")
+    return Fix(f"precision.compute={'bfloat16' if new_enough else 'float32'}")
 
 
-def _one_process(facts: Facts) -> str:
+def _one_process(facts: Facts) -> Fix:
     if facts.config.offload.option != "none":  # which needs the processes
-        return "memory.optimizer_in_backward=false"
+        return Fix("memory.optimizer_in_backward=false")
     distributed = facts.config.distributed
-    several = " distributed.num_processes=1" if distributed.num_processes > 1 else ""
-    return f"distributed=none{several}"
+    several = ("distributed.num_processes=1",) if distributed.num_processes > 1 else ()
+    return Fix("distributed=none", *several)
 
 
 RULES = (
     Rule(
         id="every_n_needs_checkpointing",
         verdict=Verdict.no_effect,
-        path="memory.every_n",
+        key="memory.every_n",
         when=lambda f: _memory(f).every_n > 1 and _memory(f).checkpointing is Checkpointing.off,
         value=lambda f: _memory(f).every_n,
         why=lambda f: "no layer is recomputed, memory.checkpointing = off",
-        fix=lambda f: "memory.checkpointing=full",
+        fix=lambda f: Fix("memory.checkpointing=full"),
         source="arXiv:1604.06174",
     ),
     Rule(
         id="selective_is_written_over",
         verdict=Verdict.impossible,
-        path="memory.checkpointing",
+        key="memory.checkpointing",
         when=_rotates_what_is_kept,
         value=lambda f: _memory(f).checkpointing.value,
         why=lambda f: (
             "kernels=liger rotates queries and keys in place, where their projections are kept for "
             "the backward pass: it would rotate them twice, and gradients would be wrong"
         ),
-        fix=lambda f: "memory.checkpointing=full",
+        fix=lambda f: Fix("memory.checkpointing=full"),
         source="liger_kernel/ops/rope.py, rope_forward: contiguous() copies nothing here",
         versions="liger-kernel 0.8.5",
     ),
     Rule(
         id="offload_needs_gpu",
         verdict=Verdict.no_effect,
-        path="memory.activation_offload",
+        key="memory.activation_offload",
         when=lambda f: _memory(f).activation_offload and f.device.kind == "cpu",
         value=lambda f: _memory(f).activation_offload,
         why=lambda f: f"{f.device.name} is a CPU: activations are in host memory already",
-        fix=lambda f: "memory.activation_offload=false",
+        fix=lambda f: Fix("memory.activation_offload=false"),
         source="https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.save_on_cpu",
     ),
     Rule(
         id="empty_cache_needs_gpu",
         verdict=Verdict.no_effect,
-        path="memory.empty_cache_every",
+        key="memory.empty_cache_every",
         when=lambda f: _memory(f).empty_cache_every is not None and f.device.kind == "cpu",
         value=lambda f: _memory(f).empty_cache_every,
         why=lambda f: f"{f.device.name} is a CPU, whose freed blocks PyTorch does not keep",
-        fix=lambda f: "memory.empty_cache_every=null",
+        fix=lambda f: Fix("memory.empty_cache_every=null"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.empty_cache.html",
     ),
     Rule(
         id="in_backward_cannot_clip",
         verdict=Verdict.impossible,
-        path="train.max_grad_norm",
+        key="train.max_grad_norm",
         when=lambda f: (
             _memory(f).optimizer_in_backward and f.config.train.max_grad_norm is not None
         ),
@@ -142,13 +143,13 @@ RULES = (
             "the norm of all gradients is known when the last one is there; with "
             "memory.optimizer_in_backward the first ones have been used by then"
         ),
-        fix=lambda f: "train.max_grad_norm=null",
+        fix=lambda f: Fix("train.max_grad_norm=null"),
         source=LOMO,
     ),
     Rule(
         id="in_backward_cannot_accumulate",
         verdict=Verdict.impossible,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
             and accumulates(f.config.batch, f.config.distributed.num_processes)
@@ -161,7 +162,7 @@ RULES = (
     Rule(
         id="in_backward_cannot_scale",
         verdict=Verdict.impossible,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward and f.config.precision.compute is Compute.float16
         ),
@@ -176,20 +177,20 @@ RULES = (
     Rule(
         id="in_backward_without_copies",
         verdict=Verdict.impossible,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=lambda f: _memory(f).optimizer_in_backward and has_master(f.config),
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: (
             "precision.master=on steps on float32 copies of all weights at once, after the "
             "backward pass"
         ),
-        fix=lambda f: "precision.master=off",
+        fix=lambda f: Fix("precision.master=off"),
         source=LOMO,
     ),
     Rule(
         id="in_backward_is_one_process",
         verdict=Verdict.impossible,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
             and (
@@ -208,7 +209,7 @@ RULES = (
     Rule(
         id="in_backward_needs_other_optimizer",
         verdict=Verdict.impossible,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=lambda f: (
             _memory(f).optimizer_in_backward
             and describe(f.config.optimizer).fails_in_backward != ""
@@ -218,20 +219,20 @@ RULES = (
             f"optimizer={f.config.optimizer.option} "
             f"{describe(f.config.optimizer).fails_in_backward}"
         ),
-        fix=lambda f: "optimizer=adamw",
+        fix=lambda f: Fix("optimizer=adamw"),
         source="tests/equivalence/test_in_backward.py",
     ),
     Rule(
         id="in_backward_needs_parts",
         verdict=Verdict.no_effect,
-        path="memory.optimizer_in_backward",
+        key="memory.optimizer_in_backward",
         when=_whole_backward,
         value=lambda f: _memory(f).optimizer_in_backward,
         why=lambda f: (
             f"compile={f.config.compile.option} makes one call of the backward pass, which returns "
             "all gradients together"
         ),
-        fix=lambda f: "compile.regional=true",
+        fix=lambda f: Fix("compile.regional=true"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler_faq.html",
     ),
 )
@@ -249,8 +250,8 @@ SHARE_MORE = (
 )
 """Options of `distributed` and `offload`, mildest first."""
 
-Change = tuple[str, Config]
-"""What is typed, with a remark behind three spaces, and the configuration with it."""
+Change = tuple[Fix, Config]
+"""Overrides, and the configuration with them."""
 
 
 def copies(facts: Facts) -> int:
@@ -268,13 +269,13 @@ def held_bytes(facts: Facts) -> int:
     return in_one(facts).peak * copies(facts)
 
 
-def first_that_fits(facts: Facts) -> str | None:
+def first_that_fits(facts: Facts) -> Fix | None:
     """The override with which the state fits into the memory; None where none of them does."""
     memory = facts.device.memory_bytes or 0
     for changes in SAVERS:
-        for typed, config in changes(facts):
+        for fix, config in changes(facts):
             if held_bytes(replace(facts, config=config)) * ROOM <= memory:
-                return typed
+                return fix
     return None
 
 
@@ -283,7 +284,7 @@ def _fewer_processes(facts: Facts) -> Iterator[Change]:
     for count in range(copies(facts) - 1, 0, -1):
         fewer = replace(config.distributed, num_processes=count)
         typed = "distributed=none" if count == 1 else f"distributed.num_processes={count}"
-        yield typed, replace(config, distributed=fewer)
+        yield Fix(typed), replace(config, distributed=fewer)
 
 
 def _adafactor(facts: Facts) -> Iterator[Change]:
@@ -291,7 +292,7 @@ def _adafactor(facts: Facts) -> Iterator[Change]:
     config = facts.config
     cut = isinstance(config.distributed, FSDP) or config.distributed.option in STAGE
     if isinstance(config.optimizer, AdamW) and not cut:
-        yield "optimizer=adafactor", replace(config, optimizer=Adafactor(option="adafactor"))
+        yield Fix("optimizer=adafactor"), replace(config, optimizer=Adafactor(option="adafactor"))
 
 
 def _all_gpus(facts: Facts) -> Iterator[Change]:
@@ -300,7 +301,7 @@ def _all_gpus(facts: Facts) -> Iterator[Change]:
     several = facts.device.kind == "cuda" and count > 1
     if several and not describe(config.optimizer).fails_on_parts and not contradicts:
         shared = replace(config, distributed=FSDP("fsdp", count))
-        yield f"distributed=fsdp distributed.num_processes={count}", shared
+        yield Fix("distributed=fsdp", f"distributed.num_processes={count}"), shared
 
 
 def _more_sharing(facts: Facts) -> Iterator[Change]:
@@ -314,7 +315,7 @@ def _more_sharing(facts: Facts) -> Iterator[Change]:
             offload=Offload(option=offload),
         )
         processes = f"distributed.num_processes={config.distributed.num_processes}"
-        yield f"distributed={zero} {processes} offload={offload}", changed
+        yield Fix(f"distributed={zero}", processes, f"offload={offload}"), changed
 
 
 def _adapters(facts: Facts) -> Iterator[Change]:
@@ -324,11 +325,12 @@ def _adapters(facts: Facts) -> Iterator[Change]:
         return
     if config.peft.option == "none":
         lora = replace(config, peft=Lora(option="lora"))
-        yield "peft=lora   (trains adapters, the weights are frozen)", lora
+        yield Fix("peft=lora", remark="trains adapters, the weights are frozen"), lora
     if config.peft.option != "qlora":
         kept = asdict(config.peft) if isinstance(config.peft, Lora) else {}
         qlora = replace(config, peft=QLora(**{**kept, "option": "qlora"}))
-        yield "peft=qlora   (trains adapters, the weights are frozen and kept in 4 bits)", qlora
+        remark = "trains adapters, the weights are frozen and kept in 4 bits"
+        yield Fix("peft=qlora", remark=remark), qlora
 
 
 SAVERS: tuple[Callable[[Facts], Iterator[Change]], ...] = (

@@ -7,6 +7,7 @@ cuBLAS 11 uses tensor cores for any size, at best with multiples of 16 bytes, on
 
 import math
 
+from eke.common.errors import Fix
 from eke.common.text import BYTE_VOCABULARY, format_value
 from eke.config.schema import (
     BertModel,
@@ -35,9 +36,10 @@ _OPTION_FOR_TASK = {
 }
 
 
-def _task_fix(facts: Facts) -> str:
+def _task_fix(facts: Facts) -> Fix:
     task = family_of(facts.config).tasks[0]
-    return f"task={task}   (or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]})"
+    remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
+    return Fix(f"task={task}", remark=remark)
 
 
 def _heads(facts: Facts) -> int:
@@ -67,12 +69,12 @@ def _longest(facts: Facts) -> int:
     return max(facts.config.data.seq_len, getattr(facts.config.task, "target_len", None) or 0)
 
 
-def _length_fix(facts: Facts) -> str:
+def _length_fix(facts: Facts) -> Fix:
     limit = max_positions(facts)
     if _longest(facts) > facts.config.data.seq_len:
-        return f"task.target_len={limit}"
+        return Fix(f"task.target_len={limit}")
     usable = limit and (limit >= 4 or _is_pretrained(facts))
-    return f"data.seq_len={limit}" if usable else "model.max_position_embeddings=512"
+    return Fix(f"data.seq_len={limit}") if usable else Fix("model.max_position_embeddings=512")
 
 
 def _is_pretrained(facts: Facts) -> bool:
@@ -103,11 +105,11 @@ def _aligned(key: str) -> Rule:
     return Rule(
         id=f"experts_{key}_is_aligned",
         verdict=Verdict.impossible,
-        path=f"model.{key}",
+        key=f"model.{key}",
         when=lambda f: family_of(f.config).is_moe and width(f) % unit(f) != 0,
         value=width,
         why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
-        fix=lambda f: f"model.{key}={-(-width(f) // unit(f)) * unit(f)}",
+        fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
         source="seen: torch._grouped_mm on a CPU takes multiples only",
         versions="torch 2.13",
     )
@@ -137,7 +139,7 @@ RULES = (
     Rule(
         id="task_needs_other_model",
         verdict=Verdict.impossible,
-        path="task",
+        key="task",
         when=lambda f: f.config.task.option not in family_of(f.config).tasks,
         value=lambda f: f.config.task.option,
         why=lambda f: (
@@ -150,7 +152,7 @@ RULES = (
     Rule(
         id="heads_divide_width",
         verdict=Verdict.impossible,
-        path="model.num_attention_heads",
+        key="model.num_attention_heads",
         when=lambda f: (
             (_head_dim_is_derived(f) or isinstance(f.config.model, LlamaModel))
             and f.config.model.num_attention_heads > 0
@@ -158,7 +160,7 @@ RULES = (
         ),
         value=_heads,
         why=lambda f: f"does not divide model.hidden_size = {f.config.model.hidden_size}",
-        fix=lambda f: (
+        fix=lambda f: Fix(
             "model.num_attention_heads="
             f"{_divisor_below(max(1, f.config.model.hidden_size), max(1, _heads(f)))}"
         ),
@@ -169,11 +171,11 @@ RULES = (
     Rule(
         id="key_value_heads_divide_heads",
         verdict=Verdict.impossible,
-        path="model.num_key_value_heads",
+        key="model.num_key_value_heads",
         when=lambda f: (k := _key_value_heads(f)) is not None and k > 0 and _heads(f) % k != 0,
         value=_key_value_heads,
         why=lambda f: f"does not divide model.num_attention_heads = {_heads(f)}",
-        fix=lambda f: (
+        fix=lambda f: Fix(
             "model.num_key_value_heads="
             f"{_divisor_below(max(1, _heads(f)), max(1, _key_value_heads(f) or 1))}"
         ),
@@ -182,7 +184,7 @@ RULES = (
     Rule(
         id="rotary_width_is_even",
         verdict=Verdict.impossible,
-        path="model.hidden_size",
+        key="model.hidden_size",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and _head_dim_is_derived(f)
@@ -194,13 +196,13 @@ RULES = (
             f"gives heads of width {_rotary_width(f)}; rotary positions turn pairs, so it "
             "must be even"
         ),
-        fix=lambda f: f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}",
+        fix=lambda f: Fix(f"model.hidden_size={2 * _heads(f) * max(1, _rotary_width(f) // 2 + 1)}"),
         source=ROTARY,
     ),
     Rule(
         id="rotary_head_dim_is_even",
         verdict=Verdict.impossible,
-        path="model.head_dim",
+        key="model.head_dim",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and not _head_dim_is_derived(f)
@@ -208,17 +210,17 @@ RULES = (
         ),
         value=_rotary_width,
         why=lambda f: "rotary positions turn pairs, so the width of a head must be even",
-        fix=lambda f: f"model.head_dim={_rotary_width(f) + 1}",
+        fix=lambda f: Fix(f"model.head_dim={_rotary_width(f) + 1}"),
         source=ROTARY,
     ),
     Rule(
         id="experts_for_each_token",
         verdict=Verdict.impossible,
-        path="model.num_experts_per_tok",
+        key="model.num_experts_per_tok",
         when=lambda f: _experts(f)[0] > _experts(f)[1],
         value=lambda f: _experts(f)[0],
         why=lambda f: f"is more than there are: model.num_local_experts = {_experts(f)[1]}",
-        fix=lambda f: f"model.num_experts_per_tok={_experts(f)[1]}",
+        fix=lambda f: Fix(f"model.num_experts_per_tok={_experts(f)[1]}"),
         source="Shazeer et al. 2017, arXiv:1701.06538, section 2.1",
     ),
     _aligned("hidden_size"),
@@ -226,7 +228,7 @@ RULES = (
     Rule(
         id="stretching_needs_long_positions",
         verdict=Verdict.no_benefit,
-        path="model.rope_scaling_factor",
+        key="model.rope_scaling_factor",
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and f.config.model.rope_scaling_factor is not None
@@ -237,25 +239,25 @@ RULES = (
             f"changes the positions of all sequences for the sake of those beyond {STRETCHED_FROM} "
             f"tokens; model.max_position_embeddings = {max_positions(f)} has none"
         ),
-        fix=lambda f: "model.rope_scaling_factor=null",
+        fix=lambda f: Fix("model.rope_scaling_factor=null"),
         source="rope_scaling.original_max_position_embeddings of Llama 3.1's config.json",
     ),
     Rule(
         id="dropout_is_known",
         verdict=Verdict.impossible,
-        path="model.dropout",
+        key="model.dropout",
         when=lambda f: f.config.model.dropout is None and not _is_pretrained(f),
         value=lambda f: "null",
         why=lambda f: (
             f"leaves it to the checkpoint, and model={f.config.model.option} has random weights"
         ),
-        fix=lambda f: "model.dropout=0.1",
+        fix=lambda f: Fix("model.dropout=0.1"),
         source="docs/how-to/models.md",
     ),
     Rule(
         id="sequence_fits_positions",
         verdict=Verdict.impossible,
-        path="data.seq_len",
+        key="data.seq_len",
         when=lambda f: (m := max_positions(f)) is not None and _longest(f) > m,
         value=lambda f: (
             f"{n} task.target_len = {_longest(f)}"
@@ -274,19 +276,19 @@ RULES = (
     Rule(
         id="vocabulary_holds_bytes",
         verdict=Verdict.impossible,
-        path="model.vocab_size",
+        key="model.vocab_size",
         when=lambda f: (
             tokenizer_of(f.config.data) == BYTES and f.config.model.vocab_size < BYTE_VOCABULARY
         ),
         value=lambda f: f.config.model.vocab_size,
         why=lambda f: f"is smaller than the byte tokenizer's {BYTE_VOCABULARY} tokens",
-        fix=lambda f: "data=synthetic" if _is_pretrained(f) else "model.vocab_size=320",
+        fix=lambda f: Fix("data=synthetic") if _is_pretrained(f) else Fix("model.vocab_size=320"),
         source="eke.common.text",
     ),
     Rule(
         id="t5_is_always_tied",
         verdict=Verdict.impossible,
-        path="model.tie_word_embeddings",
+        key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, T5Model) and not f.config.model.tie_word_embeddings
         ),
@@ -295,14 +297,14 @@ RULES = (
             "transformers ties T5's embeddings whatever is asked for; false would only stop it "
             "from scaling the logits"
         ),
-        fix=lambda f: "model.tie_word_embeddings=true",
+        fix=lambda f: Fix("model.tie_word_embeddings=true"),
         source="transformers' T5Config.__post_init__ (scale_decoder_outputs)",
         versions="transformers 5",
     ),
     Rule(
         id="untied_bert_has_dead_bias",
         verdict=Verdict.unsafe,
-        path="model.tie_word_embeddings",
+        key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.model, BertModel)
             and isinstance(f.config.task, MaskedLM)
@@ -313,14 +315,14 @@ RULES = (
             "transformers then keeps a second output bias that nothing reads or trains: "
             f"{f.config.model.vocab_size} numbers in the model's size and its checkpoints"
         ),
-        fix=lambda f: "model.tie_word_embeddings=true",
+        fix=lambda f: Fix("model.tie_word_embeddings=true"),
         source="transformers' BertLMPredictionHead (cls.predictions.bias)",
         versions="transformers 5",
     ),
     Rule(
         id="tied_embeddings_need_head",
         verdict=Verdict.no_effect,
-        path="model.tie_word_embeddings",
+        key="model.tie_word_embeddings",
         when=lambda f: (
             isinstance(f.config.task, SequenceClassification)
             and not f.config.model.tie_word_embeddings
@@ -328,7 +330,7 @@ RULES = (
         ),
         value=lambda f: f.config.model.tie_word_embeddings,
         why=lambda f: "a classifier has no output projection to tie",
-        fix=lambda f: "model.tie_word_embeddings=true",
+        fix=lambda f: Fix("model.tie_word_embeddings=true"),
         source=HF_MODELS,
     ),
 )
@@ -375,16 +377,16 @@ def _model_rule(key: str, what: str) -> Rule:
     def size(facts: Facts) -> int:
         return int(getattr(facts.config.model, key))
 
-    def fix(facts: Facts) -> str:
+    def fix(facts: Facts) -> Fix:
         unit = _divisor(facts)
         if key == "hidden_size":  # which its heads divide, into even widths
             unit = math.lcm(unit, 2 * max(1, facts.config.model.num_attention_heads))
-        return f"model.{key}={_up(size(facts), unit)}"
+        return Fix(f"model.{key}={_up(size(facts), unit)}")
 
     return Rule(
         id=f"tensor_cores_like_{key}",
         verdict=Verdict.no_benefit,
-        path=f"model.{key}",
+        key=f"model.{key}",
         when=lambda f: (
             not isinstance(f.config.model, PretrainedModel)
             and _is_multiplied(key, f)
@@ -408,15 +410,15 @@ def _tokens(facts: Facts) -> int:
     return facts.config.batch.micro_batch * facts.config.data.seq_len
 
 
-def _batch_fix(facts: Facts) -> str:
+def _batch_fix(facts: Facts) -> Fix:
     """The nearest smaller batch that is aligned, or the smallest one there is."""
     config = facts.config
     step = _divisor(facts) // math.gcd(_divisor(facts), config.data.seq_len)
     good = max(step, config.batch.micro_batch // step * step)
     target, together = config.batch.target, good * config.distributed.num_processes
     if target is not None and target % together:
-        return f"batch.per_device={good} batch.target={_up(target, together)}"
-    return f"batch.per_device={good}"
+        return Fix(f"batch.per_device={good}", f"batch.target={_up(target, together)}")
+    return Fix(f"batch.per_device={good}")
 
 
 SHAPE_RULES = (
@@ -426,7 +428,7 @@ SHAPE_RULES = (
     Rule(
         id="tensor_cores_like_token_count",
         verdict=Verdict.no_benefit,
-        path="batch.per_device",
+        key="batch.per_device",
         when=lambda f: _tokens(f) % _divisor(f) != 0,
         value=lambda f: f.config.batch.micro_batch,
         why=lambda f: (

@@ -5,6 +5,7 @@ Rules about parameter-efficient fine-tuning.
 
 from typing import cast
 
+from eke.common.errors import Fix
 from eke.common.text import format_bytes
 from eke.config.schema import (
     Adapters,
@@ -85,10 +86,10 @@ def _rank_saves_nothing(facts: Facts) -> bool:
     return projection_rank(facts.config) >= _rank_limit(facts)
 
 
-def _smaller_rank(facts: Facts) -> str:
+def _smaller_rank(facts: Facts) -> Fix:
     """A quarter of the shortest side, where that is a rank at all."""
     rank = _shortest_side(facts) // 4
-    return f"optimizer.rank={rank}" if 0 < rank < _rank_limit(facts) else "optimizer=adamw"
+    return Fix(f"optimizer.rank={rank}" if 0 < rank < _rank_limit(facts) else "optimizer=adamw")
 
 
 def _has_bf16_weights(facts: Facts) -> bool:
@@ -100,86 +101,86 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="muon_needs_matrices",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).needs_matrices and f.config.peft.option == "ia3",
         value=lambda f: f.config.optimizer.option,
         why=lambda f: "updates matrices inside Transformer layers; peft=ia3 trains vectors alone",
-        fix=lambda f: "optimizer=adamw",
+        fix=lambda f: Fix("optimizer=adamw"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html",
     ),
     Rule(
         id="apex_needs_cuda",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).cuda_only and f.device.kind == "cpu",
         value=_optimizer_option,
         why=lambda f: f"{_library(f)} has kernels for CUDA only; {f.device.name} is a CPU",
-        fix=lambda f: f"optimizer={_known(f).twin}",
+        fix=lambda f: Fix(f"optimizer={_known(f).twin}"),
         source="https://nvidia.github.io/apex/optimizers.html",
     ),
     Rule(
         id="torchao_needs_compiler",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).compiles and lacks_compiler(f),
         value=_optimizer_option,
         why=lambda f: f"{_library(f)} compiles its step; {without_compiler(f)}",
-        fix=lambda f: f"optimizer=adamw_8bit{with_compiler(f)}",
+        fix=lambda f: Fix("optimizer=adamw_8bit", remark=with_compiler(f)),
         source="https://github.com/pytorch/ao/tree/main/torchao/optim",
         versions="torchao 0.18",
     ),
     Rule(
         id="torchao_needs_volta",
         verdict=Verdict.impossible,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).compiles and older_than(f, TRITON_CAPABILITY),
         value=_optimizer_option,
         why=lambda f: (
             f"{_library(f)} compiles its step to Triton, which needs CUDA compute capability 7.0 "
             f"or newer; {capability_of(f)}"
         ),
-        fix=lambda f: "optimizer=adamw_8bit",
+        fix=lambda f: Fix("optimizer=adamw_8bit"),
         source="https://docs.pytorch.org/docs/stable/torch.compiler.html",
     ),
     Rule(
         id="paging_needs_cuda",
         verdict=Verdict.no_effect,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).pages and f.device.kind == "cpu",
         value=_optimizer_option,
         why=lambda f: "pages are moved between a GPU and its host; on a CPU there is one memory",
-        fix=lambda f: "optimizer=adamw_8bit",
+        fix=lambda f: Fix("optimizer=adamw_8bit"),
         source="bitsandbytes, optim/optimizer.py, get_state_buffer",
         versions="bitsandbytes 0.50",
     ),
     Rule(
         id="rounding_needs_bf16_weights",
         verdict=Verdict.no_effect,
-        path="optimizer",
+        key="optimizer",
         when=lambda f: _known(f).rounds_at_random and not _has_bf16_weights(f),
         value=_optimizer_option,
         why=lambda f: "weights are float32, which a step stores as it computes them: unrounded",
-        fix=lambda f: "optimizer=adamw",
+        fix=lambda f: Fix("optimizer=adamw"),
         source="torchao, optim/adam.py: bf16_stochastic_round and p.dtype is torch.bfloat16",
         versions="torchao 0.18",
     ),
     Rule(
         id="schedule_free_has_no_schedule",
         verdict=Verdict.unsafe,
-        path="schedule",
+        key="schedule",
         when=lambda f: _known(f).averages and f.config.schedule.option != "constant",
         value=lambda f: f.config.schedule.option,
         why=lambda f: (
             f"optimizer={_optimizer_option(f)} averages weights instead of lowering its learning "
             "rate; with both, the last weights hardly move and the average stays behind"
         ),
-        fix=lambda f: "schedule=constant",
+        fix=lambda f: Fix("schedule=constant"),
         source="arXiv:2405.15682",
     ),
     Rule(
         id="all_tensors_are_too_small_for_8_bits",
         verdict=Verdict.no_effect,
-        path="optimizer",
+        key="optimizer",
         when=_quantises_nothing,
         value=_optimizer_option,
         why=lambda f: (
@@ -187,7 +188,7 @@ RULES: tuple[Rule, ...] = (
             f"{getattr(f.config.optimizer, 'min_8bit_size', 4096)} numbers, are embeddings, or "
             "are not whole blocks"
         ),
-        fix=lambda f: f"optimizer={_known(f).unquantised}",
+        fix=lambda f: Fix(f"optimizer={_known(f).unquantised}"),
         source="bitsandbytes, optim/optimizer.py, init_state; torchao, optim/adam.py, _new_buffer",
         versions="bitsandbytes 0.50, torchao 0.18",
         sized=True,
@@ -195,7 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         id="rank_saves_nothing",
         verdict=Verdict.no_effect,
-        path="optimizer.rank",
+        key="optimizer.rank",
         when=_rank_saves_nothing,
         value=lambda f: projection_rank(f.config),
         why=lambda f: (
@@ -256,37 +257,38 @@ PEFT_RULES: tuple[Rule, ...] = (
     Rule(
         id="adapted_layers_exist",
         verdict=Verdict.impossible,
-        path="peft.target_modules",
+        key="peft.target_modules",
         when=lambda f: bool(_unmatched(f)),
         value=_unmatched,
         why=lambda f: (
             f"names no linear layer in a Transformer layer of model={f.config.model.option}, "
             f"which has {_layer_names(f)}"
         ),
-        fix=lambda f: "peft.target_modules=null",
+        fix=lambda f: Fix("peft.target_modules=null"),
         source=PEFT_DOCS,
         sized=True,
     ),
     Rule(
         id="adapters_on_random_weights",
         verdict=Verdict.unsafe,
-        path="peft",
+        key="peft",
         when=lambda f: _adapters(f) is not None and not isinstance(f.config.model, PretrainedModel),
         value=_peft_option,
         why=lambda f: (
             f"adapts model={f.config.model.option}, whose weights are random and stay so: it "
             "measures speed and memory, and learns little"
         ),
-        fix=lambda f: (
-            "peft=none   (or: model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME peft="
-            f"{_peft_option(f)})"
+        fix=lambda f: Fix(
+            "peft=none",
+            remark="or: model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME peft="
+            f"{_peft_option(f)}",
         ),
         source="Hu et al. 2021, arXiv:2106.09685, section 4.1: updates of pretrained weights",
     ),
     Rule(
         id="adapter_rank_saves_nothing",
         verdict=Verdict.unsafe,
-        path="peft.r",
+        key="peft.r",
         when=lambda f: (
             (lora := _lora(f)) is not None and 0 < f.config.model.hidden_size <= 2 * lora.r
         ),
@@ -295,33 +297,33 @@ PEFT_RULES: tuple[Rule, ...] = (
             f"makes adapters with no fewer numbers than the matrices of width "
             f"{f.config.model.hidden_size} they adapt: 2 x r x width against width x width"
         ),
-        fix=lambda f: f"peft.r={max(1, f.config.model.hidden_size // 8)}",
+        fix=lambda f: Fix(f"peft.r={max(1, f.config.model.hidden_size // 8)}"),
         source="arXiv:2106.09685, section 4.1",
     ),
     Rule(
         id="rslora_needs_rank",
         verdict=Verdict.no_effect,
-        path="peft.use_rslora",
+        key="peft.use_rslora",
         when=lambda f: (lora := _lora(f)) is not None and lora.use_rslora and lora.r == 1,
         value=lambda f: cast(Lora, f.config.peft).use_rslora,
         why=lambda f: "divides by the square root of peft.r, and that of 1 is 1",
-        fix=lambda f: "peft.use_rslora=false",
+        fix=lambda f: Fix("peft.use_rslora=false"),
         source="arXiv:2312.03732",
     ),
     Rule(
         id="adapted_layers_have_biases",
         verdict=Verdict.no_effect,
-        path="peft.bias",
+        key="peft.bias",
         when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
         value=lambda f: cast(Lora, f.config.peft).bias.value,
         why=lambda f: f"a {family_of(f.config).name} model's linear layers have no biases to train",
-        fix=lambda f: "peft.bias=none",
+        fix=lambda f: Fix("peft.bias=none"),
         source="eke.models.families",
     ),
     Rule(
         id="biases_of_four_bit_layers",
         verdict=Verdict.impossible,
-        path="peft.bias",
+        key="peft.bias",
         when=lambda f: (
             _trains_biases(f)
             and isinstance(f.config.peft, QLora)
@@ -332,14 +334,14 @@ PEFT_RULES: tuple[Rule, ...] = (
             f"bitsandbytes rounds the biases of 4-bit layers to {f.config.precision.compute.value} "
             "in the first forward pass, under the optimizer's hands"
         ),
-        fix=lambda f: "peft.bias=none",
+        fix=lambda f: Fix("peft.bias=none"),
         source="seen: Linear4bit.forward assigns bias.data",
         versions="bitsandbytes 0.50",
     ),
     Rule(
         id="four_bit_experts_are_kept",
         verdict=Verdict.unsafe,
-        path="peft",
+        key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
             and family_of(f.config).is_moe
@@ -350,7 +352,7 @@ PEFT_RULES: tuple[Rule, ...] = (
             "experts are dequantised when their layer runs, and kept for the backward pass: "
             f"{format_bytes(_expert_bytes(f))} in all; recomputation keeps one layer's"
         ),
-        fix=lambda f: "memory=checkpointing",
+        fix=lambda f: Fix("memory=checkpointing"),
         source="seen: bitsandbytes.nn.parametrize dequantises outside of autograd's own function",
         versions="bitsandbytes 0.50, torch 2.13",
     ),

@@ -6,6 +6,7 @@ Rules about float8 products in linear layers (torchao).
 import math
 from importlib.util import find_spec
 
+from eke.common.errors import Fix
 from eke.config.schema import (
     Adapters,
     Compute,
@@ -71,10 +72,10 @@ def _loses_updates(facts: Facts) -> bool:
     )
 
 
-def _bf16_fix(facts: Facts) -> str:
+def _bf16_fix(facts: Facts) -> Fix:
     if facts.config.precision.compute is Compute.bfloat16:
-        return "precision=fp16"
-    return "precision.evaluation=same"
+        return Fix("precision=fp16")
+    return Fix("precision.evaluation=same")
 
 
 def _model_type(facts: Facts) -> str:
@@ -86,7 +87,7 @@ RULES = (
     Rule(
         id="tf32_needs_ampere",
         verdict=Verdict.impossible,
-        path="precision",
+        key="precision",
         when=lambda f: (
             f.config.precision.tf32 is Switch.on
             and (f.device.kind == "cpu" or older_than(f, TF32_CAPABILITY))
@@ -94,14 +95,16 @@ RULES = (
         value=lambda f: f.config.precision.option,
         why=lambda f: f"TF32 needs CUDA compute capability 8.0 or newer; {capability_of(f)}",
         fix=lambda f: (
-            "precision=fp32" if f.config.precision.option == "tf32" else "precision.tf32=auto"
+            Fix("precision=fp32")
+            if f.config.precision.option == "tf32"
+            else Fix("precision.tf32=auto")
         ),
         source=PYTORCH_NOTES,
     ),
     Rule(
         id="bf16_needs_ampere",
         verdict=Verdict.impossible,
-        path="precision",
+        key="precision",
         when=lambda f: (
             (f.config.precision.compute is Compute.bfloat16 or _evaluates_in(f, Compute.bfloat16))
             and older_than(f, BF16_CAPABILITY)
@@ -116,27 +119,27 @@ RULES = (
     Rule(
         id="narrow_weights_need_their_compute",
         verdict=Verdict.impossible,
-        path="precision.compute",
+        key="precision.compute",
         when=lambda f: is_narrow(f) and f.config.precision.compute is not Compute.bfloat16,
         value=lambda f: f.config.precision.compute.value,
         why=lambda f: f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}",
-        fix=lambda f: "precision.compute=bfloat16",
+        fix=lambda f: Fix("precision.compute=bfloat16"),
         source="https://docs.pytorch.org/docs/stable/amp.html",
     ),
     Rule(
         id="master_needs_narrow_weights",
         verdict=Verdict.no_effect,
-        path="precision.master",
+        key="precision.master",
         when=lambda f: f.config.precision.master is Switch.on and not is_narrow(f),
         value=lambda f: f.config.precision.master.value,
         why=lambda f: "the weights are float32 themselves",
-        fix=lambda f: "precision.master=auto",
+        fix=lambda f: Fix("precision.master=auto"),
         source="training/model/number_formats.py",
     ),
     Rule(
         id="small_updates_are_lost",
         verdict=Verdict.unsafe,
-        path="precision.weights",
+        key="precision.weights",
         when=_loses_updates,
         value=lambda f: f.config.precision.weights.value,
         why=lambda f: (
@@ -144,13 +147,13 @@ RULES = (
             f"{f.config.optimizer.lr:g}, below {SMALLEST_STEP:.2g}, normalisation weights (near 1) "
             "stay where they are, and others learn late or never"
         ),
-        fix=lambda f: "precision.master=on",
+        fix=lambda f: Fix("precision.master=on"),
         source=PURE_BF16,
     ),
     Rule(
         id="evaluation_has_its_own_format",
         verdict=Verdict.impossible,
-        path="precision.evaluation",
+        key="precision.evaluation",
         when=_other_evaluation,
         value=lambda f: f.config.precision.evaluation.value,
         why=lambda f: (
@@ -158,13 +161,13 @@ RULES = (
             if f.config.precision.float8 is not Float8.off
             else f"precision.weights is bfloat16: {NO_WAY_FROM_BF16}"
         ),
-        fix=lambda f: "precision.evaluation=same",
+        fix=lambda f: Fix("precision.evaluation=same"),
         source="training/model/number_formats.py: evaluation has its own autocast, but no weights",
     ),
     Rule(
         id="t5_overflows_float16",
         verdict=Verdict.unsafe,
-        path="precision",
+        key="precision",
         when=lambda f: (
             _model_type(f).endswith("t5")  # mT5, UMT5, LongT5: the same layers
             and (f.config.precision.compute is Compute.float16 or _evaluates_in(f, Compute.float16))
@@ -175,11 +178,11 @@ RULES = (
             "activations exceed 65504, float16's largest number"
         ),
         fix=lambda f: (
-            "precision.evaluation=same"
+            Fix("precision.evaluation=same")
             if f.config.precision.compute is not Compute.float16
-            else "precision=bf16"
+            else Fix("precision=bf16")
             if f.config.precision.option == "fp16"
-            else "precision.compute=bfloat16"
+            else Fix("precision.compute=bfloat16")
         ),
         source="https://huggingface.co/docs/transformers/perf_train_gpu_one (bf16)",
     ),
@@ -206,9 +209,13 @@ def _on_gpu(facts: Facts) -> bool:
     return _is_float8(facts) and facts.device.kind == "cuda"
 
 
-def _without(facts: Facts) -> str:
+def _without(facts: Facts) -> Fix:
     """The override that takes float8 back."""
-    return "precision=bf16" if facts.config.precision.option == "fp8" else "precision.float8=off"
+    return (
+        Fix("precision=bf16")
+        if facts.config.precision.option == "fp8"
+        else Fix("precision.float8=off")
+    )
 
 
 def _misaligned(facts: Facts, key: str) -> bool:
@@ -216,12 +223,12 @@ def _misaligned(facts: Facts, key: str) -> bool:
     return _is_float8(facts) and size % ALIGNMENT != 0
 
 
-def _align(facts: Facts, key: str, unit: int = ALIGNMENT) -> str:
+def _align(facts: Facts, key: str, unit: int = ALIGNMENT) -> Fix:
     """The next aligned size; a checkpoint has the sizes it has."""
     if isinstance(facts.config.model, PretrainedModel):
         return _without(facts)
     size: int = getattr(facts.config.model, key)
-    return f"model.{key}={-(-size // unit) * unit}"
+    return Fix(f"model.{key}={-(-size // unit) * unit}")
 
 
 def _heads(facts: Facts) -> int:
@@ -232,17 +239,17 @@ FLOAT8_RULES = (
     Rule(
         id="float8_needs_torchao",
         verdict=Verdict.impossible,
-        path="precision.float8",
+        key="precision.float8",
         when=lambda f: not f.planning and _is_float8(f) and find_spec("torchao") is None,
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: "needs the package torchao, which is not installed",
-        fix=lambda f: f'{_without(f)}   (or: pip install "eke[torchao]")',
+        fix=lambda f: Fix(*_without(f).words, remark='or: pip install "eke[torchao]"'),
         source="pyproject.toml",
     ),
     Rule(
         id="float8_needs_ada",
         verdict=Verdict.impossible,
-        path="precision.float8",
+        key="precision.float8",
         when=lambda f: _is_float8(f) and older_than(f, FLOAT8_CAPABILITY),
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
@@ -254,7 +261,7 @@ FLOAT8_RULES = (
     Rule(
         id="rowwise_needs_bf16",
         verdict=Verdict.impossible,
-        path="precision.compute",
+        key="precision.compute",
         when=lambda f: (
             _on_gpu(f)
             and f.config.precision.float8 is Float8.rowwise
@@ -265,14 +272,14 @@ FLOAT8_RULES = (
             "torchao rounds the products of factors with a scale per row to bfloat16, whatever the "
             "kernels could give"
         ),
-        fix=lambda f: "precision.compute=bfloat16",
+        fix=lambda f: Fix("precision.compute=bfloat16"),
         source=f"{TORCHAO} (float8_ops.addmm_float8_unwrapped)",
         versions="torchao 0.18",
     ),
     Rule(
         id="gpt2_has_no_linear_layers",
         verdict=Verdict.impossible,
-        path="precision.float8",
+        key="precision.float8",
         when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
@@ -285,7 +292,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_width_is_aligned",
         verdict=Verdict.impossible,
-        path="model.hidden_size",
+        key="model.hidden_size",
         when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
         value=lambda f: f.config.model.hidden_size,
         why=lambda f: (
@@ -299,7 +306,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_feed_forward_is_aligned",
         verdict=Verdict.no_effect,
-        path="model.intermediate_size",
+        key="model.intermediate_size",
         when=lambda f: (
             not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
         ),
@@ -313,7 +320,7 @@ FLOAT8_RULES = (
     Rule(
         id="float8_is_emulated",
         verdict=Verdict.no_benefit,
-        path="precision.float8",
+        key="precision.float8",
         when=lambda f: _is_float8(f) and f.device.kind == "cpu",
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
@@ -326,20 +333,20 @@ FLOAT8_RULES = (
     Rule(
         id="float8_needs_compile",
         verdict=Verdict.no_benefit,
-        path="compile",
+        key="compile",
         when=lambda f: _on_gpu(f) and f.config.compile.option != "inductor",
         value=lambda f: f.config.compile.option,
         why=lambda f: (
             "float8 saves time only where the compiler fuses scaling and rounding into the layers "
             "around them"
         ),
-        fix=lambda f: "compile=inductor",
+        fix=lambda f: Fix("compile=inductor"),
         source=TORCHAO,
     ),
     Rule(
         id="float8_in_narrow_layers",
         verdict=Verdict.no_benefit,
-        path="precision.float8",
+        key="precision.float8",
         when=lambda f: _on_gpu(f) and f.config.model.hidden_size <= NARROW,
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: (

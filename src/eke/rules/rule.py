@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from eke.common.errors import Problem
+from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, Limit
 from eke.hardware import Device
@@ -51,7 +51,7 @@ class Rule:
 
     id: str
     verdict: Verdict
-    path: str
+    key: str
     """Key path the problem is shown under."""
     when: Callable[[Facts], bool]
     """Condition; numbers are within their limits when it is asked."""
@@ -59,8 +59,8 @@ class Rule:
     """The offending value."""
     why: Callable[[Facts], str]
     """The limit that is broken, with its number."""
-    fix: Callable[[Facts], str]
-    """The literal override to type."""
+    fix: Callable[[Facts], Fix]
+    """The overrides that correct it."""
     source: str
     """Where this is known from: a URL, or the formula it follows from."""
     versions: str = ""
@@ -72,10 +72,8 @@ class Rule:
 
     def problem(self, facts: Facts) -> Problem:
         """The rule's finding, for a person."""
-        from eke.common.text import format_value
-
         value = format_value(self.value(facts))
-        return Problem(self.path, value, self.why(facts), self.fix(facts), self.id, self.passing)
+        return Problem(self.key, value, self.why(facts), self.fix(facts), self.id, self.passing)
 
 
 def find_limit_problems(config: Config) -> list[Problem]:
@@ -90,7 +88,7 @@ def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     """
     mended = copy.deepcopy(config)
     for problem in problems:
-        *groups, key = problem.path.split(".")
+        *groups, key = problem.key.split(".")
         node: Any = mended
         for group in groups:
             node = getattr(node, group)
@@ -113,7 +111,7 @@ def _walk(node: Any, prefix: str) -> Iterator[Problem]:
                 path,
                 format_value(value),
                 f"must be {limit.describe(value)}",
-                f"{path}={instead}",
+                Fix(f"{path}={instead}"),
                 "limit",
             )
 
@@ -153,8 +151,8 @@ def without_compiler(facts: Facts) -> str:
 
 
 def with_compiler(facts: Facts) -> str:
-    """What installs it, behind the override that does without."""
-    return f"   (or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'})"
+    """The remark that tells how to install it."""
+    return f"or: apt install {'g++' if facts.device.kind == 'cpu' else 'gcc'}"
 
 
 def _found(*names: str) -> bool:

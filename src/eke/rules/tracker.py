@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from eke.common.errors import Fix
 from eke.config.schema import TrackerMode
 from eke.rules.rule import Facts, Rule, Verdict
 
@@ -94,7 +95,7 @@ RULES = (
     Rule(
         id="online_needs_key",
         verdict=Verdict.impossible,
-        path="tracker.mode",
+        key="tracker.mode",
         when=lambda f: (
             not f.planning and _tracker(f) == "wandb" and _is_online(f) and not has_wandb_key()
         ),
@@ -103,44 +104,44 @@ RULES = (
             "no API key for W&B's server: neither WANDB_API_KEY nor a netrc file has one; "
             "an offline run can be sent later with eke sync"
         ),
-        fix=lambda _: "tracker.mode=offline   (or: wandb login)",
+        fix=lambda _: Fix("tracker.mode=offline", remark="or: wandb login"),
         source="wandb/sdk/lib/wbauth/authenticate.py",
         versions="wandb 0.31",
     ),
     Rule(
         id="mode_is_wandbs",
         verdict=Verdict.no_effect,
-        path="tracker.mode",
+        key="tracker.mode",
         when=lambda f: _tracker(f) != "wandb" and _is_online(f),
         value=lambda _: "online",
         why=lambda f: f"only wandb has modes; tracker={_tracker(f)} does not read it",
-        fix=lambda _: "tracker.mode=offline   (or: tracker=wandb)",
+        fix=lambda _: Fix("tracker.mode=offline", remark="or: tracker=wandb"),
         source="src/eke/results/trackers",
     ),
     Rule(
         id="entity_is_wandbs",
         verdict=Verdict.no_effect,
-        path="tracker.entity",
+        key="tracker.entity",
         when=lambda f: _tracker(f) != "wandb" and f.config.tracker.entity is not None,
         value=lambda f: f.config.tracker.entity,
         why=lambda f: f"only wandb has teams; tracker={_tracker(f)} does not read it",
-        fix=lambda _: "tracker.entity=null   (or: tracker=wandb)",
+        fix=lambda _: Fix("tracker.entity=null", remark="or: tracker=wandb"),
         source="src/eke/results/trackers",
     ),
     Rule(
         id="uri_is_mlflows",
         verdict=Verdict.no_effect,
-        path="tracker.uri",
+        key="tracker.uri",
         when=lambda f: _tracker(f) != "mlflow" and f.config.tracker.uri is not None,
         value=lambda f: f.config.tracker.uri,
         why=lambda f: f"only mlflow has a store elsewhere; tracker={_tracker(f)} does not read it",
-        fix=lambda _: "tracker.uri=null   (or: tracker=mlflow)",
+        fix=lambda _: Fix("tracker.uri=null", remark="or: tracker=mlflow"),
         source="src/eke/results/trackers",
     ),
     Rule(
         id="uri_is_no_folder",
         verdict=Verdict.impossible,
-        path="tracker.uri",
+        key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
             and f.config.tracker.uri is not None
@@ -148,14 +149,14 @@ RULES = (
         ),
         value=lambda f: f.config.tracker.uri,
         why=lambda _: "a URI is needed; MLflow 3.17 takes no folder as a store any more",
-        fix=lambda f: f"tracker.uri={_store(f.config.tracker.uri or '')}",
+        fix=lambda f: Fix(f"tracker.uri={_store(f.config.tracker.uri or '')}"),
         source="mlflow/store/tracking/file_store.py",
         versions="mlflow 3.17",
     ),
     Rule(
         id="uri_has_a_store",
         verdict=Verdict.impossible,
-        path="tracker.uri",
+        key="tracker.uri",
         when=lambda f: (
             _tracker(f) == "mlflow"
             and f.config.tracker.uri is not None
@@ -163,7 +164,7 @@ RULES = (
         ),
         value=lambda f: f.config.tracker.uri,
         why=lambda _: f"MLflow has no store of that kind; it has {', '.join(STORES)}",
-        fix=lambda _: "tracker.uri=https://SERVER   (or: sqlite:////FOLDER/mlflow.db)",
+        fix=lambda _: Fix("tracker.uri=https://SERVER", remark="or: sqlite:////FOLDER/mlflow.db"),
         source="mlflow/tracking/_tracking_service/utils.py",
         versions="mlflow 3.17",
     ),

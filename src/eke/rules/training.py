@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from eke.common.errors import Fix
 from eke.common.paths import user_path
 from eke.common.text import closest_path
 from eke.config.schema import SGD, Compute, Text
@@ -138,7 +139,7 @@ RULES = (
     Rule(
         id="batch_contradiction",
         verdict=Verdict.impossible,
-        path="batch.target",
+        key="batch.target",
         when=_contradicts,
         value=lambda f: f.config.batch.target,
         why=lambda f: (
@@ -147,33 +148,33 @@ RULES = (
             f"{f.config.distributed.num_processes} = "
             f"{_step_samples(f) * (f.config.batch.accumulation or 1)}"
         ),
-        fix=lambda f: "batch.accumulation=null",
+        fix=lambda f: Fix("batch.accumulation=null"),
         source=BATCH,
     ),
     Rule(
         id="target_is_multiple",
         verdict=Verdict.impossible,
-        path="batch.target",
+        key="batch.target",
         when=_does_not_divide,
         value=lambda f: f.config.batch.target,
         why=_multiple_of,
-        fix=lambda f: f"batch.target={_nearest_target(f)}",
+        fix=lambda f: Fix(f"batch.target={_nearest_target(f)}"),
         source=BATCH,
     ),
     Rule(
         id="steps_or_epochs",
         verdict=Verdict.impossible,
-        path="train.epochs",
+        key="train.epochs",
         when=lambda f: f.config.train.epochs is not None and f.config.train.steps is not None,
         value=lambda f: f.config.train.epochs,
         why=lambda f: f"train.steps = {f.config.train.steps} says how long to train, too",
-        fix=lambda f: "train.steps=null   (or train.epochs=null)",
+        fix=lambda f: Fix("train.steps=null", remark="or train.epochs=null"),
         source="one of the two is derived from the other",
     ),
     Rule(
         id="warmup_within_run",
         verdict=Verdict.impossible,
-        path="schedule.warmup_steps",
+        key="schedule.warmup_steps",
         when=lambda f: (
             f.config.schedule.warmup_steps is not None
             and f.config.train.steps is not None
@@ -181,13 +182,13 @@ RULES = (
         ),
         value=lambda f: f.config.schedule.warmup_steps,
         why=lambda f: f"is longer than the run, train.steps = {f.config.train.steps}",
-        fix=lambda f: f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}",
+        fix=lambda f: Fix(f"schedule.warmup_steps={(f.config.train.steps or 10) // 10}"),
         source="the peak learning rate would never be reached",
     ),
     Rule(
         id="nesterov_needs_momentum",
         verdict=Verdict.impossible,
-        path="optimizer.nesterov",
+        key="optimizer.nesterov",
         when=lambda f: (
             isinstance(f.config.optimizer, SGD)
             and f.config.optimizer.nesterov
@@ -195,27 +196,27 @@ RULES = (
         ),
         value=lambda f: True,
         why=lambda f: "there is no momentum to look ahead with, optimizer.momentum = 0",
-        fix=lambda f: "optimizer.momentum=0.9",
+        fix=lambda f: Fix("optimizer.momentum=0.9"),
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html",
     ),
     Rule(
         id="norm_is_known_anyway",
         verdict=Verdict.no_effect,
-        path="train.record_grad_norm",
+        key="train.record_grad_norm",
         when=lambda f: not f.config.train.record_grad_norm and bool(_needs_norm(f)),
         value=lambda f: False,
         why=_needs_norm,
         fix=lambda f: (
-            "train.record_grad_norm=true"
+            Fix("train.record_grad_norm=true")
             if f.config.train.max_grad_norm is None
-            else "train.max_grad_norm=null   (or train.record_grad_norm=true)"
+            else Fix("train.max_grad_norm=null", remark="or train.record_grad_norm=true")
         ),
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html",
     ),
     Rule(
         id="too_short_to_time",
         verdict=Verdict.no_effect,
-        path="train.steps",
+        key="train.steps",
         when=lambda f: (
             f.config.train.steps is not None
             and f.config.train.steps <= f.config.train.timing_warmup_steps
@@ -225,80 +226,80 @@ RULES = (
             f"every step is within train.timing_warmup_steps = "
             f"{f.config.train.timing_warmup_steps}: no speed will be reported"
         ),
-        fix=lambda f: f"train.steps={f.config.train.timing_warmup_steps + 20}",
+        fix=lambda f: Fix(f"train.steps={f.config.train.timing_warmup_steps + 20}"),
         source="docs/explanation/measuring.md: warm-up steps are left out of every timing",
     ),
     Rule(
         id="persistent_needs_workers",
         verdict=Verdict.impossible,
-        path="dataloader.persistent",
+        key="dataloader.persistent",
         when=lambda f: f.config.dataloader.persistent and f.config.dataloader.workers == 0,
         value=lambda f: f.config.dataloader.persistent,
         why=lambda f: "there are no loader processes to keep, dataloader.workers = 0",
-        fix=lambda f: "dataloader.persistent=false",
+        fix=lambda f: Fix("dataloader.persistent=false"),
         source=LOADER,
     ),
     Rule(
         id="prefetch_needs_workers",
         verdict=Verdict.impossible,
-        path="dataloader.prefetch",
+        key="dataloader.prefetch",
         when=lambda f: (
             f.config.dataloader.prefetch is not None and f.config.dataloader.workers == 0
         ),
         value=lambda f: f.config.dataloader.prefetch,
         why=lambda f: "there are no loader processes to prefetch, dataloader.workers = 0",
-        fix=lambda f: "dataloader.workers=2",
+        fix=lambda f: Fix("dataloader.workers=2"),
         source=LOADER,
     ),
     Rule(
         id="more_workers_than_cores",
         verdict=Verdict.unsafe,
-        path="dataloader.workers",
+        key="dataloader.workers",
         when=lambda f: f.config.dataloader.workers > _cores_per_process(f),
         value=lambda f: f.config.dataloader.workers,
         why=lambda f: (
             f"loader processes would share {usable_cores()} cores, with the training, too"
             + (f", and with {_processes(f) - 1} more of both" if _processes(f) > 1 else "")
         ),
-        fix=lambda f: f"dataloader.workers={_cores_per_process(f)}",
+        fix=lambda f: Fix(f"dataloader.workers={_cores_per_process(f)}"),
         source=LOADER,
     ),
     Rule(
         id="text_exists",
         verdict=Verdict.impossible,
-        path="data.path",
+        key="data.path",
         when=lambda f: (p := _text_path(f)) is not None and not os.path.exists(p),
         value=_text_path,
         why=lambda f: "there is no such file or folder",
-        fix=lambda f: f"data.path={_near_text_path(f) or 'FILE_OR_FOLDER'}",
+        fix=lambda f: Fix(f"data.path={_near_text_path(f) or 'FILE_OR_FOLDER'}"),
         source="the file system",
     ),
     Rule(
         id="text_readable",
         verdict=Verdict.impossible,
-        path="data.path",
+        key="data.path",
         when=lambda f: (
             (p := _text_path(f)) is not None and os.path.exists(p) and not os.access(p, os.R_OK)
         ),
         value=_text_path,
         why=lambda f: "it cannot be read",
-        fix=lambda f: "data.path=FILE_OR_FOLDER",
+        fix=lambda f: Fix("data.path=FILE_OR_FOLDER"),
         source="the file system",
     ),
     Rule(
         id="runs_writable",
         verdict=Verdict.impossible,
-        path="paths.runs",
+        key="paths.runs",
         when=_runs_unwritable,
         value=lambda f: f.config.paths.runs,
         why=_runs_reason,
-        fix=lambda f: "paths.runs=runs",
+        fix=lambda f: Fix("paths.runs=runs"),
         source="the file system",
     ),
     Rule(
         id="runs_has_space",
         verdict=Verdict.impossible,
-        path="paths.runs",
+        key="paths.runs",
         when=lambda f: (
             not f.planning and not _runs_unwritable(f) and _free_bytes(f) < MIN_FREE_BYTES
         ),
@@ -307,7 +308,7 @@ RULES = (
             f"the disk has {_free_bytes(f) // 2**20} MiB left; a run's own files need up to "
             f"{MIN_FREE_BYTES // 2**20} MiB"
         ),
-        fix=lambda f: "paths.runs=FOLDER_ON_ANOTHER_DISK",
+        fix=lambda f: Fix("paths.runs=FOLDER_ON_ANOTHER_DISK"),
         source="the file system",
         passing=True,
     ),

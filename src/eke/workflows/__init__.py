@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import eke
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.paths import program
 from eke.common.process_env import check_started_ranks, check_started_tasks
 from eke.config.compose import (
@@ -16,11 +16,12 @@ from eke.config.compose import (
     help_text,
     is_completion,
     is_for_hydra,
-    launcher_of,
+    needs_sweep,
     run_hydra_flags,
     split_arguments,
     sweep_by_hydra,
 )
+from eke.config.schema import unused_cluster_overrides
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
 from eke.workflows.auto_batch import Means
 from eke.workflows.plan_report import (
@@ -29,7 +30,7 @@ from eke.workflows.plan_report import (
     plan_text,
     refuse_why_of_many,
 )
-from eke.workflows.planning import complain, plan_for, say, without_cluster
+from eke.workflows.planning import complain, plan_for, report_error, say
 
 __all__ = ["main", "plan_for"]
 
@@ -63,7 +64,7 @@ def main(
         refuse_why_of_many(arguments, why)
         if asks_for_all_devices(arguments):
             return say(compare_on_all_devices(arguments, as_json_text=as_json, trace=trace))
-        if arguments.multirun or launcher_of(arguments.overrides) == "slurm":
+        if arguments.multirun or needs_sweep(arguments.overrides):
             check_started_ranks("a sweep", 1)
             check_started_tasks("a sweep", 1)
             if is_for_hydra(arguments.overrides):
@@ -77,7 +78,7 @@ def main(
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=arguments.cell)
         return run(composed, as_json, why, trace)
     except EkeError as error:
-        return complain(str(error), error.exit_code)
+        return report_error(error, as_json)
     except OSError as error:  # the disk is full, or a folder went away, between two runs
         return complain(of_system(error), EXIT_FAILED)
     except KeyboardInterrupt:
@@ -90,12 +91,12 @@ def run(composed: Composed, as_json: bool = False, why: bool = False, trace: boo
     Raises:
         ConfigError: the command is wrong.
     """
-    for text in without_cluster(composed.overrides):
+    for text in unused_cluster_overrides(composed.overrides):
         say(f"  warning: {text}")
     pooled = [o.split("=", 1) for o in composed.overrides if o.startswith("launcher.")]
     if pooled:
         reason = "is for the runs of a sweep, and this is a single run"
-        command = f"{program()} -m {shlex.join(composed.overrides)}"
+        command = Fix(remark=f"{program()} -m {shlex.join(composed.overrides)}")
         raise ConfigError([Problem(key, value, reason, command) for key, value in pooled])
     if composed.config.plan_only:
         plan = plan_for(composed, planning=True, means=Means(trace=trace))

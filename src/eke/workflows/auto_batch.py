@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, claims, compose_with, is_set
 from eke.config.compose.catalogue import make_catalogue
@@ -42,6 +42,7 @@ from eke.hardware import Device, bfloat16_units, usable_cores
 from eke.plan.planner import (
     Decision,
     Plan,
+    RecipeDecision,
     make_plan,
     possible_batches,
     replan,
@@ -49,7 +50,7 @@ from eke.plan.planner import (
     with_batch,
 )
 from eke.rules import BY_SIZE, Facts, check
-from eke.tuning.recipes import RECIPES, Kitchen, Situation, decided_by
+from eke.tuning.recipes import RECIPES, Kitchen, Situation
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
         if refused:
             raise ConfigError(refused)
         return [found]
-    if any(problem.path.startswith("batch.") for problem in refused):
+    if any(problem.key.startswith("batch.") for problem in refused):
         raise ConfigError(refused)  # about what is to be kept, or one sample is too large
     tried = [
         _checked(replace(facts, config=each), lenient) for each in possible_batches(facts.config)
@@ -105,8 +106,8 @@ def permitted(facts: Facts, lenient: bool) -> list[Permitted]:
 def _checked(facts: Facts, lenient: bool) -> tuple[list[Problem], Permitted]:
     refused, warned = check(facts)
     if lenient:
-        refused = [problem for problem in refused if problem.rule not in BY_SIZE]
-    warnings = tuple(f"{p.path} = {p.value}: {p.why} ({p.fix})" for p in warned)
+        refused = [problem for problem in refused if problem.id not in BY_SIZE]
+    warnings = tuple(f"{p.key} = {p.value}: {p.why} ({p.fix})" for p in warned)
     return refused, Permitted(facts.config, warnings)
 
 
@@ -160,9 +161,9 @@ def choose_batch(
         capacity = memory_asked_for(plan)
     if capacity is None:
         why = f"needs to know the memory of {plan.device.name}, which nobody has said"
-        fix = f"batch=fixed batch.per_device={DEFAULT_PER_DEVICE}"
+        fix = Fix("batch=fixed", f"batch.per_device={DEFAULT_PER_DEVICE}")
         if plan.device.kind == "cpu":
-            fix = f"resources.memory=64G   (or {fix})"
+            fix = Fix("resources.memory=64G", remark=f"or {fix}")
         raise ConfigError(Problem("batch", "auto", why, fix))
     plans = [replan(plan, each.config) for each in allowed]
     whole = room_for_a_batch(at_rest(plan), share)
@@ -239,16 +240,15 @@ def chosen_overrides(plan: Plan, own: Path | None = None) -> list[str]:
     """What its recipe came to, as somebody would type it in the recipe's place.
 
     Args:
-        plan: with its decisions; none of them is a recipe's where it does not adapt.
+        plan: with its decisions; without an adaptive recipe none is a `RecipeDecision`.
         own: the user's folder of options.
     """
     catalogue = make_catalogue(own)
     typed = {*catalogue.options, *catalogue.keys}  # other decisions tell what follows from these
-    mine = decided_by(plan.choices.get("recipe", "none"))
     return [
         f"{decision.key}={decision.value}"
         for decision in plan.decisions
-        if decision.reason.startswith(mine) and decision.key in typed
+        if isinstance(decision, RecipeDecision) and decision.key in typed
     ]
 
 

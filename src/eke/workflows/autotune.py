@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from eke.common.errors import ConfigError, EkeError, Problem, of_system
+from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import write_atomic, write_json
 from eke.common.paths import SweepPaths, conf_folder, program
 from eke.common.text import format_number
-from eke.config.compose import Arguments, Composed, compose, launcher_of, multirun
+from eke.config.compose import Arguments, Composed, compose, launcher_of
 from eke.config.sweep import SweepCell
 from eke.estimate.memory import is_open, stop_tracing, traced_forecast
 from eke.estimate.time import StepTime, forecast_time
@@ -25,17 +25,16 @@ from eke.launch import (
     Books,
     Cell,
     Job,
-    Pool,
+    Launcher,
     SweepFile,
+    find_launcher,
     open_board,
-    place_of,
     sweep_id,
     sweep_paths,
     watching,
 )
-from eke.launch.slurm import Cluster, place_in_cluster
 from eke.plan.planner import Plan
-from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE
+from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
 from eke.tuning.recipes import RECIPES
 from eke.tuning.search import (
@@ -71,11 +70,7 @@ from eke.tuning.search import (
 from eke.workflows.auto_batch import chosen_overrides
 from eke.workflows.planning import complain, plan_for, say
 from eke.workflows.running import plan_unless_answered
-from eke.workflows.sweep import devices_of, make_jobs, misplaced, plan_cells
-
-IN_QUEUE = 3
-"""Trials on GPUs that are submitted to a cluster at a time: each wave waits in the queue once.
-Those on CPUs would share a node's memory bandwidth, and slow each other down."""
+from eke.workflows.sweep import cannot_detach, make_jobs, plan_cells
 
 
 @dataclass(frozen=True)
@@ -108,9 +103,9 @@ class Fitting:
     trials: list[Measured] = field(default_factory=list)
 
     @property
-    def in_cluster(self) -> bool:
-        """Whether trials run on nodes of a cluster."""
-        return launcher_of(self.wish.arguments.overrides) == "slurm"
+    def launcher(self) -> Launcher:
+        """Starts the trials."""
+        return find_launcher(launcher_of(self.wish.arguments.overrides))
 
     def run(self) -> Fit:
         """Try candidates until nothing better is expected, then the best once more.
@@ -118,7 +113,7 @@ class Fitting:
         Raises:
             KeyboardInterrupt: a signal asked to stop; the same command goes on.
         """
-        at_once = IN_QUEUE if self.in_cluster and self.baseline.device.kind == "cuda" else 1
+        at_once = self.launcher.trials_at_once if self.baseline.device.kind == "cuda" else 1
         with watching(self.paths):
             while chosen := self.worth_trying(at_once):
                 self.try_out(chosen)
@@ -156,7 +151,7 @@ class Fitting:
         stop_tracing()  # on a CPU its memory is the trials'
         new = [self._cell(n, repeats[n]) for n in numbers]
         first = len(self.cells)
-        cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.in_cluster)
+        cells, plans = plan_cells(new, f"fit-{self.paths.folder.name}", _silent, self.launcher)
         self.cells += cells
         jobs = make_jobs(labels, plans, {})
         for job in jobs:
@@ -181,35 +176,26 @@ class Fitting:
     def _run(self, jobs: list[Job]) -> None:
         command = ("fit", *self.wish.command)
         file = SweepFile(self.paths, command, self.cells, "fit")
-        heard: list[int] = []
         with open_board(len(jobs)) as board:
-            if self.in_cluster:
-                cluster = Cluster(
-                    Books(jobs, board, file, place_in_cluster), self.paths, self.paths.folder.name
-                )
-                cluster.submit()
-                self._refuse_if_none_is_taken(cluster)
-                cluster.watch()
-            else:
-                devices = devices_of({job.kind for job in jobs}, self.baseline.config.launcher)
-                pool = Pool(Books(jobs, board, file), devices)
-                pool.run()
-                heard = pool.heard
+            books = Books(jobs, board, file, self.launcher.place_of)
+            started = self.launcher.start(books, self.paths, self.paths.folder.name)
+            self._refuse_if_none_is_taken(jobs)
+            stopped = started.wait()
         # Who asks to stop means the search, also where this trial has come to its own end.
         cut_short = [j for j in jobs if j.outcome is None or j.outcome.exit_code == EXIT_RESUMABLE]
-        if heard or cut_short:
+        if stopped or cut_short:
             raise KeyboardInterrupt
 
-    def _refuse_if_none_is_taken(self, cluster: Cluster) -> None:
-        """What a cluster will not take of the first trials, it will not take of the next.
+    def _refuse_if_none_is_taken(self, jobs: Sequence[Job]) -> None:
+        """Stop when the launcher takes none of the first trials: it will not take the next ones.
 
         Raises:
-            EkeError: sbatch took none, and nothing was measured so far.
+            EkeError: it took none, and nothing was measured so far.
         """
+        refused = [job for job in jobs if job.outcome is Outcome.crashed and job.record is None]
         measured_some = any(each.trial.step_s for each in self.trials)
-        refused = list(cluster.refused.values())
-        if refused and len(refused) == len(cluster.books.jobs) and not measured_some:
-            raise EkeError(f"no trial was submitted: {refused[0]}")
+        if refused and len(refused) == len(jobs) and not measured_some:
+            raise EkeError(f"no trial was submitted: {refused[0].reason}")
 
     def _measured(self, number: int, repeat: int, cell: Cell, job: Job | None) -> Measured:
         if job is None or job.record is None:
@@ -331,7 +317,7 @@ def _values(command: str, fitting: Fitting, fit: Fit) -> dict[str, object]:
 
 ONE_VALUE = (
     "a search starts from one value and tries others by itself (of precision with --numerics "
-    "mixed): type one, or leave it out"
+    "mixed): type one, or remove it"
 )
 
 
@@ -345,22 +331,22 @@ def prepare(wish: Wish) -> Fitting:
     refuse_what_is_no_start(wish)
     if wish.name:
         refuse_what_is_no_name(wish.name)
-    in_cluster = launcher_of(arguments.overrides) == "slurm"
+    launcher = find_launcher(launcher_of(arguments.overrides))
     try:
         composed = compose(arguments.overrides, arguments.config_dir, in_sweep=True)
     except ConfigError as error:
-        swept = [p for p in error.problems if p.fix.startswith(multirun())]
+        swept = [p for p in error.problems if p.fix.is_sweep]
         rest = [p for p in error.problems if p not in swept]
-        one = [Problem(p.path, p.value, ONE_VALUE) for p in swept]
+        one = [Problem(p.key, p.value, ONE_VALUE) for p in swept]
         raise ConfigError(one + rest) from error
     refuse_what_is_searched(composed)
-    if problem := misplaced(composed.config.launcher, in_cluster):
+    if problem := cannot_detach(composed.config, launcher):
         raise ConfigError(problem)
-    baseline = plan_for(composed, planning=True, in_cluster=in_cluster, refuse=False)
+    baseline = plan_for(composed, planning=True, launcher=launcher, refuse=False)
     if not baseline.device.present and not composed.config.plan_only:
         why = f"this machine has no {baseline.device.name}, and a search runs trials"
         raise ConfigError(
-            Problem("hardware", composed.config.hardware.option, why, "plan_only=true")
+            Problem("hardware", composed.config.hardware.option, why, Fix("plan_only=true"))
         )
     option = wish.name or usual_name(baseline.choices["model"], wish)
     place_of_option = free_path if not composed.config.plan_only else own_path
@@ -369,7 +355,7 @@ def prepare(wish: Wish) -> Fitting:
     composed = pinned(composed, baseline)
     axes = [spelt_out(axis, baseline.config, composed, arguments.config_dir) for axis in axes]
     if not composed.config.plan_only:
-        refuse_what_cannot_start(composed, baseline, in_cluster)
+        refuse_what_cannot_start(composed, baseline, launcher)
     line = PlanningLine()
     found = enumerate_candidates(
         baseline, composed, axes, arguments.config_dir, expected_step_s, line.combined
@@ -397,7 +383,7 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
         why = "nothing that could be tried fits into memory"
         if not found.too_large:
             why = f"rules refuse all that could be tried: {rules}"
-        fix = f"eke plan --why {' '.join(composed.overrides)}"
+        fix = Fix(remark=f"eke plan --why {' '.join(composed.overrides)}")
         raise ConfigError(Problem("eke fit", "", why, fix))
     if len(found.found) > 1 or found.first is None:
         return
@@ -405,7 +391,9 @@ def refuse_what_leaves_no_choice(found: Candidates, composed: Composed) -> None:
     reasons += [f"rules refuse the rest: {rules}"] if found.refused else []
     reasons += ["larger ones cannot fit"] if found.too_large else []
     why = f"there is nothing to choose from but what was typed ({'; '.join(reasons)})"
-    fix = f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
+    fix = Fix(
+        remark=f"{shlex.join([*program().split(), *composed.overrides])}   (or leave a group open)"
+    )
     raise ConfigError(Problem("eke fit", "", why, fix))
 
 
@@ -443,27 +431,26 @@ def refuse_what_is_no_start(wish: Wish) -> None:
     """
     arguments = wish.arguments
     one = "and a search starts from one configuration"
-    typed = shlex.join(arguments.overrides)
     problems = []
     if arguments.multirun:
         without = [word for word in wish.command if word not in ("-m", "--multirun")]
-        fix = shlex.join(["eke", "fit", *without])
+        fix = Fix(remark=shlex.join(["eke", "fit", *without]))
         problems.append(Problem("-m", "", f"spans a sweep, {one}", fix))
     if arguments.hydra_flags:
         flag, *values = arguments.hydra_flags
         question = shlex.join([*arguments.hydra_flags, *arguments.overrides])
         why = "is a question about one configuration, and a search has many"
-        problems.append(Problem(flag, " ".join(values), why, f"{program()} {question}"))
+        problems.append(Problem(flag, " ".join(values), why, Fix(remark=f"{program()} {question}")))
     for text in arguments.overrides:
         key, _, value = text.lstrip("+").partition("=")
         if (key == "sweep" and value != "none") or key.startswith("sweep."):
             why = f"is about a set of runs, {one}"
-            problems.append(Problem(key, value, why, f"{program()} -m {typed}"))
+            problems.append(Problem(key, value, why, Fix("-m", *arguments.overrides)))
     if problems:
         raise ConfigError(problems)
 
 
-def refuse_what_cannot_start(composed: Composed, baseline: Plan, in_cluster: bool) -> None:
+def refuse_what_cannot_start(composed: Composed, baseline: Plan, launcher: Launcher) -> None:
     """What the first trial would be refused for, unless a record answers it: a missing package.
 
     Its size is left out: another way to compute the same may fit.
@@ -471,7 +458,7 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, in_cluster: boo
     Args:
         composed: what was typed.
         baseline: the same, planned.
-        in_cluster: trials run on nodes of a cluster.
+        launcher: starts the trials.
 
     Raises:
         ConfigError: every rule that it breaks.
@@ -479,8 +466,8 @@ def refuse_what_cannot_start(composed: Composed, baseline: Plan, in_cluster: boo
     first = trial_overrides(composed.overrides, cut_overrides(baseline), 0)
     trial = compose(first, composed.config_dir, in_sweep=True)
     plan_unless_answered(
-        partial(plan_for, trial, in_cluster=in_cluster, refuse=False, trace=False),
-        place_in_cluster if in_cluster else place_of,
+        partial(plan_for, trial, launcher=launcher, refuse=False, trace=False),
+        launcher.place_of,
     )
 
 
@@ -504,7 +491,7 @@ def refuse_what_is_searched(composed: Composed) -> None:
     for key, (wanted, why) in meant_otherwise.items():
         if wanted:
             usual = type(wanted)()  # False of a switch, 0 of a number
-            raise ConfigError(Problem(key, str(wanted).lower(), why, f"{key}={usual}".lower()))
+            raise ConfigError(Problem(key, str(wanted).lower(), why, Fix(f"{key}={usual}".lower())))
 
 
 def expected_step_s(plan: Plan) -> float | None:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.compose import Arguments, compose
 from eke.estimate.memory import (
     ROOM,
@@ -119,10 +119,12 @@ def asks_for_all_devices(arguments: Arguments) -> bool:
     typed = [text for text in arguments.overrides if text != ALL]
     if arguments.multirun:
         why = "compares devices for one configuration, and -m has many"
-        raise ConfigError(Problem("hardware", "all", why, "hardware=h100"))
+        raise ConfigError(Problem("hardware", "all", why, Fix("hardware=h100")))
     if "plan_only=true" not in typed:
         why = "compares the known devices, which is planning, and nothing can run on all of them"
-        raise ConfigError(Problem("hardware", "all", why, "plan_only=true   (or hardware=auto)"))
+        raise ConfigError(
+            Problem("hardware", "all", why, Fix("plan_only=true", remark="or hardware=auto"))
+        )
     return True
 
 
@@ -138,7 +140,9 @@ def refuse_why_of_many(arguments: Arguments, why: bool) -> None:
         typed = [each for each in arguments.overrides if each != "plan_only=true"]
         several = ["-m"] if arguments.multirun else []
         fix = shlex.join(["eke", "plan", *several, *typed])
-        raise ConfigError(Problem("--why", "", text, f"{fix}   (or --why with one of them)"))
+        raise ConfigError(
+            Problem("--why", "", text, Fix(remark=f"{fix}   (or --why with one of them)"))
+        )
 
 
 def compare_on_all_devices(

@@ -6,11 +6,11 @@ What a run may spend on its choice of a micro-batch, and how one is tried out.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.process_env import (
     is_first,
     let_rank_0_speak,
@@ -18,14 +18,13 @@ from eke.common.process_env import (
     my_rank,
     ranks_are_started,
 )
-from eke.common.streams import lost, speak
+from eke.common.streams import lost, speak, speak_problems
 from eke.common.text import format_bytes
 from eke.config.compose import Composed, is_set
 from eke.config.schema import Config, resolve_attention
 from eke.estimate.memory import (
     Forecast,
     Trial,
-    as_text,
     is_open,
     known_forecast,
     refuse_what_cannot_fit,
@@ -50,7 +49,7 @@ from eke.workflows.auto_batch import (
 )
 
 if TYPE_CHECKING:
-    from eke.launch import Probed
+    from eke.launch import Launcher, Probed
 
 PLANNING = Means()
 """Of batch=auto where nothing is to start."""
@@ -59,7 +58,7 @@ PLANNING = Means()
 def plan_for(
     composed: Composed,
     planning: bool,
-    in_cluster: bool = False,
+    launcher: "Launcher | None" = None,
     refuse: bool | None = None,
     trace: bool = True,
     means: Means = PLANNING,
@@ -69,7 +68,7 @@ def plan_for(
     Args:
         composed: what is wanted.
         planning: nothing will be run.
-        in_cluster: it will run on a node of a cluster, not here.
+        launcher: starts the run; None for a single run on this machine.
         refuse: refuse what cannot fit into memory; None is whatever is to run.
         trace: spend seconds on a trace where formulas cannot tell whether there is room.
         means: what batch=auto may spend on its choice.
@@ -77,10 +76,11 @@ def plan_for(
     Raises:
         ConfigError: every rule it breaks.
     """
-    device, reason = choose_device(composed.config.hardware.option)
-    if in_cluster:
-        device, reason = device_of_nodes(composed.config, device)
-    num_nodes = composed.config.distributed.num_nodes if in_cluster else machines_at_hand()
+    if launcher is None:
+        device, reason = choose_device(composed.config.hardware.option)
+        num_nodes = machines_at_hand()
+    else:
+        device, reason, num_nodes = launcher.target(composed.config)
     return plan_on(composed, device, reason, planning, refuse, num_nodes, trace, means)
 
 
@@ -160,7 +160,7 @@ def _allowed(facts: Facts, lenient: bool, plan_of: Callable[[Permitted], Plan]) 
     try:
         return permitted(facts, lenient)
     except ConfigError as error:
-        if any(problem.rule not in BY_SIZE for problem in error.problems):
+        if any(problem.id not in BY_SIZE for problem in error.problems):
             raise
         try:
             smallest = plan_of(permitted(facts, lenient=True)[0])
@@ -182,7 +182,7 @@ def _with_room(problem: Problem, plan: Plan) -> Problem:
     remark = f"{format_bytes(advice.forecast.best.expected)} expected"
     if not advice.keeps:
         remark += ", another training"
-    return replace(problem, fix=f"{as_text(advice)}   ({remark})")
+    return replace(problem, fix=Fix(*advice.overrides, remark=remark))
 
 
 def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Plan:
@@ -203,24 +203,6 @@ def weighed(plan: Plan, trace: bool = True, found: Forecast | None = None) -> Pl
     return replace(plan, warnings=(*plan.warnings, warning)) if warning else plan
 
 
-def without_cluster(overrides: Sequence[str]) -> list[str]:
-    """What was typed for a cluster, and does nothing where there is none; as warnings."""
-    return [
-        f"{text} has no effect on this machine; hydra/launcher=slurm sends runs to a cluster"
-        for text in overrides
-        if text.lstrip("+").startswith(("resources.", "slurm.", "slurm="))
-    ]
-
-
-def without_pool(overrides: Sequence[str]) -> list[str]:
-    """What was typed for this machine's devices, and does nothing in a cluster; as warnings."""
-    return [
-        f"{text} has no effect in a cluster, where SLURM hands out devices"
-        for text in overrides
-        if text.startswith(("launcher.cpu_slots=", "launcher.runs_per_device="))
-    ]
-
-
 def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]:
     """A device that is only declared, as many times as the run has processes on a machine.
 
@@ -231,39 +213,10 @@ def enough_of(config: Config, device: Device, reason: str) -> tuple[Device, str]
         device: what it will run on.
         reason: why that one.
     """
-    needed = processes_per_node(config)
+    needed = config.distributed.processes_per_node
     if device.present or device.kind != "cuda" or needed <= device.count:
         return device, reason
     return replace(device, count=needed), f"{needed} of them taken for granted; {reason}"
-
-
-def processes_per_node(config: Config) -> int:
-    """On each machine, or on the one with the most; asked before any limit is."""
-    return -(-config.distributed.num_processes // max(1, config.distributed.num_nodes))
-
-
-def device_of_nodes(config: Config, found: Device) -> tuple[Device, str]:
-    """The device that a cluster's nodes have, as declared, and why it is taken for granted.
-
-    Args:
-        config: what is wanted.
-        found: what `hardware` means on this machine.
-
-    Raises:
-        ConfigError: nobody has said what the nodes have, and this machine has no GPU to go by.
-    """
-    option = config.hardware.option
-    if option == "auto" and found.kind == "cpu":
-        why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
-        raise ConfigError(Problem("hardware", option, why, "hardware=h100   (or hardware=cpu)"))
-    count = processes_per_node(config) if found.kind == "cuda" else 1
-    note = f"{found.name}: what hardware={option} says the nodes have"
-    # Of a CPU nobody has said how much memory the nodes have, and this machine's is not theirs.
-    memory = found.memory_bytes if found.kind == "cuda" else None
-    nodes = replace(
-        found, present=True, count=count, note=note, memory_bytes=memory, available_bytes=None
-    )
-    return nodes, note
 
 
 def say(text: str) -> int:
@@ -285,6 +238,13 @@ def complain(text: str, code: int) -> int:
     return code
 
 
+def report_error(error: EkeError, as_json: bool = False) -> int:
+    """Print an error, and with `as_json` its problems for programs; returns the exit code."""
+    if as_json and is_first():
+        speak_problems(error)
+    return complain(str(error), error.exit_code)
+
+
 def means_of_a_run(config: Config) -> Means:
     """What a single run may spend that is to start on this machine.
 
@@ -298,23 +258,23 @@ def means_of_a_run(config: Config) -> Means:
     return Means(trace=True, probe=probe_here, keep=True)
 
 
-def means_of_a_cell(config: Config, in_cluster: bool) -> Means:
+def means_of_a_cell(config: Config, launcher: "Launcher") -> Means:
     """What a run of a sweep may spend on its choice, before the first one starts.
 
     Args:
         config: of the run.
-        in_cluster: it will run on a node of a cluster, not here.
+        launcher: starts it.
     """
     if config.plan_only:
-        return Means(in_pool=not in_cluster)
-    if in_cluster:
-        return Means(trace=True, not_probed="the cluster's nodes are not this machine", keep=True)
+        return Means(in_pool=not launcher.not_probed)
+    if launcher.not_probed:
+        return Means(trace=True, not_probed=launcher.not_probed, keep=True)
     return Means(trace=True, probe=probe_cell, in_pool=True, keep=True)
 
 
 def probe_cell(plan: Plan) -> Trial:
     """Try a run of a sweep out, if its devices are free."""
-    from eke.launch import find_devices, probe_in_pool  # only here: a plan starts nothing
+    from eke.launch.local import find_devices, probe_in_pool  # a plan starts nothing
 
     launcher = plan.config.launcher
     devices = find_devices(plan.device.kind, launcher.cpu_slots, launcher.runs_per_device)

@@ -49,7 +49,7 @@ def plan_unless_answered(
     try:
         return planned(False)
     except ConfigError as error:
-        if not {problem.rule for problem in error.problems} <= FOR_STARTING:
+        if not {problem.id for problem in error.problems} <= FOR_STARTING:
             raise
         try:
             plan = planned(True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.paths import SweepPaths
+from eke.common.plugins import LAUNCHERS, plugin_names
 from eke.common.text import align, format_bytes, format_number, format_seconds
 from eke.config.compose import Arguments, launcher_of
-from eke.config.schema import Launcher
+from eke.config.schema import Config
 from eke.config.sweep import Expanded, SweepCell, expand
 from eke.data.sources import looking_once
 from eke.estimate.memory import (
@@ -34,24 +35,21 @@ from eke.launch import (
     Board,
     Books,
     Cell,
-    Devices,
     Job,
+    Launcher,
     Place,
-    Pool,
     Rerun,
     SweepFile,
     done_again,
-    find_devices,
+    find_launcher,
     merge_duplicates,
     open_board,
-    place_of,
     smallest_first,
     sweep_exit_code,
     sweep_id,
     sweep_paths,
     watching,
 )
-from eke.launch.slurm import Cluster, describe_arrays, make_request, place_in_cluster
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine, label_cells, render_cells
@@ -60,8 +58,6 @@ from eke.workflows.planning import (
     plan_for,
     say,
     weighed,
-    without_cluster,
-    without_pool,
 )
 from eke.workflows.running import plan_unless_answered
 
@@ -152,14 +148,6 @@ def _plain(cell: Cell, found: Outlook | None) -> dict[str, Any]:
     return plain | {"memory": as_json(found.memory)} | time_as_json(found.time)
 
 
-DETACHED_HERE = Problem(
-    "launcher.detach",
-    "true",
-    "a sweep on this machine ends with the process that watches over it",
-    "hydra/launcher=slurm   (or start it under tmux or nohup)",
-)
-
-
 @dataclass(frozen=True)
 class Planned:
     """A sweep before it runs."""
@@ -213,14 +201,14 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     line = PlanningLine()
     expanded = expand(arguments.overrides, arguments.config_dir, line.composed)
     composed = [cell.composed for cell in expanded.cells]
-    launcher = launcher_of(arguments.overrides)
-    if problem := misplaced(composed[0].config.launcher, launcher == "slurm"):
+    launcher = find_launcher(launcher_of(arguments.overrides))
+    if problem := cannot_detach(composed[0].config, launcher):
         line.close()
         raise ConfigError(problem)
     own = [each.config for each in composed if each.config_dir]
     identity = sweep_id([cell.overrides for cell in expanded.cells], own)
     group = f"sweep-{identity}"
-    cells, plans = plan_cells(expanded.cells, group, line.planned, launcher == "slurm")
+    cells, plans = plan_cells(expanded.cells, group, line.planned, launcher)
     planning = composed[0].config.plan_only
     if trace or not planning:
         weigh_open_cells(cells, plans, line.traced)
@@ -228,13 +216,11 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     duplicates = merge_duplicates(plans)
     labels = label_cells([cell.overrides for cell in cells], [cell.row for cell in cells])
     jobs = make_jobs(labels, plans, duplicates)
-    where = place_in_cluster if launcher == "slurm" else place_of
     if as_json and planning:
-        return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, where)))
+        return say(outlooks_as_json(cells, outlooks(jobs), records_of(jobs, launcher.place_of)))
     say(f"sweep {identity}: {describe(cells, len(duplicates), expanded)}")
-    idle = without_pool if launcher == "slurm" else without_cluster
-    unused = not_asked_for(jobs, cells, plans) if launcher == "slurm" else []
-    for text in [*idle(arguments.overrides), *unused]:
+    unused = launcher.unused(arguments.overrides)
+    for text in [*unused, *not_asked_for(jobs, cells, plans, launcher)]:
         say(f"  warning: {text}")
     first = composed[0].config
     planned = Planned(
@@ -247,34 +233,41 @@ def sweep(arguments: Arguments, as_json: bool = False, trace: bool = False) -> i
     )
     if planning:
         say("\n" + render_outlooks(cells, outlooks(jobs)))
-        say_finished(jobs, where)
+        say_finished(jobs, launcher.place_of)
         say_hours(jobs)
-        if launcher == "slurm" and planned.jobs:
-            say("\n" + describe_arrays(planned.jobs, planned.paths, identity))
+        if preview := launcher.preview(planned.jobs, planned.paths, identity):
+            say("\n" + preview)
         return EXIT_OK
     refuse_if_strict(cells, expanded)
-    if launcher == "slurm":
-        return run_in_cluster(planned, first.launcher.detach)
-    return run_here(planned, first.launcher)
+    return run_planned_sweep(planned, launcher, first.launcher.detach)
 
 
 def not_asked_for(
-    jobs: Iterable[Job], cells: Sequence[Cell], plans: Sequence[Plan | None]
+    jobs: Iterable[Job],
+    cells: Sequence[Cell],
+    plans: Sequence[Plan | None],
+    launcher: Launcher,
 ) -> list[str]:
-    """What cells would ask a cluster for, were their runs not those of cells that ask for else."""
+    """Warnings about cells whose run is that of another cell, which requests other resources."""
     told = []
     for job, number in ((each, number) for each in jobs for number in each.cells[1:]):
         plan = plans[number]
-        if plan and make_request(plan) != make_request(job.plan):
+        if plan and launcher.request(plan) != launcher.request(job.plan):
             mine = set(cells[number].overrides) - set(cells[job.number].overrides)
             words = " ".join(sorted(mine)) or "what is usual"
             told.append(f"{words} is not asked for: the run is another cell's, too, and runs once")
     return list(dict.fromkeys(told))
 
 
-def misplaced(launcher: Launcher, in_cluster: bool) -> Problem | None:
-    """What is asked of the wrong launcher; None where nothing is."""
-    return DETACHED_HERE if launcher.detach and not in_cluster else None
+def cannot_detach(config: Config, launcher: Launcher) -> Problem | None:
+    """Why `launcher.detach` is invalid; None if it is valid or off."""
+    if not config.launcher.detach or launcher.can_detach:
+        return None
+    others = (find_launcher(name) for name in plugin_names(LAUNCHERS))
+    other = next(each.name for each in others if each.can_detach)
+    why = "this launcher's runs end with the process that watches over them"
+    fix = Fix(f"hydra/launcher={other}", remark="or start it under tmux or nohup")
+    return Problem("launcher.detach", "true", why, fix)
 
 
 def say_finished(jobs: Sequence[Job], where: Callable[[Plan], Place]) -> None:
@@ -328,46 +321,29 @@ def named(choices: Mapping[str, str]) -> str:
     return "" if chosen == "none" else chosen
 
 
-def run_here(planned: Planned, launcher: Launcher) -> int:
-    """Run a sweep on this machine's devices; returns its exit code."""
+def run_planned_sweep(planned: Planned, launcher: Launcher, detach: bool) -> int:
+    """Start a sweep and, unless it is to be left alone, wait for it; returns its exit code."""
     stop_tracing()
-    jobs = planned.jobs
-    devices = devices_of({job.kind for job in jobs}, launcher)
     with open_board(len(planned.cells)) as board, watching(planned.paths):
         file, rerun = planned.file(), planned.rerun(board)
-        books = Books(jobs, board, file, partial(place_of, old=rerun.old))
-        Pool(books, devices).run()
-        rerun.end()
-    return planned.show(file.problem)
-
-
-def devices_of(kinds: Iterable[str], launcher: Launcher) -> dict[str, Devices]:
-    """This machine's devices of each kind that runs need."""
-    slots, runs = launcher.cpu_slots, launcher.runs_per_device
-    return {kind: find_devices(kind, slots, runs) for kind in kinds}
-
-
-def run_in_cluster(planned: Planned, detach: bool) -> int:
-    """Submit a sweep and, unless somebody wants to leave, wait for it; returns its exit code."""
-    with open_board(len(planned.cells)) as board, watching(planned.paths):
-        file, rerun = planned.file(), planned.rerun(board)
-        books = Books(planned.jobs, board, file, partial(place_in_cluster, old=rerun.old))
-        cluster = Cluster(books, planned.paths, planned.identity)
-        cluster.submit()
+        books = Books(planned.jobs, board, file, partial(launcher.place_of, old=rerun.old))
+        started = launcher.start(books, planned.paths, planned.identity)
         try:
             if not detach:
-                cluster.watch()
+                started.wait()
         except KeyboardInterrupt:
+            if not launcher.can_detach:
+                raise
             say("")
         rerun.end()
-    if not cluster.unfinished():
+    if not started.goes_on():
         return planned.show(file.problem)
-    folder, left = shlex.quote(str(planned.paths.folder)), cluster.without_job()
+    folder, left = shlex.quote(str(planned.paths.folder)), started.not_started()
     if left:
         why = left[0].waiting_for or "the command was interrupted"
         missing = format_number(len(left), "run")
-        say(f"not in the queue, and the same command submits them: {missing} ({why})")
-    say(f"the runs go on in the cluster: eke status {folder}   (eke cancel {folder} stops them)")
+        say(f"not submitted, and the same command submits them: {missing} ({why})")
+    say(f"the runs continue: eke status {folder}   (eke cancel {folder} stops them)")
     if left or not detach:
         return EXIT_RESUMABLE
     failed = any(job.outcome is Outcome.crashed for job in planned.jobs)
@@ -398,34 +374,34 @@ def plan_cells(
     expanded: Sequence[SweepCell],
     group: str,
     progress: Callable[[int, int], None],
-    in_cluster: bool = False,
+    launcher: Launcher | None = None,
 ) -> tuple[list[Cell], list[Plan | None]]:
     """Every cell with its plan, or refused with its reason; the tracker groups them by sweep."""
     cells: list[Cell] = []
     plans: list[Plan | None] = []
+    launcher = launcher or find_launcher("local")
     with looking_once():
         for point in expanded:
-            cell, plan = _plan_cell(point, group, in_cluster)
+            cell, plan = _plan_cell(point, group, launcher)
             cells.append(cell)
             plans.append(plan)
             progress(len(cells), len(expanded))
     return cells, plans
 
 
-def _plan_cell(point: SweepCell, group: str, in_cluster: bool) -> tuple[Cell, Plan | None]:
+def _plan_cell(point: SweepCell, group: str, launcher: Launcher) -> tuple[Cell, Plan | None]:
     composed = point.composed
     config = composed.config
     config.tracker.group = config.tracker.group or group
     cell = Cell(composed.overrides, row=point.row, round=config.repeat)
     try:
         plan_it = partial(
-            plan_for, composed, in_cluster=in_cluster, refuse=True, trace=False,
-            means=means_of_a_cell(config, in_cluster),
+            plan_for, composed, launcher=launcher, refuse=True, trace=False,
+            means=means_of_a_cell(config, launcher),
         )  # fmt: skip
-        where = place_in_cluster if in_cluster else place_of
+        where = launcher.place_of
         plan = plan_it(True) if config.plan_only else plan_unless_answered(plan_it, where)
-        if in_cluster:
-            make_request(plan)
+        launcher.request(plan)
     except ConfigError as error:
         cell.refuse(error)
         return cell, None
@@ -467,7 +443,7 @@ def refuse_if_strict(cells: Sequence[Cell], expanded: Expanded) -> None:
         if cell.outcome == Outcome.refused.name
     ]
     if refused and expanded.strict:
-        fix = "sweep.strict=false runs the others"
+        fix = Fix("sweep.strict=false", remark="runs the others")
         raise ConfigError([*refused[:-1], replace(refused[-1], fix=fix)])
 
 

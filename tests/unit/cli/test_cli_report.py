@@ -64,7 +64,7 @@ def test_options_reach_the_comparison(sweep, capsys):
     [
         (["nowhere"], "there is no such folder"),
         (["{sweep}", "--baseline", "precision=fp8"], "--baseline"),
-        (["{sweep}", "--by", "optimizer"], "what differs is precision"),
+        (["{sweep}", "--by", "optimizer"], "differing: precision"),
         (["{sweep}", "--by", "precison"], "-> --by precision"),
     ],
 )

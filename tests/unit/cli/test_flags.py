@@ -1,6 +1,8 @@
 """Flags of a command of `eke` that were misspelt."""
 
+import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,57 @@ def test_seconds_that_are_none(capsys) -> None:
 def test_what_is_proposed_leads_on(typed: list[str], fix: str, capsys) -> None:
     assert main(typed) == 2
     assert fix in capsys.readouterr().err
+
+
+def problems_in_json(typed: list[str], capsys) -> list[dict[str, Any]]:
+    assert main(typed) == 2
+    printed = capsys.readouterr()
+    found: list[dict[str, Any]] = json.loads(printed.out)["problems"]
+    assert f"{len(found)} problem" in printed.err
+    assert {"id", "key", "value", "why", "overrides"} <= set(found[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        pytest.param(
+            ["train.steps=0", "optimizer.beta2=1", "hardware=cpu"],
+            [
+                ("limit", "optimizer.beta2", ["optimizer.beta2=0.999"]),
+                ("limit", "train.steps", ["train.steps=null"]),
+            ],
+            id="rules",
+        ),
+        pytest.param(["precison=bf16"], [("", "precison", ["precision=bf16"])], id="spelling"),
+        pytest.param(["model=a,gpt2"], [("", "model", []), ("", "model", [])], id="no override"),
+        pytest.param(
+            ["seed=1,2"],
+            [("", "seed", ["-m", "seed=1,2", "plan_only=true"])],
+            id="a sweep, as words to execute",
+        ),
+        pytest.param(
+            ["data=text", "hardware=cpu"], [("", "data.path", [])], id="only the user knows"
+        ),
+    ],
+)
+def test_a_rejected_plan_prints_its_problems_for_programs(typed, expected, capsys) -> None:
+    found = problems_in_json(["plan", "--json", *typed], capsys)
+    assert [(p["id"], p["key"], p["overrides"]) for p in found] == expected
+
+
+def test_overrides_of_problems_run_as_they_stand(capsys) -> None:
+    typed = ["optimizer.beta2=1", "precison=bf16", "train.steps=0", "hardware=cpu"]
+    found = problems_in_json(["plan", "--json", *typed], capsys)
+    fixed = [word for each in found for word in each["overrides"]]
+    found = problems_in_json(["plan", "--json", *typed[:1], *fixed, *typed[2:]], capsys)
+    fixed += [word for each in found for word in each["overrides"]]
+    assert main(["plan", "--json", "--quick", *fixed, "hardware=cpu"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["choices"]["precision"] == "bf16"
+
+
+def test_a_status_of_no_runs_prints_its_problem_for_programs(tmp_path, capsys) -> None:
+    (problem,) = problems_in_json(["status", str(tmp_path / "none"), "--json"], capsys)
+    assert (problem["key"], problem["value"]) == ("DIR", str(tmp_path / "none"))
+    assert problem["remark"].startswith("eke status ")

@@ -69,7 +69,7 @@ def world(monkeypatch, runs):
             paths.folder.mkdir(parents=True, exist_ok=True)
             paths.lock.write_text(f"process {pid}\n" if pid else "")
             paths.attempts.write_text(json.dumps({"host": host, "pid": 1}) + "\n")
-            self.found.append(Standing(paths, name, state, **more))
+            self.found.append(Standing(paths, name, state, launcher="slurm", **more))
 
     made = World()
     monkeypatch.setattr(run_commands, "find_standings", lambda _: made.found)
@@ -154,7 +154,7 @@ def test_status_says_what_was_not_seen(world, capsys) -> None:
     world.run("b", "ok")
     assert cli.main(["status", "runs"]) == 1
     out = capsys.readouterr().out
-    assert "SLURM does not answer: squeue: no controller" in out
+    assert "slurm does not answer: squeue: no controller" in out
     assert "what it does with the jobs of 1 run" in out
     assert cli.main(["status", "--json", "runs"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -56,7 +56,7 @@ def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:
     with pytest.raises(ConfigError) as caught:
         find_files("jsonl", "data.path", str(folder / "my_dat.jsonl"), None)
     (problem,) = caught.value.problems
-    assert problem.fix == f"data.path={folder / 'my_data.jsonl'}"
+    assert str(problem.fix) == f"data.path={folder / 'my_data.jsonl'}"
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_a_file_that_was_probably_meant_is_proposed(folder) -> None:
 def test_a_checkpoint_that_was_probably_meant_is_proposed(folder, typed, proposed) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(str(folder / typed), None)
-    assert caught.value.problems[0].fix.endswith(proposed)
+    assert str(caught.value.problems[0].fix).endswith(proposed)

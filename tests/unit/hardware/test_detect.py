@@ -208,5 +208,5 @@ def test_an_unknown_option_names_the_nearest(machine):
     machine()
     with pytest.raises(ConfigError, match="hardware = h10") as caught:
         choose_device("h10")
-    assert caught.value.problems[0].fix == "hardware=h100"
+    assert str(caught.value.problems[0].fix) == "hardware=h100"
     assert "12 known devices: auto, cpu, v100_16" in caught.value.problems[0].why

@@ -290,7 +290,7 @@ def test_a_folder_that_can_be_used_no_more_since_a_rule_has_looked(
     with pytest.raises(ConfigError) as caught, claim(paths):
         pytest.fail("held")
     (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("paths.runs", str(paths.folder.parent))
+    assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
     assert problem.why == f"{paths.lock} cannot be written: {os.strerror(code)}"
     assert caught.value.exit_code == 1, "nothing is wrong with what was typed"
 
@@ -324,7 +324,7 @@ def test_a_file_system_without_locks_is_said_and_no_other_process_made_up(
     with pytest.raises(ConfigError, match=why) as caught, claim(paths):
         pytest.fail("held without a lock")
     (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("paths.runs", str(paths.folder.parent))
+    assert (problem.key, problem.value) == ("paths.runs", str(paths.folder.parent))
 
 
 def test_claiming_leaves_the_record_alone(paths) -> None:

@@ -9,7 +9,7 @@ from eke.common.paths import RunPaths, SweepPaths
 from eke.launch.processes.running_run import place_of
 from eke.launch.processes.sweep import CHANGED, Job
 from eke.launch.processes.sweep_state import Rerun
-from eke.launch.slurm.run import place_in_cluster
+from eke.launch.slurm import SlurmLauncher
 from eke.plan.record import Outcome, start_attempt, write_record
 
 
@@ -61,7 +61,7 @@ def typed(sweep, jobs, stop_after: int = 3, outcomes=("ok",) * 3, where=place_of
     return done
 
 
-@pytest.mark.parametrize("where", [place_of, place_in_cluster], ids=["here", "slurm"])
+@pytest.mark.parametrize("where", [place_of, SlurmLauncher().place_of], ids=["here", "slurm"])
 def test_an_interrupted_one_goes_on_and_a_finished_one_begins_anew(sweep, jobs, where) -> None:
     assert typed(sweep, jobs(), where=where) == ["a", "b", "c"]
     assert typed(sweep, jobs(), stop_after=1, where=where) == ["a-2"]

@@ -19,12 +19,12 @@ from eke.config.schema import (
     Evaluation,
     LlamaModel,
     Resources,
-    Slurm,
     Switch,
     Synthetic,
     Task,
 )
 from eke.config.schema.codec import make_converter
+from eke.config.schema.slurm import Slurm
 from eke.plan.identity import FORMER_VALUES, canonical, changed_fingerprint, meaningful, run_id
 
 # --- every key ----------------------------------------------------------------------------------

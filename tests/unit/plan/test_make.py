@@ -136,9 +136,9 @@ def test_impossible_lengths_are_refused_with_a_fix_that_mends_them(typed, path, 
     with pytest.raises(ConfigError) as caught:
         plan_of(*last_wins(*SYNTHETIC, *typed))
     (problem,) = caught.value.problems
-    assert problem.path == path
+    assert problem.key == path
     assert words in problem.why
-    plan_of(*last_wins(*SYNTHETIC, *typed, *problem.fix.split()))
+    plan_of(*last_wins(*SYNTHETIC, *typed, *problem.overrides))
 
 
 @settings(deadline=None, max_examples=40)
@@ -193,8 +193,8 @@ def test_a_text_shorter_than_a_sample_is_refused(seq_len, part, text) -> None:
     with pytest.raises(ConfigError, match=f"the {part} part of the text is shorter") as caught:
         plan_of("data=text", text, f"data.seq_len={seq_len}")
     (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("data.seq_len", str(seq_len))
-    assert plan_of("data=text", text, problem.fix).steps.num_eval_samples > 0
+    assert (problem.key, problem.value) == ("data.seq_len", str(seq_len))
+    assert plan_of("data=text", text, str(problem.fix)).steps.num_eval_samples > 0
 
 
 # --- compute ------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_text_that_is_too_short_is_answered_with_a_length_that_it_has(task, tm
              "batch.per_device=1", "train.steps=1")  # fmt: skip
     with pytest.raises(ConfigError, match="shorter than one sample") as caught:
         plan_of(*typed, "data.seq_len=512")
-    fix = caught.value.problems[0].fix
+    fix = str(caught.value.problems[0].fix)
     assert fix == ("data.seq_len=15" if task == "seq2seq_lm" else "data.seq_len=31")
     assert plan_of(*typed, fix).steps.num_eval_samples == 1
 

@@ -25,7 +25,7 @@ def machine(monkeypatch):
     def ask(override, device, *programs, planning=False):
         monkeypatch.setattr("shutil.which", lambda name: name if name in programs else None)
         refused, _ = check(Facts(compose([override]).config, device, planning=planning))
-        return {problem.rule: problem for problem in refused}
+        return {problem.id: problem for problem in refused}
 
     monkeypatch.delenv("CC", raising=False)
     return ask
@@ -35,7 +35,7 @@ def machine(monkeypatch):
 def test_on_a_gpu_a_compiler_of_c_is_needed(override, rule, machine, monkeypatch) -> None:
     refused = machine(override, HERE)
     assert "no C compiler" in refused[rule].why
-    assert refused[rule].fix.endswith("apt install gcc)")
+    assert str(refused[rule].fix).endswith("apt install gcc)")
     for compiler in ("gcc", "clang"):
         assert rule not in machine(override, HERE, compiler)
     assert rule in machine(override, HERE, "g++")

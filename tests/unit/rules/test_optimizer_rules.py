@@ -18,7 +18,7 @@ from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes
 
 def found(*overrides, device=CPU):
     refused, warned = check(Facts(compose(list(overrides)).config, device))
-    return {p.rule: p for p in refused + warned}
+    return {p.id: p for p in refused + warned}
 
 
 def stepped(*overrides):
@@ -93,8 +93,8 @@ def test_schedule_free_with_a_constant_rate_is_not_warned_about() -> None:
 def test_the_package_of_each_optimizer_is_named(option, monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     problem = found(f"optimizer={option}")["package_missing"]
-    assert (problem.path, problem.value) == ("optimizer", option)
-    assert problem.fix.startswith("optimizer=adamw   (or: ")
+    assert (problem.key, problem.value) == ("optimizer", option)
+    assert str(problem.fix).startswith("optimizer=adamw   (or: ")
 
 
 def test_another_project_of_that_name_is_not_nvidias(tmp_path, monkeypatch) -> None:

@@ -25,7 +25,7 @@ def build(*overrides: str) -> torch.nn.Module:
 
 def rules_of(*overrides: str, device=H200) -> set[str]:
     refused, warned = check(Facts(compose(list(overrides)).config, device, planning=True))
-    return {problem.rule for problem in refused + warned}
+    return {problem.id for problem in refused + warned}
 
 
 def test_pytorch_has_no_backward_pass_of_flex_on_a_cpu() -> None:
@@ -141,6 +141,6 @@ def test_the_package_of_each_kernel_is_named(option, monkeypatch) -> None:
     monkeypatch.setattr("eke.rules.device.find_spec", lambda name: None)
     typed = [option, HALF, "tracker=none"]
     refused, _ = check(Facts(compose(typed).config, H200))
-    (problem,) = [p for p in refused if p.rule == "package_missing"]
-    assert f"{problem.path}={problem.value}" == option
-    assert "pip install" in problem.fix
+    (problem,) = [p for p in refused if p.id == "package_missing"]
+    assert f"{problem.key}={problem.value}" == option
+    assert "pip install" in str(problem.fix)

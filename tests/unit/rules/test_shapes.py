@@ -15,7 +15,7 @@ ALIGNED = ("data=synthetic", "data.seq_len=128", "model.vocab_size=320", "model.
 def proposals(device, *overrides):
     """Path -> what to type instead."""
     _, warned = check(Facts(config_of(*ALIGNED, *overrides), device), SHAPE_RULES)
-    return {problem.path: problem.fix for problem in warned}
+    return {problem.key: str(problem.fix) for problem in warned}
 
 
 @pytest.mark.parametrize(

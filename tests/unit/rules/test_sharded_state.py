@@ -16,14 +16,14 @@ RULE = "states_do_not_fit"
 def problem_of(device, *overrides):
     """What the rule says of these overrides; None when it has nothing to say."""
     refused, _ = check(Facts(compose(list(overrides)).config, device))
-    return next((p for p in refused if p.rule == RULE), None)
+    return next((p for p in refused if p.id == RULE), None)
 
 
 def test_several_gpus_are_proposed_where_one_is_too_small() -> None:
     """8.03 B float32 parameters with AdamW are 120 GiB; an eighth of that fits into 80 GiB."""
     problem = problem_of(EIGHT, "model=llama3_8b")
-    assert problem.fix == "distributed=fsdp distributed.num_processes=8"
-    assert problem_of(EIGHT, "model=llama3_8b", *problem.fix.split()) is None
+    assert str(problem.fix) == "distributed=fsdp distributed.num_processes=8"
+    assert problem_of(EIGHT, "model=llama3_8b", *problem.overrides) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_several_gpus_are_proposed_where_one_is_too_small() -> None:
 )
 def test_it_is_not_proposed_where_it_would_not_do(device, overrides) -> None:
     problem = problem_of(device, "model=llama3_8b", *overrides)
-    assert "fsdp" not in problem.fix
+    assert "fsdp" not in str(problem.fix)
 
 
 def test_the_whole_weights_must_fit_before_they_are_cut() -> None:
@@ -46,7 +46,7 @@ def test_the_whole_weights_must_fit_before_they_are_cut() -> None:
         EIGHT, "model=mixtral_8x7b", "distributed=fsdp", "distributed.num_processes=8"
     )
     assert "173.98 GiB, which each process holds whole before" in problem.why
-    assert problem.fix.startswith("peft=qlora")
+    assert str(problem.fix).startswith("peft=qlora")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_cpu_shares_its_memory_between_processes(gib, strategy, fix) -> None:
     memory = dataclasses.replace(CPU, memory_bytes=gib * 2**30)
     typed = ("model=llama_1b", f"distributed={strategy}", "distributed.num_processes=8")
     problem = problem_of(memory, *typed)
-    assert problem.fix == fix
+    assert str(problem.fix) == fix
     kept = [o for o in typed if o.split("=")[0] != fix.split("=")[0]]
     if fix == "distributed=none":
         kept = ["model=llama_1b"]

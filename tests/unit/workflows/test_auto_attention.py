@@ -80,9 +80,9 @@ def test_of_a_checkpoint_without_sdpa_auto_is_eager_and_sdpa_is_refused(kind, tm
     with pytest.raises(ConfigError) as caught:
         plan_of(*model, "attention=sdpa")
     (problem,) = caught.value.problems
-    assert (problem.path, problem.value) == ("attention", "sdpa")
-    assert problem.rule == "attention_is_implemented"
-    assert problem.fix.startswith("attention=eager")
+    assert (problem.key, problem.value) == ("attention", "sdpa")
+    assert problem.id == "attention_is_implemented"
+    assert str(problem.fix).startswith("attention=eager")
     built = build_model(auto, torch.device("cpu"))
     assert built.config._attn_implementation == "eager"
     assert built(input_ids=torch.full((1, 4), 9)).logits.isfinite().all()

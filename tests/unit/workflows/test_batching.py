@@ -1,15 +1,20 @@
 """`batch=auto` as it is typed: what the plan says, what is refused, and when a run is tried out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from support import started_by_torchrun
+from unit.plan.cases import plan_of
 
 from eke import workflows
 from eke.cli import main as cli
 from eke.common.text import GIB, MIB
+from eke.estimate.memory import room_for_a_batch
+from eke.hardware import Device
 from eke.launch import Probed
 from eke.workflows import running
+from eke.workflows.auto_batch import memory_asked_for
 
 pytestmark = pytest.mark.usefixtures("own_machine")
 
@@ -244,3 +249,14 @@ def test_processes_that_somebody_else_started_are_not_tried_out(
 def test_a_cluster_of_unknown_memory_is_asked_for_it(plan) -> None:
     typed = ("hydra/launcher=slurm", "hardware=cpu", *AUTO, "plan_only=true")
     assert workflows.main(["-m", *typed]) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [("64G", 64 * GIB), ("65536", 64 * GIB), ("65536MB", 64 * GIB), ("67108864K", 64 * GIB)],
+)
+def test_memory_asked_of_a_cluster_is_read_as_sbatch_reads_it(asked, size) -> None:
+    open_ended = Device(kind="cpu", name="node")
+    plan = plan_of("data=synthetic", f"resources.memory={asked}", device=open_ended)
+    known = replace(plan, device=replace(open_ended, memory_bytes=size))
+    assert memory_asked_for(plan) == room_for_a_batch(known) > 60 * GIB

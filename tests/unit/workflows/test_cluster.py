@@ -7,11 +7,12 @@ import pytest
 from eke import workflows
 from eke.common.errors import EkeError
 from eke.common.text import GIB
+from eke.config.schema import unused_cluster_overrides
 from eke.hardware import Device
+from eke.launch import find_launcher
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import SubmissionRefused
 from eke.plan.record import Outcome
-from eke.workflows.planning import without_cluster, without_pool
 
 SMALL = (
     *("data=synthetic", "data.seq_len=32", "data.num_samples=64", "train.steps=20"),
@@ -105,7 +106,7 @@ def test_without_a_cluster_nothing_is_started(typed, no_gpu, tmp_path) -> None:
 def test_detaching_from_a_sweep_on_this_machine_is_refused(typed, tmp_path) -> None:
     code, out, err = typed("-m", *SMALL, "hardware=cpu", "seed=0,1", "launcher.detach=true")
     assert (code, out) == (2, "")
-    assert "ends with the process that watches over it" in err
+    assert "end with the process that watches over them" in err
     assert "-> hydra/launcher=slurm" in err
     assert not (tmp_path / "runs").exists()
 
@@ -127,16 +128,16 @@ HERE = ["launcher.cpu_slots=2", "launcher.runs_per_device=2"]
 
 @pytest.mark.parametrize("text", CLUSTER)
 def test_what_is_for_a_cluster_warns_here(text) -> None:
-    (said,) = without_cluster(["seed=1", text])
-    assert said.startswith(f"{text} has no effect on this machine")
-    assert without_pool([text]) == []
+    (said,) = unused_cluster_overrides(["seed=1", text])
+    assert said.startswith(f"{text} has no effect with hydra/launcher=local")
+    assert find_launcher("slurm").unused([text]) == []
 
 
 @pytest.mark.parametrize("text", HERE)
 def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
-    (said,) = without_pool(["seed=1", text, "launcher.detach=true"])
+    (said,) = find_launcher("slurm").unused(["seed=1", text, "launcher.detach=true"])
     assert said.startswith(f"{text} has no effect in a cluster")
-    assert without_cluster([text]) == []
+    assert unused_cluster_overrides([text]) == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_what_is_for_this_machine_warns_in_a_cluster(text) -> None:
         pytest.param([*SMALL, "hardware=cpu", "slurm.qos=x"], "slurm.qos=x has no", id="a run"),
         pytest.param(
             ["-m", *SMALL, "hardware=cpu", "seed=0,1", "resources.cpus=2"],
-            "resources.cpus=2 has no effect on this machine",
+            "resources.cpus=2 has no effect with hydra/launcher=local",
             id="a sweep",
         ),
         pytest.param(
@@ -181,19 +182,19 @@ def submitted(monkeypatch, tmp_path):
             for job in self.jobs[: self.refused]:
                 job.end(Outcome.crashed, "sbatch: error: Invalid partition")
 
-        def watch(self) -> None:
+        def wait(self) -> None:
             """Until somebody leaves."""
             raise KeyboardInterrupt
 
-        def unfinished(self):
-            """All."""
-            return self.jobs
+        def goes_on(self) -> bool:
+            """All do."""
+            return True
 
-        def without_job(self):
+        def not_started(self):
             """Those that did not fit."""
             return self.jobs[self.room :]
 
-    monkeypatch.setattr(sys.modules["eke.workflows.sweep"], "Cluster", Taken)
+    monkeypatch.setattr("eke.launch.slurm.dispatch.Cluster", Taken)
     return Taken
 
 
@@ -209,8 +210,8 @@ def test_leaving_says_what_goes_on_and_what_does_not(
     more = ["launcher.detach=true"] if detach else []
     found, out, err = typed(*SLURM, "hardware=cpu", *more)
     assert found == code, err
-    assert "the runs go on in the cluster: eke status" in out
-    left = "not in the queue, and the same command submits them: 1 run (sbatch: error"
+    assert "the runs continue: eke status" in out
+    left = "not submitted, and the same command submits them: 1 run (sbatch: error"
     assert (left in out) is (room == 1)
 
 

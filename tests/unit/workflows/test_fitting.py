@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -102,8 +101,8 @@ def test_what_has_no_meaning_for_a_search_is_refused(key, value, usual) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(f"{key}={value}"))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.value) == (key, value.lower())
-    assert problem.fix == f"{key}={usual}"
+    assert (problem.key, problem.value) == (key, value.lower())
+    assert str(problem.fix) == f"{key}={usual}"
 
 
 def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
@@ -111,7 +110,7 @@ def test_several_values_of_a_key_are_no_start_of_a_search() -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish("precision=bf16,fp32"))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.fix) == ("precision", "")
+    assert (problem.key, str(problem.fix)) == ("precision", "")
 
 
 def values_of(fitting, axis: str) -> list[tuple[str, ...]]:
@@ -181,57 +180,57 @@ def test_no_trial_is_made_where_there_is_nothing_to_choose_from() -> None:
         prepare(wish(*ALL_TYPED, "batch.per_device=1"))
     (problem,) = refused.value.problems
     assert "nothing to choose from but what was typed" in problem.why
-    assert problem.fix.startswith("python train.py model=tiny ")
+    assert str(problem.fix).startswith("python train.py model=tiny ")
     assert prepare(wish(*ALL_TYPED, "batch.per_device=2")).candidates.found[1:], "two micro-batches"
 
 
-@pytest.mark.parametrize("heard", [[], [2]], ids=["undisturbed", "Ctrl-C"])
-def test_who_asks_to_stop_means_the_search(heard, tmp_path, monkeypatch) -> None:
+class Started:
+    """Trials that end at once; some may not have been taken."""
+
+    def __init__(self, stopped: bool = False) -> None:
+        self.stopped = stopped
+
+    def wait(self) -> bool:
+        """Whether a signal asked to stop."""
+        return self.stopped
+
+
+def launcher_that(started) -> SimpleNamespace:
+    """A launcher with trials of the test's own."""
+    return SimpleNamespace(start=started, place_of=None, trials_at_once=3)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["undisturbed", "Ctrl-C"])
+def test_who_asks_to_stop_means_the_search(stopped, tmp_path, monkeypatch) -> None:
     """Also where the trial at hand has come to its own end before it could save and stop."""
-
-    class EndsWell:
-        def __init__(self, *_) -> None:
-            self.heard = heard
-
-        def run(self) -> None:
-            """The trial ends."""
-
-    monkeypatch.setattr("eke.workflows.autotune.Pool", EndsWell)
-    monkeypatch.setattr("eke.workflows.autotune.devices_of", lambda *_: {})
     fitting = prepare(wish(f"paths.runs={tmp_path}"))
+    launcher = launcher_that(lambda *_: Started(stopped))
+    monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher)
     job = SimpleNamespace(outcome=Outcome.ok, kind="cpu")
-    with pytest.raises(KeyboardInterrupt) if heard else nullcontext():
+    with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
         fitting._run([job])
 
 
-class Full:
-    """A cluster whose sbatch takes so many of the jobs."""
-
-    def __init__(self, books, *_, takes: int = 0) -> None:
-        self.books, self.takes, self.refused = books, takes, {}
-
-    def submit(self) -> None:
-        """Hand them in."""
-        self.refused = {job.number: "sbatch: no such partition" for job in self.books.jobs}
-        for _ in range(self.takes):
-            self.refused.popitem()
-
-    def watch(self) -> None:
-        """They end."""
-
-
-def test_a_cluster_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
+def test_a_launcher_that_takes_nothing_ends_the_search(tmp_path, monkeypatch) -> None:
     fitting = prepare(wish(f"paths.runs={tmp_path}"))
-    monkeypatch.setattr("eke.workflows.autotune.Fitting.in_cluster", True)
-    jobs = [SimpleNamespace(outcome=Outcome.crashed, kind="cpu", number=n) for n in range(2)]
-    monkeypatch.setattr("eke.workflows.autotune.Cluster", partial(Full, takes=1))
-    fitting._run(jobs)  # one runs
-    monkeypatch.setattr("eke.workflows.autotune.Cluster", Full)
+
+    def start(books, *_) -> Started:
+        for job in books.jobs[taken:]:
+            job.outcome, job.reason = Outcome.crashed, "sbatch: no such partition"
+        return Started()
+
+    def jobs() -> list[SimpleNamespace]:
+        return [SimpleNamespace(outcome=Outcome.ok, record=None) for _ in range(2)]
+
+    monkeypatch.setattr("eke.workflows.autotune.Fitting.launcher", launcher_that(start))
+    taken = 1
+    fitting._run(jobs())
+    taken = 0
     fitting._run([])  # a rule refused them all: nothing was to be submitted
     with pytest.raises(EkeError, match="no trial was submitted: sbatch: no such partition"):
-        fitting._run(jobs)
+        fitting._run(jobs())
     fitting.trials.append(Measured(0, 0, Trial(1.0), "ok"))
-    fitting._run(jobs)  # the cluster does take trials: it is about these
+    fitting._run(jobs())  # the cluster does take trials: it is about these
 
 
 def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
@@ -241,7 +240,7 @@ def test_a_missing_package_is_told_before_any_trial(monkeypatch) -> None:
     with pytest.raises(ConfigError) as refused:
         prepare(wish(*typed))
     (problem,) = refused.value.problems
-    assert (problem.path, problem.rule) == ("optimizer", "package_missing")
+    assert (problem.key, problem.id) == ("optimizer", "package_missing")
     assert prepare(wish(*typed, "plan_only=true")).candidates.first is not None, "for elsewhere"
 
 
@@ -250,7 +249,7 @@ def test_a_full_disk_stops_only_what_no_record_answers(record, monkeypatch) -> N
     """A search that is over needs no room to be typed again."""
     monkeypatch.setattr("eke.rules.training._free_bytes", lambda facts: 0)
     monkeypatch.setattr(
-        "eke.workflows.autotune.place_of", lambda plan: SimpleNamespace(record=record)
+        "eke.launch.local.LocalLauncher.place_of", lambda *_: SimpleNamespace(record=record)
     )
     refused = pytest.raises(ConfigError, match="the disk has 0 MiB")
     with refused if record is None else nullcontext():

@@ -9,6 +9,7 @@ from eke.config.compose.hydra import (
     is_completion,
     is_for_hydra,
     launcher_of,
+    needs_sweep,
     run_hydra_flags,
     sweep_by_hydra,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "is_set",
     "launcher_of",
     "multirun",
+    "needs_sweep",
     "run_hydra_flags",
     "split_arguments",
     "sweep_by_hydra",

@@ -17,11 +17,13 @@ from pathlib import Path
 import yaml
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.masking import masked
 from eke.common.paths import conf_folder, user_path
 from eke.common.plugins import load_plugin
 from eke.config.compose.catalogue import (
+    LABELS,
+    SECRET_FIX,
     Catalogue,
     admits,
     closest,
@@ -31,12 +33,10 @@ from eke.config.compose.catalogue import (
 )
 from eke.config.compose.compose_cache import PRESETS
 from eke.config.compose.hydra_settings import explain_in_files, is_hydras
-from eke.config.compose.overrides import mend
+from eke.config.compose.overrides import suggest_fix
 from eke.config.compose.suggest import completed, nearest_key
 from eke.config.foreign_names import find_retired
 from eke.config.schema import VARIANTS, Config
-
-INSTEAD = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
 
 
 def secrets_in(config: Mapping[str, object]) -> list[Problem]:
@@ -44,8 +44,11 @@ def secrets_in(config: Mapping[str, object]) -> list[Problem]:
     found: dict[str, str] = {}
     masked(config, found=found)
     why = "holds a secret, which files that others read would hold, and trackers"
-    fixes = {"tracker.uri": "tracker.uri=null   (and: export MLFLOW_TRACKING_URI=...)"}
-    return [Problem(key, text, why, fixes.get(key, INSTEAD)) for key, text in found.items()]
+    fixes = {"tracker.uri": Fix("tracker.uri=null", remark="and: export MLFLOW_TRACKING_URI=...")}
+    return [
+        Problem(key, text, why, fixes.get(key, Fix(remark=SECRET_FIX)))
+        for key, text in found.items()
+    ]
 
 
 # Hydra 1.3.8's own flags (hydra/_internal/utils.py, get_args_parser) -> values that follow.
@@ -137,7 +140,7 @@ class _Reader:
             return inline
         if self.tokens and not self.tokens[0].startswith("-"):
             return self.tokens.pop(0)
-        example = f"{flag} {_EXAMPLES.get(flag, 'VALUE')}"
+        example = Fix(remark=f"{flag} {_EXAMPLES.get(flag, 'VALUE')}")
         self.problems.append(Problem(flag, "", f"{flag} needs a value", example))
         return ""
 
@@ -187,8 +190,8 @@ def _no_utf8(token: str) -> Problem:
     key, name = token[:start], token[start:]
     typed = re.sub(r"[\udc80-\udcff'\\]", lambda sign: f"\\x{os.fsencode(sign[0]).hex()}", name)
     new = _BYTE.sub("_", name)
-    rename = f"   (after mv $'{typed}' {shlex.quote(new)})" if os.path.lexists(name) else ""
-    fix = f"{shlex.quote(key + new)}{rename}"
+    rename = f"after mv $'{typed}' {shlex.quote(new)}" if os.path.lexists(name) else ""
+    fix = Fix(key + new, remark=rename)
     return Problem(key[:-1] or "a word", typed, "is no UTF-8 text, which eke's files hold", fix)
 
 
@@ -227,12 +230,12 @@ def _unknown_flag(
     if long_flag and (of_command or not is_a_setting):
         follows = f" {value}" if value and {**_FLAGS, **also}[long_flag] else ""
         why = "takes no value" if flag == long_flag else "there is no such flag"
-        return Problem(flag, value or "", why, f"{long_flag}{follows}")
+        return Problem(flag, value or "", why, Fix(remark=f"{long_flag}{follows}"))
     if flag in _OF_PLAN:
         typed = [*reader.overrides, *reader.tokens]
-        fix = shlex.join(["eke", "plan", flag, *(t for t in typed if t != "plan_only=true")])
-        return Problem(flag, "", "is a flag of eke plan", fix)
-    fix = mend(override, catalogue)
+        command = shlex.join(["eke", "plan", flag, *(t for t in typed if t != "plan_only=true")])
+        return Problem(flag, "", "is a flag of eke plan", Fix(remark=command))
+    fix = suggest_fix(override, catalogue)
     why = "there is no such flag; settings are typed as key=value, without dashes"
     if not fix:
         flags = ", ".join([*also, "-m", "--config-dir FOLDER", "--cfg job", "--help", "--version"])
@@ -248,9 +251,7 @@ def _near_flag(flag: str, known: Mapping[str, int]) -> str | None:
 
 
 _FLAG = "--config-dir"
-
-LABELS = ("model", "precision", "memory", "dataloader", "slurm")
-"""Groups in which `option` only names a set of values: a user's file may have its own name."""
+CORRECT_FILE = Fix(remark="correct this file")
 
 GLOBAL = ("experiment", "recipe")
 """Groups whose files have the keys of the whole configuration."""
@@ -265,7 +266,7 @@ def check_folder(folder: Path) -> list[Problem]:
     """
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "there is no such folder"
-        return [Problem(_FLAG, str(folder), kind, f"{_FLAG} FOLDER")]
+        return [Problem(_FLAG, str(folder), kind, Fix(remark=f"{_FLAG} FOLDER"))]
     groups = [p.name for p in conf_folder().iterdir() if p.is_dir()]
     found = sorted([*folder.glob("*"), *folder.glob("*/*"), *_in_groups(folder, groups)])
     return [problem for path in found for problem in _check_path(path, folder, groups)]
@@ -301,8 +302,8 @@ def _check_path(path: Path, folder: Path, groups: Sequence[str]) -> list[Problem
     return []
 
 
-def _move(old: object, new: object) -> str:
-    return shlex.join(["mv", str(old), str(new)])
+def _move(old: object, new: object) -> Fix:
+    return Fix(remark=shlex.join(["mv", str(old), str(new)]))
 
 
 def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Catalogue) -> Problem:
@@ -311,7 +312,7 @@ def explain_file(error: BaseException, folders: tuple[Path, ...], catalogue: Cat
     if marked and marked.problem_mark:
         mark = marked.problem_mark
         why = f"not YAML: {marked.problem}"
-        return Problem(f"{mark.name}:{mark.line + 1}", "", why, "mend this line")
+        return Problem(f"{mark.name}:{mark.line + 1}", "", why, Fix(remark="correct this line"))
     text = str(error)
     key = _full_key(error)
     match = re.search(r"In '([^']+)'", text)
@@ -331,7 +332,7 @@ def explain_untyped(group: str, option: str, folders: tuple[Path, ...]) -> Probl
     file = _find_file(f"{group}/{option}", folders)
     begun = _beginning(file) if file else None
     why = f"names no /schema/{group}/NAME@_here_ in its defaults: {', '.join(VARIANTS[group])}"
-    return begun or Problem(group, option, why, "mend this file")
+    return begun or Problem(group, option, why, CORRECT_FILE)
 
 
 def check_options(
@@ -353,7 +354,7 @@ def check_options(
             file = next((f for f in chosen if setting.search(f.read_text())), chosen[0])
             why = f"is no option of {group} with these keys: {', '.join(fits)}"
             usual = choices[group] if group in LABELS else fits[0]
-            fix = f"write option: {closest(option, fits) or usual}"
+            fix = Fix(remark=f"write option: {closest(option, fits) or usual}")
             problems.append(Problem(f"{file}:{_line_of('option', file)}", option, why, fix))
     return problems
 
@@ -364,11 +365,12 @@ def _beginning(file: Path) -> Problem | None:
     header = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     if group in GLOBAL and not any(_PACKAGE.match(line) for line in header):
         why = f"{group}s are about all groups, and Hydra is told so in the first line"
-        return Problem(f"{file}:1", "", why, "write # @package _global_")
+        return Problem(f"{file}:1", "", why, Fix(remark="write # @package _global_"))
     if group in VARIANTS and not re.search("^defaults:", text, re.MULTILINE):
         names = ", ".join(VARIANTS[group])
         why = f"does not say which keys it has; they are those of one of {names}"
-        fix = f"write defaults: [/schema/{group}/{next(iter(VARIANTS[group]))}@_here_, _self_]"
+        first = next(iter(VARIANTS[group]))
+        fix = Fix(remark=f"write defaults: [/schema/{group}/{first}@_here_, _self_]")
         return Problem(f"{file}:1", "", why, fix)
     return None
 
@@ -383,7 +385,7 @@ def _absent_option(
     options = catalogue.options.get(group, {})
     why = f"{option} is not an option of {group}: {', '.join(options)}"
     near = closest(option, options)
-    fix = f"write {group}: {near}" if near else "mend this file"
+    fix = Fix(remark=f"write {group}: {near}") if near else CORRECT_FILE
     for folder in reversed(folders):
         for file in sorted(folder.rglob("*.yaml")):
             for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
@@ -421,17 +423,18 @@ def _line_of(name: str, file: Path) -> int:
     return 1
 
 
-def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, str]:
+def _explain_key(key: str, error: BaseException, catalogue: Catalogue) -> tuple[str, Fix]:
     """Why, and what to write into the file."""
     said = first_line(error)
     field = catalogue.keys.get(key)
     if field is None:
         near = nearest_key(key, catalogue) if key else None
-        return said, f"write {near}" if near else "mend this file"
+        return said, Fix(remark=f"write {near}") if near else CORRECT_FILE
     match = re.search(r"'([^']*)'", said)
     value = {"True": True, "False": False}.get(match[1], match[1]) if match else None
     if value is None or admits(field, value):
-        return said, f"write another {key}"
+        return said, Fix(remark=f"write another {key}")
     meant = probably_meant(field, value)
     quoted = f'"{meant}"' if meant in ("on", "off") else meant
-    return f"{field.words()} is wanted; {said}", f"write {key.rpartition('.')[2]}: {quoted}"
+    fix = Fix(remark=f"write {key.rpartition('.')[2]}: {quoted}")
+    return f"{field.words()} is wanted; {said}", fix

@@ -50,6 +50,12 @@ GROUPS: dict[str, str] = {
 }
 """What each group decides, in the order of the help page (a group that is not here comes last)."""
 
+LABELS = ("model", "precision", "memory", "dataloader", "slurm")
+"""Groups in which `option` only names a set of values: a user's file may have its own name."""
+
+SECRET_FIX = "export NAME=...   (in the shell; or a file: slurm.setup=['export NAME=$(cat FILE)'])"
+"""How to pass a secret without typing it as the value of a key."""
+
 FIXED_FIELDS = ("option", "family")
 """Fields that only an option's own file sets."""
 
@@ -230,14 +236,14 @@ def as_typed(*overrides: str) -> str:
     return shlex.join(overrides)
 
 
-def swept(mended: list[list[str]]) -> str:
-    """`data=hub data.name=imdb,squad` of what each value is typed as; empty where they differ."""
-    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in mended if words}
-    if len(keys) != 1 or not all(mended):
-        return ""
+def swept(overrides: list[list[str]]) -> list[str]:
+    """`data=hub data.name=imdb,squad` from the overrides of each value; empty where they differ."""
+    keys = {(*words[:-1], words[-1].partition("=")[0]) for words in overrides if words}
+    if len(keys) != 1 or not all(overrides):
+        return []
     *first, key = keys.pop()
-    values = dict.fromkeys(words[-1].partition("=")[2] for words in mended)
-    return as_typed(*first, f"{key}={','.join(values)}")
+    values = dict.fromkeys(words[-1].partition("=")[2] for words in overrides)
+    return [*first, f"{key}={','.join(values)}"]
 
 
 def quoted(value: str) -> str:
@@ -272,8 +278,6 @@ _PLACEHOLDERS = {
     "data.name": "FOLDER_OR_HUB_NAME",
     "offload.path": "FOLDER",
 }
-PLACEHOLDERS = ("FILE_OR_FOLDER", "FOLDER_OR_HUB_NAME")
-"""How the values end that stand for one of the user's."""
 # What OmegaConf itself checks values with.
 _NODES: dict[type, Any] = {
     bool: BooleanNode,

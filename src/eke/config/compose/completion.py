@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import program, user_path
 from eke.config.compose.arguments import INFO_VALUES
 from eke.config.compose.catalogue import (
@@ -298,11 +298,11 @@ def answer_shell(request: Sequence[str], commands: Mapping[str, str] | None = No
     action, _, shell = (request[0] if request else "").partition("=")
     if len(request) != 1 or action not in ("install", "uninstall", "query"):
         why = "wants install, uninstall or query, and a shell"
-        raise ConfigError(Problem("-sc", " ".join(request), why, "-sc install=bash"))
+        raise ConfigError(Problem("-sc", " ".join(request), why, Fix(remark="-sc install=bash")))
     if shell not in _INSTALL:
         near = closest(shell, _INSTALL) or "bash"
         why = f"completion is there for {', '.join(_INSTALL)}"
-        raise ConfigError(Problem("-sc", request[0], why, f"-sc {action}={near}"))
+        raise ConfigError(Problem("-sc", request[0], why, Fix(remark=f"-sc {action}={near}")))
     if action == "query":
         line, breaks = os.environ.get("COMP_LINE", ""), os.environ.get("COMP_WORDBREAKS", "")
         return _query(line, breaks, shell, commands or {})

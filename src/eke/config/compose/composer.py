@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem, is_placeholder
 from eke.common.paths import conf_folder
 from eke.config.compose.arguments import (
     check_folder,
@@ -28,16 +28,13 @@ from eke.config.compose.arguments import (
     secrets_in,
 )
 from eke.config.compose.catalogue import (
-    PLACEHOLDERS,
     Catalogue,
     Field,
     admits,
-    as_typed,
     class_fields,
     first_line,
     is_interpolation,
     make_catalogue,
-    multirun,
     shown,
 )
 from eke.config.compose.compose_cache import (
@@ -50,7 +47,7 @@ from eke.config.compose.compose_cache import (
     set_by_preset,
 )
 from eke.config.compose.hydra_settings import explain_in_files, is_launching
-from eke.config.compose.overrides import find_problems, mend, parse
+from eke.config.compose.overrides import find_problems, parse, suggest_fix
 from eke.config.compose.suggest import as_evaluation, completed, likeliest, option_for
 from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_attention
 
@@ -156,7 +153,7 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
         del typed[: len(pieces)]
         why = "a shell splits at spaces: there is none around the equals sign"
         key, _, value = text.partition("=")
-        problems.append(Problem(key, shown(f"= {value}"), why, mend(text, catalogue)))
+        problems.append(Problem(key, shown(f"= {value}"), why, suggest_fix(text, catalogue)))
     return problems, rest
 
 
@@ -169,7 +166,7 @@ def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
         why = "is about a set of runs; without -m one run would start here"
     else:
         return []
-    return [Problem(key, shown(value), why, f"{multirun()} {as_typed(text)}")]
+    return [Problem(key, shown(value), why, Fix("-m", text))]
 
 
 def contradictions(texts: Sequence[str]) -> list[Problem]:
@@ -180,30 +177,32 @@ def contradictions(texts: Sequence[str]) -> list[Problem]:
         key, _, value = text.lstrip("+").partition("=")
         if first.setdefault(key, value) != value:
             why = f"contradicts {key}={first[key]}, typed before it; keep one"
-            problems.append(Problem(key, shown(value), why, as_typed(f"{key}={value}")))
+            problems.append(Problem(key, shown(value), why, Fix(f"{key}={value}")))
     return problems
 
 
 def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]) -> list[Problem]:
     """Complete `-m` fixes to the whole command when everything else in it is right."""
-    forms = [p.fix for p in problems if p.fix.startswith(multirun())]
-    if len(forms) != len(problems) or not forms:
+    if not all(problem.fix.is_sweep for problem in problems):
         return problems
-    parts = [
-        found[text][-1].fix.removeprefix(multirun()).strip() if found[text] else as_typed(text)
-        for text in found
-    ]
-    command = " ".join([multirun(), *(part for part in parts if part)])
-    return [Problem(p.path, p.value, p.why, command, p.rule) for p in problems]
+    each = [found[text][-1].fix.words[1:] if found[text] else (text,) for text in found]
+    command = Fix("-m", *(word for words in each for word in words))
+    return [dataclasses.replace(problem, fix=command) for problem in problems]
 
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
     """Fixes without `data.path=FILE_OR_FOLDER` where it is typed, or another fix has it."""
-    words = [*good, *(word for p in problems for word in p.fix.split(" "))]
-    given = {w.strip("'").partition("=")[0] for w in words if not w.endswith(PLACEHOLDERS)}
-    known = [f" {w}" for w in words if w.endswith(PLACEHOLDERS) and w.partition("=")[0] in given]
-    pattern = "|".join(map(re.escape, known)) or "$^"
-    return [dataclasses.replace(p, fix=re.sub(pattern, "", p.fix)) for p in problems]
+    words = [*good, *(word for problem in problems for word in problem.fix.words)]
+    given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
+
+    def needed(number: int, word: str) -> bool:
+        return number == 0 or not is_placeholder(word) or word.partition("=")[0] not in given
+
+    fixes = [
+        Fix(*(w for n, w in enumerate(p.fix.words) if needed(n, w)), remark=p.fix.remark)
+        for p in problems
+    ]
+    return [dataclasses.replace(p, fix=fix) for p, fix in zip(problems, fixes, strict=True)]
 
 
 # --- with Hydra ---------------------------------------------------------------------------------
@@ -218,7 +217,7 @@ def _composed(
             tree = trees.tree_as_hydra(good)
         except Exception as error:
             problems = _explain(good, error, catalogue, trees)
-            if all(problem.path in catalogue.keys for problem in problems):
+            if all(problem.key in catalogue.keys for problem in problems):
                 problems += _deeper(good, problems, catalogue, config_dir)
             raise ConfigError(problems) from error
         return typed_tree(tree, good, typed, catalogue)
@@ -276,7 +275,8 @@ def _unfilled(tree: DictConfig, catalogue: Catalogue) -> list[Problem]:
         section = key.partition(".")[0]
         option = OmegaConf.select(tree, f"{section}.option")
         why = f"{section}={option} needs a value for it"
-        problems.append(Problem(key, "", why, completed(key, catalogue) or ""))
+        typed = completed(key, catalogue)
+        problems.append(Problem(key, "", why, Fix(typed) if typed else Fix()))
     return problems
 
 
@@ -298,7 +298,7 @@ def _unresolved(tree: DictConfig, texts: Sequence[str], catalogue: Catalogue) ->
             if "${hydra" in text:
                 why = "reads a setting of Hydra's own, and eke's runs have none"
         if why:
-            fix = as_typed(completed(key, catalogue) or key)
+            fix = Fix(completed(key, catalogue) or key)
             problems.append(Problem(key, shown(text.partition("=")[2]), why, fix))
     return problems
 
@@ -357,14 +357,14 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
     others = catalogue.options_with(section, name)
     why = f"{section}={option} has no {name}; {section} options that have it: {', '.join(others)}"
     if any(other.startswith(f"{section}=") for other in good):
-        return Problem(key, shown(value), f"{why}; choose one of them, or leave it out")
+        return Problem(key, shown(value), f"{why}; choose one of them, or remove it")
     wanted = likeliest(section, option, others, catalogue)
     if name == "eval_path":
-        return Problem(key, shown(value), why, as_typed(*as_evaluation(value)))
+        return Problem(key, shown(value), why, Fix(*as_evaluation(value)))
     if "jsonl" in others:
         typed = (each.partition("=")[2] for each in good if each.startswith("data.path="))
         wanted = option_for(next(typed, ".jsonl")) or wanted
-    return Problem(key, shown(value), why, as_typed(f"{section}={wanted}", text))
+    return Problem(key, shown(value), why, Fix(f"{section}={wanted}", text))
 
 
 def _deeper(
@@ -374,19 +374,24 @@ def _deeper(
 
     A section that has a problem is left alone: what it lacks may be what was misspelt.
     """
-    touched = " ".join(f"{problem.path} {problem.fix}" for problem in problems)
-    words = set(re.findall(r"\w+", touched))
-    blocked = words.intersection(catalogue.options)
+    blocked = {each for problem in problems for each in _sections(problem)}
+    blocked &= set(catalogue.options)
     if blocked.intersection(PRESETS):
         return []
     rest = [t for t in good if t.lstrip("+").partition("=")[0].partition(".")[0] not in blocked]
-    wrong = {problem.path for problem in problems}
+    wrong = {problem.key for problem in problems}
     rest = [t for t in rest if t.lstrip("+").partition("=")[0] not in wrong]
     try:
         _composed(rest, (), catalogue, config_dir)
     except ConfigError as error:
         return error.problems
     return []
+
+
+def _sections(problem: Problem) -> set[str]:
+    """Sections that a problem is about: those of its key and of the overrides that correct it."""
+    keys = [problem.key, *(word.partition("=")[0] for word in problem.fix.words)]
+    return {re.split(r"[./@]", key.lstrip("+~"))[0] for key in keys}
 
 
 Progress = Callable[[int, int], None]
@@ -486,7 +491,7 @@ class Many:
 def counted(found: Counter[Problem], total: int) -> list[Problem]:
     """Each problem once, with the number of cells that have it, if others have not."""
     return [
-        p if number >= total else Problem(p.path, p.value, _in_cells(p, number, total), p.fix)
+        p if number >= total else dataclasses.replace(p, why=_in_cells(p, number, total))
         for p, number in found.items()
     ]
 

@@ -20,12 +20,12 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import conf_folder
+from eke.common.plugins import LAUNCHERS, has_plugin, plugin_names
 from eke.config.compose.arguments import INFO_VALUES, Arguments
 from eke.config.compose.catalogue import (
     Catalogue,
-    as_typed,
     closest,
     make_catalogue,
     multirun,
@@ -83,15 +83,17 @@ def _pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
 def _wrong_flag(flag: str, value: str) -> list[Problem]:
     if flag not in QUESTIONS + COMPANIONS:
         why = "would run something else than eke checks; your own options go into a folder"
-        return [Problem(flag, value, why, "--config-dir FOLDER")]
+        return [Problem(flag, value, why, Fix(remark="--config-dir FOLDER"))]
     if flag == "--package" and not value:
-        return [Problem(flag, "", "names a part of the configuration", "--package optimizer")]
+        return [
+            Problem(flag, "", "names a part of the configuration", Fix("--package", "optimizer"))
+        ]
     known = _VALUES.get(flag, (value,))
     if value in known or (flag == "--info" and not value):
         return []
     why = f"can be {', '.join(known)}"
     fix = [flag, closest(value, known) or known[0], *([value] if "=" in value else [])]
-    return [Problem(flag, shown(value), why, as_typed(*fix))]
+    return [Problem(flag, shown(value), why, Fix(*fix))]
 
 
 def _wrong_together(
@@ -101,14 +103,14 @@ def _wrong_together(
     about = next((pair for pair in questions if pair[0] == "--cfg"), ("--cfg", "job"))
     if companions and about not in questions:
         flag, value = companions[0]
-        fix = " ".join([*about, *(as_typed(word) for word in (flag, value) if word)])
-        return [Problem(flag, value, "goes with --cfg", fix)]
+        return [Problem(flag, value, "goes with --cfg", Fix(*about, *filter(None, (flag, value))))]
     if len(questions) > 1:
         first, second = (" ".join(pair).strip() for pair in questions[:2])
-        return [Problem(second, "", f"one question at a time; {first} is one, too", second)]
+        fix = Fix(*filter(None, questions[1]))
+        return [Problem(second, "", f"one question at a time; {first} is one, too", fix)]
     if arguments.multirun and questions[0][0] != "--hydra-help":
         why = "is about one configuration, and -m spans several; plan_only=true lists those"
-        fix = as_typed("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
+        fix = Fix("-m", *dict.fromkeys([*arguments.overrides, "plan_only=true"]))
         return [Problem(questions[0][0], questions[0][1], why, fix)]
     return []
 
@@ -154,34 +156,35 @@ def _refused(arguments: Arguments, complaint: str) -> Problem:
     return Problem("--package", shown(package), why, _where(asked, package, arguments))
 
 
-def _where(asked: str, package: str, arguments: Arguments) -> str:
+def _where(asked: str, package: str, arguments: Arguments) -> Fix:
     """The question whose answer has the package, or the nearest there is."""
     section = package.partition(".")[0]
     if section == "hydra":
-        return f"--cfg hydra --package {'hydra' if asked == 'hydra' else package}"
+        return Fix("--cfg", "hydra", "--package", "hydra" if asked == "hydra" else package)
     asked = "job" if asked == "hydra" else asked
     catalogue = make_catalogue(arguments.config_dir)
     if section in catalogue.sections and package in catalogue.keys:  # another option's key
-        return f"--cfg {asked} --package {section}"
+        return Fix("--cfg", asked, "--package", section)
     near = nearest_key(package, catalogue) or ""
     known = near in catalogue.sections or near in catalogue.keys
-    return f"--cfg {asked} --package {near if known else 'optimizer'}"
+    return Fix("--cfg", asked, "--package", near if known else "optimizer")
 
 
 Job = Callable[[tuple[str, ...], Path | None], float | None]
 """Overrides and the user's folder -> the objective; what it raises, Hydra sees."""
 
-OWN = {"hydra/launcher": ("local", "slurm"), "hydra/sweeper": ("eke",)}
-"""What eke does itself, without Hydra."""
+OWN = ("hydra/launcher", "hydra/sweeper")
+"""Groups with options that eke implements, which Hydra does not know."""
+
+LOCAL, SWEEPER = "local", "eke"
+"""Options of these groups that need not be given."""
 
 PACKAGES = {
     "hydra/launcher": {
         "joblib": "hydra-joblib-launcher",
         "ray": "hydra-ray-launcher",
-        "ray_aws": "hydra-ray-launcher",
         "rq": "hydra-rq-launcher",
-        "submitit_local": "hydra-submitit-launcher",
-        "submitit_slurm": "hydra-submitit-launcher",
+        "submitit": "hydra-submitit-launcher",
     },
     "hydra/sweeper": {
         "ax": "hydra-ax-sweeper",
@@ -189,7 +192,7 @@ PACKAGES = {
         "optuna": "hydra-optuna-sweeper",
     },
 }
-"""Option -> the package that brings it (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
+"""Option, or its start up to `_` -> its package (https://hydra.cc/docs/plugins/, Hydra 1.3)."""
 
 
 def is_for_hydra(overrides: Sequence[str]) -> bool:
@@ -198,14 +201,22 @@ def is_for_hydra(overrides: Sequence[str]) -> bool:
 
 
 def launcher_of(overrides: Sequence[str]) -> str:
-    """Which of eke's own launchers is typed; `local` where none is."""
+    """Option of `hydra/launcher`; `local` by default."""
     typed = [text.partition("=")[2] for text in overrides if text.startswith("hydra/launcher=")]
-    return typed[-1] if typed else OWN["hydra/launcher"][0]
+    return typed[-1] if typed else LOCAL
+
+
+def needs_sweep(overrides: Sequence[str]) -> bool:
+    """Whether the launcher starts even a single run as a sweep of one: all but `local` do."""
+    launcher = launcher_of(overrides)
+    return launcher != LOCAL and has_plugin(LAUNCHERS, launcher)
 
 
 def _is_foreign(text: str) -> bool:
     group, _, option = text.partition("=")
-    return group in OWN and option not in OWN[group]
+    if group == OWN[0]:
+        return not has_plugin(LAUNCHERS, option)
+    return group == OWN[1] and option != SWEEPER
 
 
 def _is_setting(text: str) -> bool:
@@ -224,9 +235,10 @@ def sweep_by_hydra(overrides: Sequence[str], config_dir: Path | None, job: Job) 
     problems = [p for text in overrides for p in _wrong(text, catalogue)]
     problems += _without_plugin(overrides)
     sweepers = [t for t in overrides if t.startswith("hydra/sweeper=") and _is_foreign(t)]
-    if launcher_of(overrides) == "slurm" and sweepers:
+    if needs_sweep(overrides) and sweepers:
+        launcher = launcher_of(overrides)
         why = f"takes runs from eke's own sweeper only, and {sweepers[-1]} is one of Hydra's"
-        problems.append(Problem("hydra/launcher", "slurm", why, "hydra/launcher=submitit_slurm"))
+        problems.append(Problem("hydra/launcher", launcher, why, Fix("hydra/sweeper=eke")))
     if problems:
         raise ConfigError(problems)
     register()
@@ -264,7 +276,8 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
     key, _, value = text.lstrip("+").partition("=")
     if key in ("sweep", *(k for k in catalogue.keys if k.startswith("sweep."))):
         why = "is for eke's own sweeper; Hydra's read what is typed, and hydra.sweeper.params"
-        return [] if text == "sweep=none" else [Problem(key, shown(value), why, "KEY=VALUE,VALUE")]
+        fix = Fix(remark="KEY=VALUE,VALUE")
+        return [] if text == "sweep=none" else [Problem(key, shown(value), why, fix)]
     if key.startswith("hydra"):
         return []
     problems = find_problems(text, catalogue)
@@ -292,13 +305,13 @@ def _without_plugin(overrides: Sequence[str]) -> list[Problem]:
 
 
 def _not_installed(group: str, option: str, known: Sequence[str]) -> Problem:
-    package = PACKAGES[group].get(option)
+    package = PACKAGES[group].get(option.split("_")[0])
     if package:
-        return Problem(group, option, "is not installed", f"pip install {package}")
-    own = OWN[group][0]
-    options = [*OWN[group], *known, *PACKAGES[group]]
+        return Problem(group, option, "is not installed", Fix(remark=f"pip install {package}"))
+    own = plugin_names(LAUNCHERS) if group == OWN[0] else [SWEEPER]
+    options = [*own, *known, *PACKAGES[group]]
     why = f"there is none of this name: {', '.join(dict.fromkeys(options))}"
-    return Problem(group, shown(option), why, f"{group}={closest(option, options) or own}")
+    return Problem(group, shown(option), why, Fix(f"{group}={closest(option, options) or own[0]}"))
 
 
 def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:
@@ -308,8 +321,8 @@ def _of_nothing(text: str, overrides: Sequence[str]) -> list[Problem]:
         return []
     name = group.partition("/")[2]
     if key == "hydra.sweeper.params" or key.startswith("hydra.sweeper.params."):
-        fix = f"{multirun()} KEY=VALUE,VALUE"
+        fix = Fix(remark=f"{multirun()} KEY=VALUE,VALUE")
         return [Problem(key, shown(value), "is read by Hydra's own sweepers only", fix)]
     why = f"is a setting of a {name} of Hydra's, and none is chosen"
     example = next(iter(PACKAGES[group]))
-    return [Problem(key, shown(value), why, as_typed(f"{group}={example}", text))]
+    return [Problem(key, shown(value), why, Fix(f"{group}={example}", text))]

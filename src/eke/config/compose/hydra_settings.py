@@ -20,17 +20,15 @@ from hydra.core.override_parser.types import (
     Transformer,
 )
 
-from eke.common.errors import Problem
-from eke.config.compose.catalogue import Catalogue, as_typed, closest, multirun, shown
+from eke.common.errors import Fix, Problem
+from eke.config.compose.catalogue import Catalogue, closest, shown
 
 LAUNCHING = ("hydra/launcher", "hydra/sweeper")
 """Hydra's groups that say how the runs of a sweep are started."""
 
 _INSTEAD = {
-    "hydra.run.dir": "paths.runs={}",
-    "hydra.sweep.dir": "paths.runs={}",
-    "hydra.sweeper.params": "sweep.product={KEY:[VALUE,VALUE]}",
-    "hydra.job.env_set": "export NAME=VALUE   (before the command; runs inherit it)",
+    "hydra.sweeper.params": Fix(remark="sweep.product={KEY:[VALUE,VALUE]}"),
+    "hydra.job.env_set": Fix(remark="export NAME=VALUE   (before the command; runs inherit it)"),
 }
 """Setting, or the section it is in -> what does the same in eke."""
 
@@ -51,24 +49,31 @@ def check_setting(parsed: Override, raw: str) -> list[Problem]:
     key, text = parsed.key_or_group, parsed.input_line or ""
     if re.match(r"hydra[./](launcher|sweeper)\b", key) or text == "hydra.mode=MULTIRUN":
         why = "takes effect in a sweep only; without -m one run would start here"
-        command = multirun() if key == "hydra.mode" else f"{multirun()} {as_typed(text)}"
-        return [Problem(key, shown(raw), why, command)]
+        typed = [] if key == "hydra.mode" else [text]
+        return [Problem(key, shown(raw), why, Fix("-m", *typed))]
     if key == "hydra.searchpath":
         why = "your own options are found in a folder named by a flag"
-        return [Problem(key, shown(raw), why, "--config-dir FOLDER")]
+        return [Problem(key, shown(raw), why, Fix(remark="--config-dir FOLDER"))]
     if key == "hydra.mode":
-        return [Problem(key, shown(raw), "-m alone says that it is a sweep; leave this out")]
+        return [Problem(key, shown(raw), "-m alone says that it is a sweep; remove it")]
     return [_unused(key, raw)]
 
 
+NO_EFFECT = "is Hydra's own and has no effect: Hydra composes, and eke starts the runs"
+
+
 def _unused(path: str, raw: str) -> Problem:
-    why = "is Hydra's own and has no effect: Hydra composes, and eke starts the runs"
     if near := closest(path, LAUNCHING) if "/" in path else None:
-        return Problem(path, shown(raw), f"{why}; did you mean {near}?", as_typed(f"{near}={raw}"))
-    fix = next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), "")
-    if "{}" in fix:
-        fix = as_typed(fix.format("FOLDER" if "$" in raw else raw))
-    return Problem(path, shown(raw), why if fix else f"{why}; leave it out", fix)
+        return Problem(path, shown(raw), f"{NO_EFFECT}; did you mean {near}?", Fix(f"{near}={raw}"))
+    fix = _in_place_of(path, raw)
+    return Problem(path, shown(raw), NO_EFFECT if fix else f"{NO_EFFECT}; remove it", fix)
+
+
+def _in_place_of(path: str, raw: str) -> Fix:
+    """The setting of eke's that does the same; empty for none."""
+    if path in ("hydra.run.dir", "hydra.sweep.dir"):
+        return Fix(f"paths.runs={'FOLDER' if '$' in raw else raw}")
+    return next((fix for key, fix in _INSTEAD.items() if f"{path}.".startswith(f"{key}.")), Fix())
 
 
 def explain_in_files(paths: Iterable[str], files: Sequence[Path], raw: str = "") -> list[Problem]:
@@ -93,12 +98,13 @@ def _in_file(path: str, files: Sequence[Path], raw: str) -> Problem:
     )
     if path in LAUNCHING:
         why = "a file says what runs compute; how they are started is typed"
-        fix = f"{multirun()} {as_typed(f'{path}={value}')}   (and delete this line)"
+        fix = Fix("-m", f"{path}={value}", remark="and delete this line")
         return Problem(where, f"{path}: {value}", why, fix)
-    told = _unused(path, value)
-    fix = f"delete it, and type {told.fix}" if "=" in told.fix else "delete it"
-    why = told.why.removesuffix("; leave it out")
-    return Problem(where, f"{path}: {shown(value)}", why, fix)
+    instead = _in_place_of(path, value)
+    remark = "and delete this line" if instead.words else "delete this line"
+    if instead.remark:
+        remark += f", and type {instead.remark}"
+    return Problem(where, f"{path}: {shown(value)}", NO_EFFECT, Fix(*instead.words, remark=remark))
 
 
 def _lines(file: Path) -> list[str]:

@@ -4,7 +4,7 @@ Hydra's own parser decides what the text means; the catalogue decides whether th
 """
 
 import re
-import shlex
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 
-from eke.common.errors import Problem
+from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
 from eke.config.compose.catalogue import (
     FIXED_FIELDS,
@@ -22,7 +22,6 @@ from eke.config.compose.catalogue import (
     closest,
     default_text,
     is_interpolation,
-    multirun,
     probably_meant,
     quoted,
     shown,
@@ -79,10 +78,18 @@ def find_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     return _check_parsed(parsed, catalogue)
 
 
-def mend(text: str, catalogue: Catalogue) -> str:
-    """What to type instead of `text`, which is right or has its own fix."""
+def suggest_fix(text: str, catalogue: Catalogue) -> Fix:
+    """The override itself where it is valid, otherwise the fix of its first problem."""
     problems = _next_problems(text, catalogue)
-    return problems[0].fix if problems else as_typed(text)
+    return problems[0].fix if problems else Fix(text)
+
+
+def _join(fixes: Iterable[Fix]) -> Fix:
+    """All of them at once; empty where one is."""
+    fixes = list(fixes)
+    if not all(fixes):
+        return Fix()
+    return Fix(*(word for fix in fixes for word in fix.words))
 
 
 def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
@@ -96,7 +103,7 @@ def _next_problems(text: str, catalogue: Catalogue) -> list[Problem]:
     if not isinstance(number, int | float) or field.limit.admits(number):
         return []
     instead = format_value(field.limit.in_place_of(number, field.default))
-    fix = as_typed(f"{key}={instead}")
+    fix = Fix(f"{key}={instead}")
     return [Problem(key, value, f"must be {field.limit.describe(number)}", fix)]
 
 
@@ -111,19 +118,19 @@ def _check_shape(text: str, catalogue: Catalogue) -> Problem | None:
         return Problem(shown(text), "", "there is no key behind it")
     if text.startswith("-"):
         plain = text.lstrip("-")
-        fix = mend(plain if equals else f"{plain}=true", catalogue)
+        fix = suggest_fix(plain if equals else f"{plain}=true", catalogue)
         return Problem(shown(text), "", "settings are typed as key=value, without dashes", fix)
     if not equals and not text.startswith("~"):
         return _no_equals(text, catalogue)
     if equals and not key.strip("+~ \t\n"):
         found = completed(value.strip(), catalogue)
-        fix = as_typed(found) if found else ""
+        fix = Fix(found) if found else Fix()
         return Problem(shown(text), "", "there is no key before the equals sign", fix)
     if value.startswith("="):
-        fix = mend(f"{key}={value.lstrip('=')}", catalogue)
+        fix = suggest_fix(f"{key}={value.lstrip('=')}", catalogue)
         return Problem(key, shown(value), "one equals sign sets a value", fix)
     if key != key.strip() or (equals and value != value.strip()):
-        fix = mend(f"{key.strip()}={value.strip()}", catalogue)
+        fix = suggest_fix(f"{key.strip()}={value.strip()}", catalogue)
         return Problem(shown(text), "", "there is a space around the key or the value", fix)
     return None
 
@@ -133,18 +140,18 @@ def _no_equals(text: str, catalogue: Catalogue) -> Problem:
     why = "an override is key=value; there is no equals sign"
     group, separator, option = re.sub(r"[/: ]", "=", name, count=1).partition("=")
     if separator and (group in catalogue.options or group in catalogue.keys):
-        return Problem(shown(text), "", why, mend(f"{group}={option}", catalogue))
+        return Problem(shown(text), "", why, suggest_fix(f"{group}={option}", catalogue))
     row = find_retired(name)
     if row:
         return Problem(shown(text), "", row.why("true"), _instead(row, "true", catalogue))
     found = completed(name, catalogue) or completed(nearest_key(name, catalogue) or "", catalogue)
-    return Problem(shown(text), "", why, as_typed(found) if found else "")
+    return Problem(shown(text), "", why, Fix(found) if found else Fix())
 
 
 def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
     if several := _settings_in(text, catalogue):
         why = "several settings in one word, as a shell makes one of what stands in quotes"
-        return Problem(shown(text), "", why, " ".join(map(as_typed, several)))
+        return Problem(shown(text), "", why, Fix(*several))
     key, _, value = text.partition("=")
     if not _KEY.fullmatch(key):
         return _unknown(key.strip("+~"), value, catalogue)
@@ -156,20 +163,20 @@ def _unparsable(text: str, error: Exception, catalogue: Catalogue) -> Problem:
         why = "has characters with a meaning in Hydra's grammar, or unpaired quotes; quote it"
         begun = value[:1] in ("'", '"') and value.count(value[0]) == 1
         whole = quoted(value[1:] if begun else value)
-        return Problem(key, shown(value), why, as_typed(f"{plain}={whole}"))
+        return Problem(key, shown(value), why, Fix(f"{plain}={whole}"))
     if called := _FAILED_CALL.match(str(error)):
         return _failed_call(plain, value, called, catalogue)
     if "/" in value and (found := of_elsewhere(plain, value)):
         why = f"not an option of {plain}; it goes to {found[-1].partition('=')[0]}"
-        return Problem(key, shown(value), why, " ".join(mend(f, catalogue) for f in found))
+        return Problem(key, shown(value), why, _join(suggest_fix(f, catalogue) for f in found))
     bare = re.sub(r"[\[\](){}\"'$\\]", "", value).strip(", ")
     wanted = field.words() if field else f"one of {', '.join(catalogue.options[plain])}"
     why = f"brackets or quotes do not pair up, or it is no value; {wanted} is wanted"
     if field and field.words().startswith("a list"):
         bare = f"[{bare}]"
-    fix = mend(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else ""
+    fix = suggest_fix(f"{plain}={bare}", catalogue) if bare != value and bare.isascii() else Fix()
     if field and not fix:
-        fix = as_typed(f"{plain}={probably_meant(field, value)}")
+        fix = Fix(f"{plain}={probably_meant(field, value)}")
     return Problem(key, shown(value), why, fix)
 
 
@@ -180,8 +187,8 @@ def _failed_call(key: str, value: str, called: re.Match[str], catalogue: Catalog
     if called["why"].startswith("Unknown function"):
         why = f"Hydra has no function {name}()"
     plain = f"{key}={value.replace(f'{name}({inside})', inside)}"
-    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.startswith(multirun())]
-    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else as_typed(plain))
+    wrong = [p for p in find_problems(plain, catalogue) if not p.fix.is_sweep]
+    return Problem(key, shown(value), why, _default(key, catalogue) if wrong else Fix(plain))
 
 
 def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
@@ -192,8 +199,8 @@ def _settings_in(text: str, catalogue: Catalogue) -> list[str]:
     return words if len(words) > 1 and len(known) == len(words) else []
 
 
-def _default(key: str, catalogue: Catalogue) -> str:
-    return as_typed(completed(key, catalogue) or key)
+def _default(key: str, catalogue: Catalogue) -> Fix:
+    return Fix(completed(key, catalogue) or key)
 
 
 # --- what the text says -------------------------------------------------------------------------
@@ -213,10 +220,10 @@ def _check_parsed(parsed: Override, catalogue: Catalogue) -> list[Problem]:
         return [_deleted(key, catalogue)]
     if parsed.package is not None:
         why = f"what {key} sets has a fixed place, @{parsed.package} cannot move it"
-        return [Problem(f"{key}@{parsed.package}", shown(raw), why, mend(plain, catalogue))]
+        return [Problem(f"{key}@{parsed.package}", shown(raw), why, suggest_fix(plain, catalogue))]
     if parsed.type is OverrideType.ADD:
         why = f"+ adds a new key, and {key} is there already"
-        return [Problem(f"+{key}", shown(raw), why, mend(plain, catalogue))]
+        return [Problem(f"+{key}", shown(raw), why, suggest_fix(plain, catalogue))]
     if parsed.is_sweep_override():
         return _check_sweep(parsed, catalogue)
     value = parsed.value()
@@ -237,7 +244,7 @@ def _check_entry(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     if parsed.is_sweep_override():
         return _check_sweep(parsed, catalogue)
     if not raw:
-        return [Problem(key, "(nothing)", "no value; leave it out")]
+        return [Problem(key, "(nothing)", "no value; remove it")]
     return []
 
 
@@ -248,12 +255,12 @@ def _raw(parsed: Override) -> str:
 def _deleted(key: str, catalogue: Catalogue) -> Problem:
     why = "nothing can be removed from the configuration"
     if key in catalogue.options:
-        fix = f"{key}={catalogue.without_effect(key)}"
+        fix = Fix(f"{key}={catalogue.without_effect(key)}")
         return Problem(f"~{key}", "", f"{why}; choose the option without effect", fix)
     field = catalogue.keys.get(key)
     if not field:
-        return Problem(f"~{key}", "", f"{why}; leave it out")
-    fix = f"{key}=null" if field.optional else as_typed(f"{key}={default_text(field, key)}")
+        return Problem(f"~{key}", "", f"{why}; remove it")
+    fix = Fix(f"{key}={'null' if field.optional else default_text(field, key)}")
     return Problem(f"~{key}", "", why, fix)
 
 
@@ -265,26 +272,25 @@ def _unknown(key: str, raw: str, catalogue: Catalogue) -> Problem:
     inner = key.rpartition("/")[2]
     if inner != key and inner in catalogue.options:
         why = f"is no group; {inner} is"
-        return Problem(key, shown(raw), why, mend(f"{inner}={raw}", catalogue))
+        return Problem(key, shown(raw), why, suggest_fix(f"{inner}={raw}", catalogue))
     group, _, option = key.partition("/")
     if group in catalogue.options and option:
-        fix = mend(f"{group}={option}", catalogue)
+        fix = suggest_fix(f"{group}={option}", catalogue)
         return Problem(key, shown(raw), f"an option of {group} is typed {group}=OPTION", fix)
     if raw.lower() == "true" and (chosen := completed(key, catalogue)):
-        return Problem(key, shown(raw), "is an option here", as_typed(chosen))
+        return Problem(key, shown(raw), "is an option here", Fix(chosen))
     found = nearest_key(key, catalogue)
     if not found:
         return Problem(shown(key), shown(raw), nothing_near(key, catalogue))
     why = f"there is no such key; did you mean {found}?"
     wrong = _next_problems(f"{found}={raw}", catalogue) if raw else []
     why += f" {wrong[0].value}: {wrong[0].why}" if wrong and found in catalogue.keys else ""
-    fix = mend(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
+    fix = suggest_fix(f"{found}={raw}", catalogue) if raw else _default(found, catalogue)
     return Problem(shown(key), shown(raw), why, fix)
 
 
-def _instead(row: Retired, raw: str, catalogue: Catalogue) -> str:
-    fixes = [mend(override, catalogue) for override in row.overrides(raw)]
-    return " ".join(fixes) if all(fixes) else ""
+def _instead(row: Retired, raw: str, catalogue: Catalogue) -> Fix:
+    return _join(suggest_fix(override, catalogue) for override in row.overrides(raw))
 
 
 def _why(row: Retired, raw: str, catalogue: Catalogue) -> str:
@@ -302,12 +308,12 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
     values = list(islice(sweep_values(parsed, catalogue), _MAX_SWEEP_VALUES))
     found = [(value, find_problems(f"{key}={value}", catalogue)) for value in values]
     wrong = [problem for _, problems in found for problem in problems]
-    mended = [shlex.split(ps[0].fix) if ps else [f"{key}={value}"] for value, ps in found]
-    typed = swept(mended) if wrong else as_typed(f"{key}={raw}")
+    fixed = [list(ps[0].fix.words) if ps else [f"{key}={value}"] for value, ps in found]
+    typed = swept(fixed) if wrong else [f"{key}={raw}"]
     why = "several values make a sweep, and a sweep needs -m"
     if key in catalogue.keys and catalogue.keys[key].kind is str:
         why += f"; one text with commas is quoted: {as_typed(f'{key}={quoted(raw)}')}"
-    return [*wrong, Problem(key, shown(raw), why, f"{multirun()} {typed}" if typed else "")]
+    return [*wrong, Problem(key, shown(raw), why, Fix("-m", *typed) if typed else Fix())]
 
 
 # --- a value for a group, a section, a key ------------------------------------------------------
@@ -316,7 +322,7 @@ def _check_sweep(parsed: Override, catalogue: Catalogue) -> list[Problem]:
 def _check_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Problem | None:
     options = catalogue.options[group]
     if value is None or value == "":
-        fix = f"{group}={catalogue.without_effect(group)}"
+        fix = Fix(f"{group}={catalogue.without_effect(group)}")
         why = f"{group} always has an option: {', '.join(options)}"
         return Problem(group, shown(raw) or "(nothing)", why, fix)
     if isinstance(value, list):
@@ -337,13 +343,12 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         return Problem(group, shown(raw), row.why(text), _instead(row, text, catalogue))
     if isinstance(value, bool):
         on = next((option for option in options if option != "none"), "none")
-        return Problem(
-            group, shown(raw), why, f"{group}={on if value else catalogue.without_effect(group)}"
-        )
+        chosen = on if value else catalogue.without_effect(group)
+        return Problem(group, shown(raw), why, Fix(f"{group}={chosen}"))
     key = number_key(group) if isinstance(value, int | float) else None
     if key:
         return Problem(
-            group, shown(raw), f"{why}; did you mean {key}?", mend(f"{key}={raw}", catalogue)
+            group, shown(raw), f"{why}; did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         )
     near = closest(text, options)
     if near and group in _SIZED and not same_numbers(text, near):
@@ -353,22 +358,22 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
         if found:
             why += f"; it goes to {found[-1].partition('=')[0]}"
             why += f" ({near} has random weights)" if near else ""
-            return Problem(group, shown(raw), why, " ".join(mend(f, catalogue) for f in found))
+            return Problem(group, shown(raw), why, _join(suggest_fix(f, catalogue) for f in found))
     if near is None and group == "model":
         why += "; a checkpoint is model=pretrained model.name_or_path=FOLDER_OR_HUB_NAME"
     if near is None and len(catalogue.folders) == 1:
         why += "; an option of your own is found by --config-dir FOLDER"
-    return Problem(group, shown(raw), why, f"{group}={near}" if near else "")
+    return Problem(group, shown(raw), why, Fix(f"{group}={near}") if near else Fix())
 
 
 def _option_list(group: str, value: list[Any], raw: str, catalogue: Catalogue) -> Problem:
     why = f"{group} takes one option; several are compared in a sweep"
     if len(value) <= 1:
         only = value[0] if value else ""
-        return Problem(group, shown(raw), why, mend(f"{group}={only}", catalogue))
+        return Problem(group, shown(raw), why, suggest_fix(f"{group}={only}", catalogue))
     if group == "tracker":
         return Problem(group, shown(raw), "a run has one tracker")
-    fix = mend(f"{group}={','.join(str(v) for v in value)}", catalogue)
+    fix = suggest_fix(f"{group}={','.join(str(v) for v in value)}", catalogue)
     return Problem(group, shown(raw), why, fix)
 
 
@@ -378,10 +383,10 @@ def _section(section: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
     why = f"{section} has keys of its own, set one by one: {names}"
     if isinstance(value, dict) and value:
         items = [f"{section}.{name}={item}" for name, item in value.items()]
-        return Problem(section, shown(raw), why, " ".join(mend(i, catalogue) for i in items))
+        return Problem(section, shown(raw), why, _join(suggest_fix(i, catalogue) for i in items))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     key = number_key(section) if is_number else text_key(section)
-    fix = mend(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
+    fix = suggest_fix(f"{key}={raw}", catalogue) if key and raw else _default(section, catalogue)
     return Problem(section, shown(raw) or "(nothing)", why, fix)
 
 
@@ -392,16 +397,16 @@ def _check_value(key: str, value: Any, raw: str, catalogue: Catalogue) -> Proble
         return _fixed(section, name, value, raw, catalogue)
     if raw == "":
         why = f"no value; {field.words()} is wanted"
-        return Problem(key, "(nothing)", why, as_typed(f"{key}={default_text(field, key)}"))
+        return Problem(key, "(nothing)", why, Fix(f"{key}={default_text(field, key)}"))
     if is_interpolation(value) or admits(field, value):
         return None
     why = f"{field.words()} is wanted"
     if isinstance(value, list) and value and all(admits(field, item) for item in value):
         several = ",".join(format_value(item) for item in value)
-        return Problem(key, shown(raw), why, mend(f"{key}={several}", catalogue))
+        return Problem(key, shown(raw), why, suggest_fix(f"{key}={several}", catalogue))
     if isinstance(value, dict | list):
-        return Problem(key, shown(raw), why, as_typed(f"{key}={default_text(field, key)}"))
-    return Problem(key, shown(raw), why, as_typed(f"{key}={probably_meant(field, value)}"))
+        return Problem(key, shown(raw), why, Fix(f"{key}={default_text(field, key)}"))
+    return Problem(key, shown(raw), why, Fix(f"{key}={probably_meant(field, value)}"))
 
 
 def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) -> Problem:
@@ -412,6 +417,7 @@ def _fixed(section: str, name: str, value: Any, raw: str, catalogue: Catalogue) 
             (o for o in catalogue.options[section] if re.search(rf"tiny_{re.escape(raw)}$", o)),
             catalogue.defaults[section],
         )
-        return Problem(f"{section}.{name}", shown(raw), why, f"{section}={option}")
-    fix = mend(f"{section}={raw}", catalogue) or f"{section}={catalogue.defaults[section]}"
+        return Problem(f"{section}.{name}", shown(raw), why, Fix(f"{section}={option}"))
+    usual = Fix(f"{section}={catalogue.defaults[section]}")
+    fix = suggest_fix(f"{section}={raw}", catalogue) or usual
     return Problem(f"{section}.{name}", shown(raw), why, fix)

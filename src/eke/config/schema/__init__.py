@@ -1,6 +1,16 @@
 """The typed configuration: dataclasses only, importable without torch."""
 
-from eke.config.schema.config import SCHEMA_VERSION, VARIANTS, Config, register, resolve_attention
+from eke.config.schema.config import (
+    CLUSTER_GROUPS,
+    LAUNCH_GROUPS,
+    PRIVATE_GROUPS,
+    SCHEMA_VERSION,
+    VARIANTS,
+    Config,
+    register,
+    resolve_attention,
+    unused_cluster_overrides,
+)
 from eke.config.schema.data import (
     DEFAULT_PER_DEVICE,
     ENDINGS,
@@ -44,13 +54,11 @@ from eke.config.schema.resources import (
     Distributed,
     Engine,
     Exchange,
-    GpuRequest,
     Hardware,
     Launcher,
     Paths,
     PeerToPeer,
     Resources,
-    Slurm,
     Sweep,
     Tracker,
     TrackerMode,
@@ -95,10 +103,13 @@ from eke.config.schema.techniques import (
 
 __all__ = [
     "AUTO_ATTENTION",
+    "CLUSTER_GROUPS",
     "DEFAULT_PER_DEVICE",
     "ENDINGS",
     "FSDP",
+    "LAUNCH_GROUPS",
     "MAX_STEPS",
+    "PRIVATE_GROUPS",
     "SCHEMA_VERSION",
     "SGD",
     "VARIANTS",
@@ -131,7 +142,6 @@ __all__ = [
     "FourBits",
     "GPT2Model",
     "GaLore",
-    "GpuRequest",
     "Hardware",
     "Hub",
     "Kernels",
@@ -166,7 +176,6 @@ __all__ = [
     "ScheduleFree",
     "Seq2SeqLM",
     "SequenceClassification",
-    "Slurm",
     "Sweep",
     "Switch",
     "Synthetic",
@@ -183,4 +192,5 @@ __all__ = [
     "WeightsPlace",
     "register",
     "resolve_attention",
+    "unused_cluster_overrides",
 ]

@@ -1,5 +1,6 @@
 """The root of the configuration tree, and its registration with Hydra."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from eke.common.masking import is_secret
@@ -14,10 +15,10 @@ from eke.config.schema.resources import (
     Distributed,
     Engine,
     Resources,
-    Slurm,
     Sweep,
     Trainer,
 )
+from eke.config.schema.slurm import Slurm
 from eke.config.schema.techniques import (
     OFFLOADS,
     OPTIMIZERS,
@@ -33,6 +34,16 @@ from eke.config.schema.techniques import (
 
 SCHEMA_VERSION = 1
 """Part of every run's identity: raise it when the meaning of an existing key changes."""
+
+
+CLUSTER_GROUPS = ("resources", "slurm")
+"""Groups that only the launcher of a cluster reads."""
+
+LAUNCH_GROUPS = ("launcher", *CLUSTER_GROUPS)
+"""Groups that say how runs are started, not what they compute."""
+
+PRIVATE_GROUPS = ("slurm",)
+"""Groups with lines of shell, which no tracker is sent."""
 
 
 @dataclass
@@ -133,3 +144,18 @@ def register() -> None:
     for group, variants in VARIANTS.items():
         for name, variant in variants.items():
             store.store(group=f"schema/{group}", name=name, node=variant, provider="eke")
+
+
+def unused_cluster_overrides(overrides: Sequence[str], launcher: str = "local") -> list[str]:
+    """Warnings about overrides that only the launcher of a cluster reads.
+
+    Args:
+        overrides: of the command.
+        launcher: the one that starts the runs.
+    """
+    starts = tuple(f"{group}{end}" for group in CLUSTER_GROUPS for end in ".=")
+    return [
+        f"{text} has no effect with hydra/launcher={launcher}, which is not a cluster's"
+        for text in overrides
+        if text.lstrip("+").startswith(starts)
+    ]

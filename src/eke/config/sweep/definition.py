@@ -17,9 +17,9 @@ from typing import Any
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
-from eke.config.compose.catalogue import Catalogue, as_typed, quoted, shown
+from eke.config.compose.catalogue import Catalogue, quoted, shown
 from eke.config.compose.composer import (
     Composed,
     Many,
@@ -170,7 +170,9 @@ def _settings(own: Sequence[str], about: Sequence[str], many: Many) -> tuple[Swe
     )
     if settings.repeats < 1:
         why = "every configuration runs at least once"
-        problems.append(Problem("sweep.repeats", str(settings.repeats), why, "sweep.repeats=1"))
+        problems.append(
+            Problem("sweep.repeats", str(settings.repeats), why, Fix("sweep.repeats=1"))
+        )
     return settings, problems
 
 
@@ -188,7 +190,7 @@ def _torn_by_braces(about: Sequence[str], catalogue: Catalogue) -> tuple[list[Pr
         broken = len(values) > 1 and any(find_problems(f"{key}={v}", catalogue) for v in values)
         if broken and not find_problems(joined, catalogue):
             why = "a shell takes braces apart at each comma; quotes keep them together"
-            problems.append(Problem(key, " ".join(values), why, as_typed(joined)))
+            problems.append(Problem(key, " ".join(values), why, Fix(joined)))
             torn.add(key)
     return problems, [text for text in about if _key(text) not in torn]
 
@@ -208,11 +210,13 @@ def _wrong(text: str, catalogue: Catalogue) -> list[Problem]:
         return problems
     if any(isinstance(part, IntervalSweep) for part in sweep_parts(parsed.value())):
         why = "an interval has no values to list; it is for sweepers that sample"
-        return [Problem(parsed.key_or_group, text.partition("=")[2], why, "hydra/sweeper=optuna")]
+        return [
+            Problem(parsed.key_or_group, text.partition("=")[2], why, Fix("hydra/sweeper=optuna"))
+        ]
     if parsed.key_or_group == "sweep":
         why = "one named sweep at a time"
         first = text.partition("=")[2].partition(",")[0]
-        return [Problem("sweep", text.partition("=")[2], why, f"sweep={first}")]
+        return [Problem("sweep", text.partition("=")[2], why, Fix(f"sweep={first}"))]
     # The last one says that several values need -m, and here is -m.
     return problems[:-1] or _no_match(parsed, catalogue)
 
@@ -270,8 +274,8 @@ def _steps(zipped: dict[str, Any], catalogue: Catalogue) -> tuple[Overrides, ...
             why = f"{key} has {format_number(len(column), 'value')} and {other}; zip pairs them"
             # With every combination lists of any lengths go together.
             pairs = [f"{k}:[{','.join(_bare(c))}]" for k, c in zip(zipped, columns, strict=True)]
-            fix = as_typed(f"sweep.product={{{','.join(pairs)}}}")
-            raise ConfigError(Problem("sweep.zip", key, why, f"{fix}   (in place of sweep.zip)"))
+            fix = Fix(f"sweep.product={{{','.join(pairs)}}}", remark="in place of sweep.zip")
+            raise ConfigError(Problem("sweep.zip", key, why, fix))
     return tuple(zip(*columns, strict=True))
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from eke.common.errors import Problem
+from eke.common.errors import Fix, Problem
 from eke.common.text import format_value
-from eke.config.compose.catalogue import Catalogue, as_typed, closest, default_text
+from eke.config.compose.catalogue import Catalogue, closest, default_text
 from eke.config.compose.composer import Composed
 from eke.config.compose.suggest import nearest_key
 
@@ -264,13 +264,15 @@ def _check(
     if key == ROW or key in catalogue.options:
         if comparison.sign in ORDERS:
             why = f"{key} is no number, and {comparison.sign} compares numbers"
-            return [Problem(KEY, text, why, _mended(text, f"{key} {comparison.sign}", f"{key} ="))]
+            return [
+                Problem(KEY, text, why, _corrected(text, f"{key} {comparison.sign}", f"{key} ="))
+            ]
         known = list(rows) if key == ROW else list(catalogue.options[key])
         return [p for v in values for p in _not_among(key, v, known, text)]
     if field is None:
         near = nearest_key(key, catalogue)
         why = f"there is no key {key}" + (f"; did you mean {near}?" if near else "")
-        return [Problem(KEY, text, why, _mended(text, key, near) if near else "")]
+        return [Problem(KEY, text, why, _corrected(text, key, near) if near else Fix())]
     if isinstance(field.kind, type) and issubclass(field.kind, Enum):
         members = [*field.kind.__members__, *([None] if field.optional else [])]
         return [p for v in values for p in _not_among(key, v, members, text)]
@@ -282,7 +284,7 @@ def _check(
         wrong += [v for v in values if v is None]
     why = f"{key} is {field.words()}, never {{}}"
     fix = f"{key}{comparison.sign}{default_text(field)}"
-    return [Problem(KEY, text, why.format(v), _mended(text, text, fix)) for v in wrong]
+    return [Problem(KEY, text, why.format(v), _corrected(text, text, fix)) for v in wrong]
 
 
 def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> list[Problem]:
@@ -293,21 +295,21 @@ def _not_among(key: str, value: Any, known: Sequence[str | None], text: str) -> 
     names = [name for name in known if name]
     why = f"{key} is never {word}: {', '.join(names) or 'there are none'}"
     near = closest(str(word), names)
-    return [Problem(KEY, text, why, _mended(text, str(word), near) if near else "")]
+    return [Problem(KEY, text, why, _corrected(text, str(word), near) if near else Fix())]
 
 
-def _unbracketed(text: str) -> str:
+def _unbracketed(text: str) -> Fix:
     """Without brackets that do not pair up, if the rest is an expression; else nothing."""
     bare = text.strip("[] ")
     try:
         read_expression(bare)
     except ExpressionError:
-        return ""
-    return _mended(text, text, bare)
+        return Fix()
+    return _corrected(text, text, bare)
 
 
-def _mended(text: str, wrong: str, right: str) -> str:
-    return as_typed(f'{KEY}=["{text.replace(wrong, right, 1)}"]')
+def _corrected(text: str, wrong: str, right: str) -> Fix:
+    return Fix(f'{KEY}=["{text.replace(wrong, right, 1)}"]')
 
 
 def _value_of(composed: Composed, row: str, key: str) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest
 from eke.data.sources import HubSource, PrepareRequest, other_format
 
@@ -128,7 +128,7 @@ class Columns:
         if len(self.names) >= MAX_NAMES and value not in self.names:
             why = f"has more than {MAX_NAMES} different texts: these are no classes"
             raise ConfigError(
-                Problem("data.label", str(self.request.label), why, "data.label=COLUMN")
+                Problem("data.label", str(self.request.label), why, Fix("data.label=COLUMN"))
             )
         return self.names.setdefault(value, len(self.names))
 
@@ -170,7 +170,11 @@ class Columns:
             f"{self.first_table} has a column {_shown(column)}, and this file has none; it has: "
             f"{_listed(names)}"
         )
-        fix = "data.eval_path=FILE" if is_evaluation else _override("data.path", self.first_table)
+        fix = (
+            Fix("data.eval_path=FILE")
+            if is_evaluation
+            else _override("data.path", self.first_table)
+        )
         return Problem(key, file, why, fix)
 
     def _absent(self, key: str, column: str, there: list[str]) -> Problem:
@@ -181,9 +185,10 @@ class Columns:
         near = closest(column, free)
         close = [near] if near else only
         why = f"there is no such column; there are: {_listed(there)}"
-        fix = _override(key, close[0]) if close else f"{key}=COLUMN"
+        fix = _override(key, close[0]) if close else Fix(f"{key}=COLUMN")
         if pair:
-            fix = " ".join(map(_override, ("data.prompt", "data.response"), pair))
+            both = map(_override, ("data.prompt", "data.response"), pair)
+            fix = Fix(*(word for each in both for word in each.words))
         return Problem(key, column, why, fix)
 
     def _pair(self, there: list[str]) -> tuple[str, ...]:
@@ -207,7 +212,7 @@ class Columns:
         if len(names) > self.request.num_labels:
             listed = ", ".join(_shown(name) for name in names[:10])
             why = f"column {self.request.label} has {len(names)} different labels: {listed}"
-            fix = f"task.num_labels={len(names)}"
+            fix = Fix(f"task.num_labels={len(names)}")
             raise ConfigError(Problem("task.num_labels", str(self.request.num_labels), why, fix))
         known = [(number, name) for number, name in enumerate(names) if name in self.names]
         return names, {self.names[name]: number for number, name in known}
@@ -242,12 +247,11 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(_shown, names[:10])) or "none"
 
 
-def _override(key: str, value: str) -> str:
-    """An override, quoted for the shell and for Hydra."""
-    from eke.config.compose.catalogue import as_typed
+def _override(key: str, value: str) -> Fix:
+    """An override, quoted for Hydra."""
     from eke.config.sweep.definition import value_text  # imports Hydra, needed for errors only
 
-    return as_typed(f"{key}={value_text(value)}")
+    return Fix(f"{key}={value_text(value)}")
 
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -282,7 +286,7 @@ def streamed(builder: str, file: str, cache: str, **options: Any) -> Any:
 
 def unreadable(file: str, error: Exception) -> ConfigError:
     """Error for a file that cannot be read completely."""
-    fix = "data.path=FILE_OR_FOLDER"
+    fix = Fix("data.path=FILE_OR_FOLDER")
     damaged = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
     words = str(error).lower()
     if isinstance(error, damaged) or "compressed" in words or "zstd" in type(error).__module__:
@@ -317,13 +321,16 @@ def lines(file: str, limit: int) -> Iterator[tuple[int, str]]:
 
 
 def _utf_16(file: str) -> ConfigError:
-    fix = f"data.path=NEW_FILE   (made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE)"
+    fix = Fix(
+        "data.path=NEW_FILE",
+        remark=f"made by: iconv -f UTF-16 -t UTF-8 {shlex.quote(file)} > NEW_FILE",
+    )
     return ConfigError(Problem("data.path", file, "is UTF-16, not UTF-8", fix))
 
 
 def _too_long(file: str, number: int, limit: int) -> ConfigError:
     why = f"the row in line {number} of {file} is longer"
-    fix = f"data.max_row_bytes={2 * limit}   (or more; a longer row takes memory)"
+    fix = Fix(f"data.max_row_bytes={2 * limit}", remark="or more; a longer row takes memory")
     return ConfigError(Problem("data.max_row_bytes", str(limit), why, fix))
 
 
@@ -427,7 +434,7 @@ def _header(file: str, record: list[str], columns: Columns) -> list[str]:
     twice = [column for _, column in columns.wanted if names.count(column) > 1]
     if twice:
         why = f"the first line names {twice[0]} twice"
-        raise ConfigError(Problem("data.path", file, why, "data.path=FILE_OR_FOLDER"))
+        raise ConfigError(Problem("data.path", file, why, Fix("data.path=FILE_OR_FOLDER")))
     return names
 
 
@@ -439,7 +446,8 @@ def _refuse_other_separator(file: str, names: list[str], columns: Columns) -> No
     why = f"has {separator!r} between its columns, not a comma: {names[0][:60]!r}"
     turn = f"csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter={separator!r}))"
     made = f'python -c "import csv, sys; {turn}" < {shlex.quote(file)} > NEW_FILE'
-    raise ConfigError(Problem("data.path", file, why, f"data.path=NEW_FILE   (made by: {made})"))
+    fix = Fix("data.path=NEW_FILE", remark=f"made by: {made}")
+    raise ConfigError(Problem("data.path", file, why, fix))
 
 
 def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator[Row | None]:
@@ -455,7 +463,7 @@ def parquet_rows(name: str, file: str, cache: str, columns: Columns) -> Iterator
         names = list(found.schema.to_arrow_schema().names)
     except Exception as error:  # Arrow has several error classes
         why = f"is no parquet file: {str(error).splitlines()[0][:150]}"
-        fix = other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER"
+        fix = Fix(other_format("parquet", [file]) or "data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", file, why, fix)) from error
     columns.require_in(names, file)
     if not found.num_rows:
@@ -504,7 +512,7 @@ def _load(source: HubSource, split: str, key: str, columns: Columns) -> Any:
         there = [str(name) for name in loaded]
         close = difflib.get_close_matches(split, there, 1) or there
         why = f"there is no such split; there are: {', '.join(there)}"
-        raise ConfigError(Problem(key, split, why, f"{key}={close[0]}"))
+        raise ConfigError(Problem(key, split, why, Fix(f"{key}={close[0]}")))
     chosen = loaded[split]
     if chosen.column_names is not None:
         columns.require_in(list(chosen.column_names))
@@ -556,7 +564,9 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
         what = "there are" if source.config_name else "one must be chosen"
         why = f"{what}: {', '.join(names)[:200]}"
         value = source.config_name or "null"
-        return ConfigError(Problem("data.config_name", value, why, f"data.config_name={names[0]}"))
+        return ConfigError(
+            Problem("data.config_name", value, why, Fix(f"data.config_name={names[0]}"))
+        )
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"DatasetNotFoundError", "OfflineModeIsEnabled", "ConnectionError",
                 "LocalEntryNotFoundError", "RepositoryNotFoundError"}:  # fmt: skip
@@ -564,7 +574,11 @@ def _unavailable(source: HubSource, error: Exception) -> ConfigError:
             f"is neither in the local cache nor available from the Hub ({line}); with a "
             f"connection, download it: hf download --repo-type dataset {source.name}"
         )
-        fix = "data=jsonl data.path=FILE   (or the folder it was fetched into: data.name=FOLDER)"
+        fix = Fix(
+            "data=jsonl",
+            "data.path=FILE",
+            remark="or the folder it was fetched into: data.name=FOLDER",
+        )
         return ConfigError(Problem("data.name", source.name, why, fix))
     why = f"the datasets library cannot load it: {line}"
-    return ConfigError(Problem("data.name", source.name, why, "data=jsonl data.path=FILE"))
+    return ConfigError(Problem("data.name", source.name, why, Fix("data=jsonl", "data.path=FILE")))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_number
 from eke.data.preparation.lines import (
     BadRowError,
@@ -166,7 +166,7 @@ def _texts(path: str, start: int, size: int) -> Iterator[tuple[str, int]]:
                 yield text, text.count(REPLACEMENT) - before
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        fix = "data.path=FILE_OR_FOLDER"
+        fix = Fix("data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", path, why, fix)) from error
 
 
@@ -493,9 +493,9 @@ class RowStore:
             why = f"all of {counts.num_rows} rows are empty" if counts.num_rows else "has no rows"
         files = [name for name, _ in self.request.train]
         other = other_format(self.request.option, files)  # empty for the Hub
-        fix = self._bad_fix() or other or "data.path=FILE_OR_FOLDER"
+        fix = Fix(self._bad_fix() or other or "data.path=FILE_OR_FOLDER")
         if self.request.hub is not None:
-            raise ConfigError(Problem("data.name", self.request.path, why, "data.split=SPLIT"))
+            raise ConfigError(Problem("data.name", self.request.path, why, Fix("data.split=SPLIT")))
         raise ConfigError(Problem("data.path", self.request.path, why, fix))
 
     def _bad_fix(self) -> str:
@@ -543,7 +543,7 @@ class RowStore:
         part = "evaluate" if counts["train"] else "train"
         why = f"no usable row is left to {part} on: there are {counts['cuts']} in all"
         key = "data.eval_path" if self.request.evaluation and part == "evaluate" else "data.path"
-        raise ConfigError(Problem(key, self.request.path, why, f"{key}=FILE_WITH_MORE_ROWS"))
+        raise ConfigError(Problem(key, self.request.path, why, Fix(f"{key}=FILE_WITH_MORE_ROWS")))
 
     def _number_labels(self) -> tuple[str, ...]:
         if self.request.label is None or self.columns.kind != "name":
@@ -578,7 +578,7 @@ class RowStore:
         hub = self.request.hub
         # Files are often sorted by class, and a stream reads only their beginning.
         other = "data.streaming=false" if hub and hub.streaming else "data.label=COLUMN"
-        fix = self._bad_fix() or other
+        fix = Fix(self._bad_fix() or other)
         raise ConfigError(Problem("data.label", self.request.label, why, fix))
 
     def _pack(self, split: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import BOS, EOS, NUM_SPECIAL_TOKENS, SEP
 from eke.data.sources import BYTE_TOKENS, BYTES, Frame, PrepareRequest, Vocabulary
 
@@ -200,7 +200,7 @@ def _character_ends(text: str, data: np.ndarray) -> np.ndarray:
 def _auto_tokenizer(name: str) -> Any:
     if Path(name).name == "tokenizer.json" and Path(name).is_file():
         why = "is a file, and tokenizers are named by their folder"
-        fix = f"data.tokenizer={Path(name).parent}"
+        fix = Fix(f"data.tokenizer={Path(name).parent}")
         raise ConfigError(Problem("data.tokenizer", name, why, fix))
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -212,8 +212,9 @@ def _auto_tokenizer(name: str) -> Any:
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError ...
         line = next((text for text in str(error).splitlines() if text.strip()), repr(error))
         why = f"AutoTokenizer cannot load it: {line.strip()[:200]}"
-        fix = (
-            "data.tokenizer=FOLDER   (a Hub name needs a connection once; or data.tokenizer=bytes)"
+        fix = Fix(
+            "data.tokenizer=FOLDER",
+            remark="a Hub name needs a connection once; or data.tokenizer=bytes",
         )
         raise ConfigError(Problem("data.tokenizer", name, why, fix)) from error
 
@@ -223,7 +224,8 @@ def _vocabulary(request: PrepareRequest, loaded: Any) -> Vocabulary:
     fallback = next(t for t in (eos, loaded.sep_token_id, loaded.unk_token_id, 0) if t is not None)
     if request.task == "masked_lm" and loaded.mask_token_id is None:
         why = "has no mask token, which task=masked_lm needs"
-        raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, "data.tokenizer=bytes"))
+        fix = Fix("data.tokenizer=bytes")
+        raise ConfigError(Problem("data.tokenizer", request.tokenizer, why, fix))
     # A padding token added later may have an id above the vocabulary size.
     size = max(len(loaded), 1 + max(loaded.get_vocab().values(), default=0))
     return Vocabulary(

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import fsync_directory, open_file, own_folder, remove_tree
 from eke.data.preparation.lines import Fields
 from eke.data.sources import DTYPES, Manifest, Vocabulary, cache_folder, token_dtype, write_manifest
@@ -23,7 +23,8 @@ def disk_error(error: OSError) -> ConfigError:
     folder = cache_folder()
     why = f"the cache folder cannot be written: {error.strerror or error}"
     too_large = error.errno == errno.EFBIG  # the same in any other folder
-    fix = "ulimit -f unlimited" if too_large else "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
+    other_folder = "export XDG_CACHE_HOME=FOLDER_WITH_SPACE"
+    fix = Fix(remark="ulimit -f unlimited" if too_large else other_folder)
     return ConfigError(Problem("XDG_CACHE_HOME", str(folder), why, fix))
 
 

@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 import threading
+from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 from eke.data.sources.request import PrepareRequest
@@ -28,7 +29,8 @@ def open_store(request: PrepareRequest) -> Store:
         manifest = read_manifest(folder)
     if manifest is None:
         why = f"the prepared tokens disappeared from {folder}"
-        raise ConfigError(Problem("data", request.option, why, "export XDG_CACHE_HOME=FOLDER"))
+        fix = Fix(remark="export XDG_CACHE_HOME=FOLDER")
+        raise ConfigError(Problem("data", request.option, why, fix))
     return Store(folder, manifest)
 
 
@@ -72,15 +74,19 @@ def _raise_problems(request: PrepareRequest, code: int, out: str, err: str) -> N
         return
     try:
         found = json.loads(out.splitlines()[-1])
-        problems = [Problem(**problem) for problem in found["problems"]]
+        problems = [_problem(**problem) for problem in found["problems"]]
     except (ValueError, IndexError, KeyError, TypeError):
         problems = [_unforeseen(request, code, err)]
     raise ConfigError(problems)
+
+
+def _problem(fix: dict[str, Any], **rest: Any) -> Problem:
+    return Problem(**rest, fix=Fix(*fix["words"], remark=fix["remark"]))
 
 
 def _unforeseen(request: PrepareRequest, code: int, err: str) -> Problem:
     last = next((line for line in reversed(err.splitlines()) if line.strip()), "no output")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     why = f"the process that prepares the data {how}: {last.strip()[:300]}"
-    fix = "free memory, then the same command" if code == -9 else "data=synthetic"
+    fix = Fix(remark="free memory, then the same command") if code == -9 else Fix("data=synthetic")
     return Problem("data", request.option, why, fix)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.config.schema import (
     Config,
@@ -201,7 +201,7 @@ def _content(files: list[tuple[str, Path]]) -> str:
         return files_digest(files)
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        fix = "data.path=FILE_OR_FOLDER"
+        fix = Fix("data.path=FILE_OR_FOLDER")
         raise ConfigError(Problem("data.path", str(error.filename), why, fix)) from error
 
 
@@ -277,7 +277,7 @@ def tokenizer_content(tokenizer: str) -> str:
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(
-            Problem("data.tokenizer", tokenizer, why, "data.tokenizer=bytes")
+            Problem("data.tokenizer", tokenizer, why, Fix("data.tokenizer=bytes"))
         ) from error
 
 

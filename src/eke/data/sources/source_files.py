@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import closest_path
 from eke.config.schema import ENDINGS, Config, PythonSource, Seq2SeqLM, SequenceClassification, Text
@@ -49,7 +49,7 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     other = other_format(option, [file.name for file in found]) if option == "csv" else ""
     if other not in ("", "data=text"):
         why = "ends like a file of another format, and data=csv would read its lines as a table"
-        raise ConfigError(Problem(key, typed, why, other))
+        raise ConfigError(Problem(key, typed, why, Fix(other)))
     named = [(file.relative_to(root).as_posix(), file.absolute()) for file in found]
     return sorted(named, key=lambda pair: pair[0])
 
@@ -75,7 +75,7 @@ def _exists(path: Path, key: str, typed: str) -> bool:
     except (OSError, ValueError) as error:  # a name that is too long, a null character
         why = f"is no path: {getattr(error, 'strerror', None) or error}"
         shown = typed if len(typed) <= 60 else typed[:57] + "..."
-        raise ConfigError(Problem(key, shown, why, f"{key}=FILE_OR_FOLDER")) from error
+        raise ConfigError(Problem(key, shown, why, Fix(f"{key}=FILE_OR_FOLDER"))) from error
 
 
 def _globbed(path: Path) -> list[Path]:
@@ -97,7 +97,7 @@ def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:
         return [path for path in folder.rglob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError) as error:  # pathlib's, for "" and for "/etc/*"
         why = f"is not a valid file name pattern: {error}"
-        fix = f"data.pattern='*{ending}'"
+        fix = Fix(f"data.pattern=*{ending}")
         raise ConfigError(Problem("data.pattern", pattern, why, fix)) from error
 
 
@@ -115,10 +115,10 @@ def _nothing(option: str, key: str, typed: str, path: Path, pattern: str | None)
         others = sorted({p.suffix for p in path.rglob("*") if p.is_file() and p.suffix})
         there = f"; there are files that end in {', '.join(others[:5])}" if others else ""
         why = f"no file of the folder matches {wanted}{there}"
-        return Problem(key, typed, why, f"data.pattern='*{others[0] if others else '.txt'}'")
+        return Problem(key, typed, why, Fix(f"data.pattern=*{others[0] if others else '.txt'}"))
     meant = closest_path(path) if typed else None
     why = "there is no such file or folder"
-    return Problem(key, typed, why, f"{key}={meant or 'FILE_OR_FOLDER'}")
+    return Problem(key, typed, why, Fix(f"{key}={meant or 'FILE_OR_FOLDER'}"))
 
 
 def _check(file: Path, key: str) -> None:
@@ -127,7 +127,7 @@ def _check(file: Path, key: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    fix = f"{key}=FILE_OR_FOLDER"
+    fix = Fix(f"{key}=FILE_OR_FOLDER")
     try:
         with open(file, "rb") as opened:
             if not opened.read(1):
@@ -201,23 +201,25 @@ def _classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Corp
             f"a text's classes are its folders, and only {len(labels)} have files for both "
             "training and evaluation"
         )
-        fewer = f"task.num_labels={len(labels)}" if len(labels) > 1 else ""
-        fix = _more_classes(corpus, data, num_labels) or fewer or "data.path=FOLDER_OF_FOLDERS"
+        fewer = (
+            f"task.num_labels={len(labels)}" if len(labels) > 1 else "data.path=FOLDER_OF_FOLDERS"
+        )
+        fix = _more_classes(corpus, data, num_labels) or Fix(fewer)
         raise ConfigError(Problem("task.num_labels", str(num_labels), why, fix))
     return corpus.restricted_to(labels)
 
 
-def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> str:
+def _more_classes(corpus: Corpus, data: PythonSource | Text, num_labels: int) -> Fix:
     """Override that yields as many of the requested classes as exist; empty if none does."""
     if not isinstance(data, Text):
-        return ""
+        return Fix()
     wanted = min(num_labels, len({piece.label for piece in corpus.pieces() if piece.label}))
-    fewer = f"task.num_labels={wanted} " if wanted < num_labels else ""
+    fewer = [f"task.num_labels={wanted}"] if wanted < num_labels else []
     for share in (data.eval_frac, 0.2, 0.3, 0.4, 0.5):
         files = text_files(user_path(data.path), data.pattern, share)
         if wanted > 1 and len(largest_labels(files, wanted)) == wanted:
-            return f"{fewer}data.eval_frac={share:g}" if share != data.eval_frac else fewer.strip()
-    return ""
+            return Fix(*fewer, *([f"data.eval_frac={share:g}"] if share != data.eval_frac else []))
+    return Fix()
 
 
 @cache
@@ -244,12 +246,12 @@ def text_files(path: Path, pattern: str, eval_frac: float) -> Corpus:
     if path.is_file() and (rows := other_format("text", [path.name])):
         why = "has rows, but data=text trains on the raw file, including markup and column names"
         why += f"; if intended: data.path={path.parent} data.pattern='{path.name}'"
-        raise ConfigError(Problem("data.path", str(path), why, rows))
+        raise ConfigError(Problem("data.path", str(path), why, Fix(rows)))
     paths = sorted(files_below(path, pattern, ".txt")) if path.is_dir() else [path]
     paths = [p for p in paths if p.is_file() and p.stat().st_size > 0]
     if not paths:
         why = f"no file that matches {pattern!r} has text in it" if path.is_dir() else "no text"
-        raise ConfigError(Problem("data.path", str(path), why, "data.path=FILE_OR_FOLDER"))
+        raise ConfigError(Problem("data.path", str(path), why, Fix("data.path=FILE_OR_FOLDER")))
     if len(paths) > 1:
         return _split(path, paths, eval_frac)
     size = paths[0].stat().st_size
@@ -339,7 +341,7 @@ def _content_hash(pieces: Iterable[Piece]) -> str:
                 digest.update(block)
         except OSError as error:
             why = f"cannot be read: {error.strerror}"
-            fix = "data.path=FILE_OR_FOLDER"
+            fix = Fix("data.path=FILE_OR_FOLDER")
             raise ConfigError(Problem("data.path", str(piece.path), why, fix)) from error
     return digest.hexdigest()
 

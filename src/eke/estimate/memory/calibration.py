@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 from eke.common.files import append_line, own_folder, read_text, write_atomic
 from eke.data.sources import cache_folder
-from eke.estimate.memory.components import Calibrated, Forecast, Range, notes_of
+from eke.estimate.memory.components import Calibrated, Forecast, Range, doubts_of
 from eke.estimate.memory.trace_client import key_of
 from eke.hardware.fingerprint import LIBRARIES, installed_versions, package_folder, source_hash
 from eke.plan.identity import canonical
@@ -309,7 +309,7 @@ def group_of(plan: Plan, method: str) -> Group:
         "method": method,
         "distributed": plan.config.distributed.option,
         "offload": plan.config.offload.option,
-        "doubts": sorted(notes_of(plan)),
+        "doubts": sorted(doubt.value for doubt in doubts_of(plan)),
         **software(*SOURCES),
     }
 

@@ -45,6 +45,24 @@ class Verdict(Enum):
     """The device's memory is not known."""
 
 
+class Doubt(Enum):
+    """A reason why a forecast is a wide range. `DOUBTS` has the conditions and the texts."""
+
+    architecture = "architecture"
+    compiler = "compiler"
+    fused_kernels = "fused_kernels"
+    lengths = "lengths"
+    adapters = "adapters"
+    experts = "experts"
+    unpacking = "unpacking"
+    ds_config = "ds_config"
+    gathering = "gathering"
+    data_parallel = "data_parallel"
+    float8 = "float8"
+    dropout = "dropout"
+    driver = "driver"
+
+
 @dataclass(frozen=True)
 class Range:
     """Bytes: what is likely, and what it lies between."""
@@ -70,7 +88,9 @@ class Traced:
     """What was alive at the highest sum of tensors: weights, gradients, optimizer, ..."""
     method: Method = Method.trace
     notes: tuple[str, ...] = ()
-    """What the trace could not see, each in one clause."""
+    """What was traced in place of the plan's own operations, one clause each."""
+    is_exact: bool = True
+    """Whether all traced operations are the plan's own."""
     beside: dict[str, int] = field(default_factory=dict)
     """Highest sum in each phase of what is neither a weight nor a gradient nor the optimizer's:
     what a process holds itself where all of these are shared out."""
@@ -114,8 +134,10 @@ class Forecast:
     capacity: int | None
     """Bytes of the device that this run can have; None where that is unknown."""
     verdict: Verdict
-    notes: tuple[str, ...] = field(default=())
-    """Why the range is as wide as it is, each in one clause."""
+    doubts: tuple[Doubt, ...] = ()
+    """Reasons for the width of the range."""
+    substitutions: tuple[str, ...] = ()
+    """As `Traced.notes`, of the trace that the forecast uses."""
     not_traced: str = ""
     """Why there is no trace, where one was asked for."""
     calibrated: Calibrated | None = None
@@ -128,10 +150,10 @@ class Forecast:
         return self.peak if found is None or found.peak is None else found.peak
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """All that makes the range as wide as it is."""
-        missing = f"not traced: {self.not_traced}"
-        return (*self.notes, missing) if self.not_traced else self.notes
+    def notes(self) -> tuple[str, ...]:
+        """All reasons for the width of the range, one clause each."""
+        missing = (f"not traced: {self.not_traced}",) if self.not_traced else ()
+        return (*self.substitutions, *(DOUBTS[doubt].text for doubt in self.doubts), *missing)
 
 
 NOTHING = Range(0, 0, 0)
@@ -221,66 +243,75 @@ WORKSPACE_BYTES = {"hopper": 32 * MIB, "other": 8 * MIB + 128 * 1024}
 
 Condition = Callable[[Plan, Shape], object]
 
-ROWS_DIFFER = "samples differ in length: the longest micro-batch that a training meets is counted"
 
-NOTES: tuple[tuple[Condition, str], ...] = (
-    (
+@dataclass(frozen=True)
+class Reason:
+    """When a doubt applies to a plan, and the clause that is shown."""
+
+    applies: Condition
+    text: str
+
+
+DOUBTS = {
+    Doubt.architecture: Reason(
         lambda plan, shape: not shape.architecture.is_known,
         "no formulas for this architecture: a Llama of its sizes stands in",
     ),
-    (
+    Doubt.compiler: Reason(
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
         "torch.compile decides itself what it keeps for the backward pass",
     ),
-    (
+    Doubt.fused_kernels: Reason(
         lambda plan, shape: plan.config.kernels.option == "liger",
         "fused kernels keep less than the model's own operations",
     ),
-    (
+    Doubt.lengths: Reason(
         lambda plan, shape: drawn(plan).differ,
-        ROWS_DIFFER,
+        "samples differ in length: the longest micro-batch that a training meets is counted",
     ),
-    (
+    Doubt.adapters: Reason(
         lambda plan, shape: trains_adapters(plan.config),
         "adapters change what each layer keeps",
     ),
-    (
+    Doubt.experts: Reason(
         lambda plan, shape: shape.experts,
         "experts see as many tokens as the router sends them",
     ),
-    (
+    Doubt.unpacking: Reason(
         lambda plan, shape: plan.config.peft.option == "qlora",
         "4-bit weights are unpacked layer by layer",
     ),
-    (
+    Doubt.ds_config: Reason(
         lambda plan, shape: plan.config.distributed.deepspeed_config,
         "a ds_config.json of one's own may move or share anything",
     ),
-    (
+    Doubt.gathering: Reason(
         lambda plan, shape: is_fsdp(plan.config) or plan.config.distributed.option in STAGE,
         "when shared weights are gathered, and how many at once, is the library's",
     ),
-    (
+    Doubt.data_parallel: Reason(
         lambda plan, shape: plan.config.distributed.option == "dp",
         "the first device gathers what the others computed",
     ),
-    (
+    Doubt.float8: Reason(
         lambda plan, shape: plan.compute.float8 != "off",
         "float8 operands are kept beside 16-bit ones",
     ),
-    (
+    Doubt.dropout: Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,
         "the checkpoint's own dropout is not known here: 0.1 is counted",
     ),
-    (
+    Doubt.driver: Reason(
         lambda plan, shape: not shape.on_cpu,
         "the driver's context and the allocator's reserve are known as ranges",
     ),
-)
-"""When it holds, and what it says, in one clause."""
+}
+
+UNTRACED = (Doubt.lengths, Doubt.gathering, Doubt.driver)
+"""Doubts that a trace does not resolve."""
 
 
-def notes_of(plan: Plan) -> tuple[str, ...]:
-    """Each reason that holds; none where the formulas know the techniques well."""
+def doubts_of(plan: Plan) -> tuple[Doubt, ...]:
+    """The doubts that apply; none where the formulas know the techniques well."""
     shape = shape_of(plan)
-    return tuple(text for holds, text in NOTES if holds(plan, shape))
+    return tuple(doubt for doubt, reason in DOUBTS.items() if reason.applies(plan, shape))

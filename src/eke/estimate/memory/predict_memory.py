@@ -15,16 +15,16 @@ from eke.estimate.memory import trace_client
 from eke.estimate.memory.calibration import calibrate, group_of, read_pairs, versions_of
 from eke.estimate.memory.components import (
     PHASES,
-    ROWS_DIFFER,
+    UNTRACED,
     WORKSPACE_BYTES,
     Forecast,
     Method,
     Range,
     Traced,
     Verdict,
+    doubts_of,
     exact,
     is_fsdp,
-    notes_of,
     spread,
     total,
 )
@@ -105,7 +105,7 @@ def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
     parts["others"] = spread(0, others, others + doubt)
     if "buffers" in closed.parts:  # of DataParallel: a trace has one process
         parts["buffers"] = closed.parts["buffers"]
-    is_exact = traced.method is Method.trace and not traced.notes
+    is_exact = traced.method is Method.trace and traced.is_exact
     made = drawn(plan)
     if not is_exact or made.expected != made.longest:
         missing = closed.total.high - total(parts.values()).high
@@ -184,12 +184,14 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         traced: what a trace of the same plan found.
     """
     found = moments(plan)
-    method, notes = Method.closed_form, notes_of(plan)
+    method, doubts = Method.closed_form, doubts_of(plan)
+    substitutions: tuple[str, ...] = ()
     # ZeRO-3's linear layers keep other tensors than those that are traced (see moments.kept), and
     # on two ranks formulas were right to 5 % where the trace was to 16 % (docs/lab/memory.md).
     if traced is not None and plan.config.distributed.option != "zero3":
         found = narrowed(plan, found, traced)
-        method, notes = traced.method, (*traced.notes, *_unanswered(notes))
+        method, substitutions = traced.method, traced.notes
+        doubts = tuple(doubt for doubt in doubts if doubt in UNTRACED)
     on_cpu = plan.device.kind == "cpu"
     measured = [m for m in found if m.phase in TRAINED or not on_cpu]
     allocated = highest(moment.tensors for moment in measured)
@@ -206,7 +208,8 @@ def forecast(plan: Plan, traced: Traced | None = None) -> Forecast:
         components=_components(top.parts),
         capacity=capacity,
         verdict=verdict(peak, capacity),
-        notes=notes,
+        doubts=doubts,
+        substitutions=substitutions,
     )
 
 
@@ -305,11 +308,6 @@ def _components(parts: Parts) -> dict[str, int]:
     order = {name: number for number, name in enumerate(COMPONENTS)}
     names = sorted(parts, key=lambda name: order.get(name, len(order)))
     return {name: parts[name].expected for name in names if parts[name].expected}
-
-
-def _unanswered(notes: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the closed form's notes, those that a trace does not answer."""
-    return tuple(n for n in notes if "shared" in n or "context" in n or n is ROWS_DIFFER)
 
 
 def _basis(plan: Plan) -> str:

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_bytes
 from eke.estimate.memory.advice import Advice, Judge, first_advice
 from eke.estimate.memory.components import Forecast, Method, Verdict
 from eke.estimate.memory.predict_memory import room
-from eke.estimate.memory.render_memory import as_text
 from eke.plan.planner import Plan
 
 DOES_NOT_FIT = "does_not_fit"
@@ -72,7 +71,7 @@ def refuse_what_ran_out(plan: Plan, found: Forecast, judge: Judge | None = None)
         f"ran out of memory in a probe; {format_bytes(found.best.expected)} were expected, and "
         f"{_has(plan, found)}"
     )
-    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
+    fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
     size = str(plan.batch.per_device)
     raise ConfigError(Problem("batch.per_device", size, why, fix, DOES_NOT_FIT))
 
@@ -82,7 +81,7 @@ def _problem(plan: Plan, found: Forecast, judge: Judge | None) -> Problem:
         f"needs at least {format_bytes(found.peak.low)} of memory, "
         f"{format_bytes(found.best.expected)} expected; {_has(plan, found)}"
     )
-    fix = f"{_fix(plan, found, judge)}   ({ANYWAY} starts it all the same)"
+    fix = _fix(plan, found, judge, f"{ANYWAY} starts it all the same")
     size = str(plan.batch.per_device)
     return Problem("batch.per_device", size, why, fix, DOES_NOT_FIT, _is_passing(plan, found))
 
@@ -120,6 +119,9 @@ def what_makes_room(plan: Plan, found: Forecast, judge: Judge | None = None) -> 
     return _found[key]
 
 
-def _fix(plan: Plan, found: Forecast, judge: Judge | None) -> str:
+def _fix(plan: Plan, found: Forecast, judge: Judge | None, remark: str = "") -> Fix:
     advice = what_makes_room(plan, found, judge)
-    return as_text(advice) if advice else "eke plan --why says what needs how much"
+    if advice:
+        return Fix(*advice.overrides, remark=remark)
+    explain = "eke plan --why says what needs how much"
+    return Fix(remark=f"{explain}; {remark}" if remark else explain)

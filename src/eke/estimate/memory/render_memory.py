@@ -67,7 +67,7 @@ def render_forecast(plan: Plan, found: Forecast) -> str:
     lines += _table(found)
     lines += ["", *_phases(found), *_anatomy(plan)]
     lines += [_wrapped(f"counted: {found.basis}"), *_rows(plan)]
-    lines += [_wrapped(f"not exact: {note}") for note in found.doubts]
+    lines += [_wrapped(f"not exact: {note}") for note in found.notes]
     return "\n".join(lines)
 
 
@@ -414,7 +414,7 @@ def as_record(found: Forecast) -> PredictedMemory:
         basis=found.basis,
         allocated_bytes=found.allocated.expected,
         verdict=found.verdict.value,
-        notes=list(found.doubts),
+        notes=list(found.notes),
         calibrated=_calibrated(found),
     )
 

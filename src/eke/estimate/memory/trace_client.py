@@ -34,7 +34,7 @@ from eke.plan.identity import PRESENTATION, canonical
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.plan.planner.plan import plan_to_plain
 
-FORMAT = 3
+FORMAT = 4
 """Raise it when what is kept changes its meaning."""
 
 SOURCES = ("config/schema", "models", "plan", "training")

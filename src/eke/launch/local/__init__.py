@@ -1,6 +1,6 @@
-"""A pool of devices on this machine, and the runs of a sweep on it; torch is never imported."""
+"""Launcher `local`: a pool of this machine's devices."""
 
 from eke.launch.local.devices import Devices, find_devices
-from eke.launch.local.dispatch import Pool, probe_in_pool
+from eke.launch.local.dispatch import LocalLauncher, Pool, probe_in_pool, start_run
 
-__all__ = ["Devices", "Pool", "find_devices", "probe_in_pool"]
+__all__ = ["Devices", "LocalLauncher", "Pool", "find_devices", "probe_in_pool", "start_run"]

@@ -216,6 +216,8 @@ class Devices:
     busy: Busy = occupied
     shared: bool = False
     """Whether runs share devices."""
+    slots_per_run: int | None = None
+    """Slots that each run takes; None takes one for each of its devices."""
     _gathered: dict[DeviceSlot, int] = field(default_factory=dict)
     _gathering: int | None = None
     why: str = ""
@@ -225,6 +227,12 @@ class Devices:
     def count(self) -> int:
         """Different devices."""
         return len({slot.device for slot in self.slots})
+
+    def needed(self, job: Job) -> int:
+        """Slots that a run needs at once."""
+        if self.slots_per_run is not None:
+            return self.slots_per_run
+        return min(job.num_devices, self.count) if job.kind == "cpu" else job.num_devices
 
     def threads(self) -> dict[str, str]:
         """Variables of every process that has one CPU slot; none where it may use all cores."""

@@ -1,11 +1,4 @@
-"""The loop of a pool: start what fits, see what ended, until every run of a sweep is done.
-
-One process watches over all workers; torch is never imported here.
-
-Starting one run of a pool on the devices it was granted.
-
-Trying a run of a sweep out, on devices that nobody else has.
-"""
+"""Runs of a sweep on this machine: one process starts them on its devices and supervises them."""
 
 import os
 import time
@@ -14,8 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.paths import SHARED_DEVICE
-from eke.launch.local.devices import Devices, Grant, Room, start_what_fits
+from eke.common.paths import SHARED_DEVICE, SweepPaths
+from eke.common.process_env import machines_at_hand
+from eke.config.schema import Config
+from eke.hardware import choose_device
+from eke.launch.interface import Launcher, StartedSweep, Target
+from eke.launch.local.devices import Devices, Grant, Room, find_devices, start_what_fits
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.running_run import LiveRun, Probed, probe
 from eke.launch.processes.sweep import Job, RunningHere
@@ -140,7 +137,7 @@ class Pool:
     def try_to_start(self, job: Job, gather: bool) -> bool:
         """Start a job, or settle it otherwise; False when its devices cannot be had now."""
         devices = self.devices[job.kind]
-        count = min(job.num_devices, devices.count) if job.kind == "cpu" else job.num_devices
+        count = devices.needed(job)
         if count > devices.count:
             reason = f"needs {count} devices, and there are {devices.count}"
             self.books.end(job, Outcome.refused, reason)
@@ -223,3 +220,47 @@ def probe_in_pool(plan: Plan, devices: Devices) -> Probed:
         return probe(plan, start)
     finally:
         grant.release()
+
+
+def devices_of(jobs: Sequence[Job]) -> dict[str, Devices]:
+    """This machine's devices, of each kind that runs need."""
+    return {
+        job.kind: find_devices(
+            job.kind, job.plan.config.launcher.cpu_slots, job.plan.config.launcher.runs_per_device
+        )
+        for job in {job.kind: job for job in jobs}.values()
+    }
+
+
+@dataclass
+class PoolSweep(StartedSweep):
+    """Runs of a sweep in a pool, which ends with this process."""
+
+    pool: Pool
+
+    def wait(self) -> bool:
+        """Run every job to its end, or until a signal asks to stop; returns whether one did."""
+        self.pool.run()
+        return bool(self.pool.heard)
+
+
+class LocalLauncher(Launcher):
+    """Runs on the devices of this machine."""
+
+    name = "local"
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Warnings about overrides that other launchers read."""
+        return super().unused(overrides) + [
+            f"{text} has no effect with hydra/launcher=local"
+            for text in overrides
+            if text.startswith("launcher.prefix=")
+        ]
+
+    def target(self, config: Config) -> Target:
+        """The device of this machine, or the one that `hardware` declares."""
+        return Target(*choose_device(config.hardware.option), machines_at_hand())
+
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
+        """Make the pool; its runs start in `wait`."""
+        return PoolSweep(Pool(books, devices_of(books.jobs)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from eke.common.errors import BusyError, ConfigError, EkeError, Problem
+from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem
 from eke.common.files import Refused, is_locked, open_file, own_folder, read_text, try_lock
 from eke.common.paths import RunPaths
 from eke.plan.identity import changed_fingerprint
@@ -214,7 +214,11 @@ def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
     runs, where = str(paths.folder.parent), error.filename or paths.folder
     why = f"{where} cannot be written: {error.strerror or error}"
     is_refused = isinstance(error, Refused)
-    fix = "paths.runs=FOLDER_OF_YOURS" if is_refused else "paths.runs=FOLDER_ON_ANOTHER_DISK"
+    fix = (
+        Fix("paths.runs=FOLDER_OF_YOURS")
+        if is_refused
+        else Fix("paths.runs=FOLDER_ON_ANOTHER_DISK")
+    )
     return ConfigError(Problem("paths.runs", runs, why, fix, passing=not is_refused))
 
 
@@ -224,5 +228,5 @@ def without_locks(folder: Path, error: OSError) -> ConfigError:
         f"its file system has no locks ({error.strerror}), and without them two processes could "
         "work on one run; Lustre has them where it is mounted with the option flock"
     )
-    fix = "paths.runs=FOLDER   (on another file system)"
+    fix = Fix("paths.runs=FOLDER", remark="on another file system")
     return ConfigError(Problem("paths.runs", str(folder), why, fix))

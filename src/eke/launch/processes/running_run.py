@@ -27,7 +27,7 @@ from eke.config.schema import Adapters, Batch, Config, Tracker
 from eke.estimate.time import note_predictions
 from eke.hardware import environment
 from eke.launch.processes.run_dir import Place, claim, find_place
-from eke.launch.processes.worker_process import Spot, Worker, forward_signals
+from eke.launch.processes.worker_process import Spot, StartWorker, Worker, forward_signals
 from eke.plan.planner import (
     Plan,
     check_software,
@@ -188,6 +188,7 @@ class LiveRun:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         spot: Spot | None = None,
+        start: StartWorker = Worker,
     ) -> None:
         """Claim the folder, write the plan into it and start the worker.
 
@@ -198,6 +199,7 @@ class LiveRun:
             environment: variables of the worker's own.
             descriptors: locks that are held as long as the worker lives.
             spot: which machine this is, of a run that has several.
+            start: starts the worker.
 
         Raises:
             BusyError: somebody works on this run.
@@ -211,7 +213,7 @@ class LiveRun:
             write_down(place.paths, plan)
             self._attempts_before = len(read_attempts(place.paths))
             locks = [lock, *descriptors]
-            self.worker = Worker(place.paths, num_processes, environment, locks, spot)
+            self.worker = start(place.paths, num_processes, environment, locks, spot)
         except BaseException as error:
             self._held.close()
             if isinstance(error, OSError):

@@ -2,17 +2,15 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eke.common.errors import ConfigError, EkeError
 from eke.common.files import is_locked, last_bytes, read_json, read_text
 from eke.common.paths import RunPaths, SweepPaths
+from eke.launch.interface import JobStatus, job_statuses
 from eke.launch.processes.follow import newest_step, watchers_in, watchers_of
-from eke.launch.slurm import scheduler
-from eke.launch.slurm.scheduler import Element, Phase, phase_of
-from eke.launch.slurm.submission import newest_of
 from eke.plan.record import (
     RECORD_LIMIT,
     Outcome,
@@ -34,7 +32,7 @@ WAITING = "waiting"
 """Whoever watches over its sweep will start it."""
 
 UNKNOWN = "unknown"
-"""It has a job that may wait or run, and SLURM does not answer."""
+"""It has a job that may wait or run, and its launcher does not answer."""
 
 ACTIVE = (RUNNING, QUEUED, WAITING)
 """Something works on such a run, or will without being asked."""
@@ -64,10 +62,12 @@ class Standing:
     """Its job or its process."""
     note: str = ""
     """Why it failed, or what it waits for."""
+    launcher: str = ""
+    """The launcher that has its job; empty if none has."""
     job: str = ""
-    """SLURM's name of its job, if that is in the queue."""
+    """The launcher's name of its job, while that waits or runs."""
     silent: str = ""
-    """Why SLURM could not tell what its job does; empty where it could, or there is none."""
+    """Why the launcher could not tell what its job does; empty if it could, or there is none."""
     step_s: float | None = None
     """Seconds that the newest step took, of a run that is running."""
 
@@ -92,25 +92,13 @@ def find_standings(folder: Path) -> list[Standing]:
     found = list(_runs_of(folder))
     if not found:
         raise ConfigError(no_runs([folder], "status"))
-    newest = newest_of(paths for paths, _, _ in found)
-    queue: dict[str, Element] = {}
-    problem = ""
-    if any(newest):
-        try:
-            queue = scheduler.queue()
-        except EkeError as error:
-            problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
-    named = scheduler.ids_by_name(queue)
-    jobs = {
-        # What sbatch was to take has a name, whoever knows its number.
-        paths.folder: job.element(named) or (job.submission.name if problem else "") if job else ""
-        for (paths, _, _), job in zip(found, newest, strict=True)
-    }
+    jobs = job_statuses(paths for paths, _, _ in found)
     goes_on = bool(watchers_of(SweepPaths(folder)))
 
     def of(paths: RunPaths, cell: dict[str, Any], label: str) -> Standing:
         try:
-            return stand(paths, cell, label, queue, jobs[paths.folder], problem, goes_on)
+            launcher, job = jobs.get(paths.folder, ("", JobStatus("")))
+            return replace(stand(paths, cell, label, job, goes_on), launcher=launcher)
         except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
             why = _damage(paths) or f"{paths.folder}: not readable ({error})"
             return Standing(paths, label, UNREADABLE, note=why)
@@ -122,9 +110,7 @@ def stand(
     paths: RunPaths,
     cell: dict[str, Any],
     label: str,
-    queue: dict[str, Element],
-    job: str,
-    problem: str,
+    job: JobStatus,
     goes_on: bool = False,
 ) -> Standing:
     """One run.
@@ -133,9 +119,7 @@ def stand(
         paths: its folder, which need not be there.
         cell: what its sweep says of it; empty outside of a sweep.
         label: what was typed.
-        queue: the user's jobs.
-        job: SLURM's name of its newest job; empty for none.
-        problem: why nobody knows the queue; empty when it is known.
+        job: what a launcher says of it.
         goes_on: whether somebody watches over its sweep.
     """
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
@@ -148,19 +132,19 @@ def stand(
     if outcome and Outcome[outcome].is_final:
         return Standing(paths, label, outcome, done, total, last, note=note)
     total = total or _planned_steps(paths)
-    seen, silent = queue.get(job), problem if job else ""
     if is_locked(paths.lock):
         step, loss, step_s = _progress(paths)
-        where = f"{seen.node}, job {job}" if seen else holder(paths)
+        where = job.where if job.name else holder(paths)
         return Standing(
-            paths, label, RUNNING, step or done, total, loss, where, job=job if seen else "",
-            silent=silent, step_s=step_s,
+            paths, label, RUNNING, step or done, total, loss, where, job=job.name,
+            silent=job.silent, step_s=step_s,
         )  # fmt: skip
-    if seen and phase_of(seen.state) is not Phase.over:
-        why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
-        return Standing(paths, label, QUEUED, done, total, last, where=f"job {job}: {why}", job=job)
-    if silent:
-        return Standing(paths, label, UNKNOWN, done, total, last, where=f"job {job}", silent=silent)
+    if job.waits_for:
+        return Standing(paths, label, QUEUED, done, total, last, where=job.waits_for, job=job.name)
+    if job.silent:
+        return Standing(
+            paths, label, UNKNOWN, done, total, last, where=job.where, silent=job.silent
+        )
     if goes_on and not cell.get("outcome"):
         return Standing(paths, label, WAITING, done, total, last)
     if not record and (why := _damage(paths)):

@@ -20,7 +20,7 @@ from eke.common.masking import masked
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.process_env import ranks_are_started
 from eke.common.text import format_seconds
-from eke.config.schema import Config
+from eke.config.schema import LAUNCH_GROUPS, Config
 from eke.config.schema.codec import make_converter
 from eke.hardware import DeviceSlot
 from eke.launch.processes.follow import View, open_view
@@ -248,8 +248,8 @@ class Cell:
             self.reason = f"{job.reason} ({log})"
 
 
-_HOW = ("launcher.", "resources.", "slurm.", "slurm=", "plan_only=")
-"""What says how runs are started, and not which."""
+_HOW = (*(f"{group}{end}" for group in LAUNCH_GROUPS for end in ".="), "plan_only=")
+"""Starts of overrides that say how runs are started, not which runs."""
 
 
 def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> str:

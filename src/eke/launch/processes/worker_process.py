@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from eke.common.files import open_file
 from eke.common.paths import SUPERVISOR, RunPaths
@@ -57,6 +57,34 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     """
     own = {SUPERVISOR: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     return {**child_environment(), **own, **(extra or {})}
+
+
+class WorkerProcess(Protocol):
+    """A worker from its start to its end; see `Worker`."""
+
+    process: "subprocess.Popen[bytes]"
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def finish(self) -> int:
+        """Wait for its end; returns its exit code (negative: a signal)."""
+        ...
+
+
+StartWorker = Callable[
+    [RunPaths, int, Mapping[str, str] | None, Sequence[int], "Spot | None"], WorkerProcess
+]
+"""Starts a worker; arguments as of `Worker`."""
 
 
 class Worker:

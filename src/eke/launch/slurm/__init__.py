@@ -1,7 +1,5 @@
-"""Runs of a sweep in a SLURM cluster; torch is never imported here."""
+"""Launcher `slurm`: a sweep as job arrays of a cluster."""
 
-from eke.launch.slurm.dispatch import Cluster, describe_arrays
-from eke.launch.slurm.run import place_in_cluster
-from eke.launch.slurm.submission import make_request
+from eke.launch.slurm.dispatch import SlurmLauncher
 
-__all__ = ["Cluster", "describe_arrays", "make_request", "place_in_cluster"]
+__all__ = ["SlurmLauncher"]

@@ -1,29 +1,34 @@
-"""The runs of a sweep in a cluster: submitted at most once, followed without being needed.
+"""Launcher `slurm`: runs of a sweep as jobs of a cluster, each submitted at most once.
 
-Whoever typed the sweep may leave at any time: jobs need nobody, and the same command finds them.
-
-What a sweep would ask a cluster for, and the very text that sbatch would get.
+The jobs continue without the process that submitted them; the same command finds them again.
 """
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError
-from eke.common.paths import RunPaths, SweepPaths
+from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.common.text import format_number
-from eke.launch.processes.run_dir import Place
+from eke.config.schema import Config
+from eke.launch.interface import JobStatus, Launcher, StartedSweep, Target, declared_target
+from eke.launch.processes.run_dir import Place, find_place
 from eke.launch.processes.sweep import Job
 from eke.launch.processes.sweep_state import Books
 from eke.launch.slurm import scheduler
-from eke.launch.slurm.run import ClusterRun, stamp_of
+from eke.launch.slurm.run import ClusterRun, changes_since_planning, stamp_of
 from eke.launch.slurm.scheduler import HELD, Element, Phase, SubmissionRefused, phase_of
 from eke.launch.slurm.submission import (
+    NAME,
     Request,
+    job_log,
+    job_of,
     jobs_of,
+    make_request,
     new_submission,
+    newest_of,
     read_ticket,
     script_text,
     submission_file,
@@ -37,6 +42,7 @@ from eke.launch.slurm.submit import (
     submit_array,
     submitting,
 )
+from eke.plan.planner import Plan
 from eke.plan.record import Outcome, read_record
 
 TICK_S = 0.2
@@ -50,7 +56,7 @@ Sleep = Callable[[float], None]
 
 
 @dataclass
-class Cluster:
+class Cluster(StartedSweep):
     """Runs of a sweep, and the arrays they wait in."""
 
     books: Books
@@ -63,10 +69,13 @@ class Cluster:
     missed: dict[int, int] = field(default_factory=dict)
     most: int = sys.maxsize
     """Runs handed in at once; halved while the queue is full, doubled while it is not."""
-    refused: dict[int, str] = field(default_factory=dict)
-    """Number of a job that sbatch would not take -> its words."""
     stamps: dict[int, int] = field(default_factory=dict)
     """Number of a job that was frozen here -> the record's age then: it says nothing of the job."""
+
+    @property
+    def folder(self) -> Path:
+        """Submissions, batch scripts and the jobs' own logs."""
+        return self.paths.launcher(NAME)
 
     @property
     def poll_s(self) -> float:
@@ -83,7 +92,7 @@ class Cluster:
         self.books.ledger.flush(at_once=True)
         self.books.answer_from_records()
         if any(job.outcome is None for job in self.books.jobs):
-            with submitting(self.paths.slurm, PATIENCE_S, self.sleep) as lock:
+            with submitting(self.folder, PATIENCE_S, self.sleep) as lock:
                 self.submit_missing(lock)
         for job in self.books.jobs:
             self.books.ledger.note(job)  # where their folders are
@@ -91,7 +100,7 @@ class Cluster:
 
     def find_queued(self, queue: dict[str, Element]) -> None:
         """The runs that have a job already: of an earlier command, or of another sweep."""
-        jobs = self.without_job()
+        jobs = self.not_started()
         for job, element in zip(jobs, jobs_of(map(paths_of, jobs)), strict=True):
             if element in queue and phase_of(queue[element].state) is not Phase.over:
                 self.elements[job.number] = element
@@ -104,10 +113,10 @@ class Cluster:
         Raises:
             EkeError: SLURM gives no answer.
         """
-        settle_intents(self.paths.slurm, [*map(paths_of, self.without_job())], self.sleep)
+        settle_intents(self.folder, [*map(paths_of, self.not_started())], self.sleep)
         self.find_queued(scheduler.queue())
         limit = scheduler.max_array_size()
-        new = [job for job in self.without_job() if self.freeze(job)]
+        new = [job for job in self.not_started() if self.freeze(job)]
         refused: list[tuple[Job, SubmissionRefused]] = []
         for request, group in arrays(new, limit):
             try:
@@ -122,7 +131,6 @@ class Cluster:
         for said in dict.fromkeys(str(why) for _, why in refused):
             self.books.board.note(said)  # whoever leaves at once sees no summary
         for job, why in refused:
-            self.refused[job.number] = str(why)
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
@@ -151,7 +159,7 @@ class Cluster:
             SubmissionRefused: they are not in the queue.
             EkeError: nobody knows whether they are.
         """
-        submission = submit_array(self.paths.slurm, self.sweep, request, group, lock)
+        submission = submit_array(self.folder, self.sweep, request, group, lock)
         self.most = min(2 * self.most, sys.maxsize)
         for number, job in enumerate(group):
             self.elements[job.number], job.waiting_for = submission.element(number), ""
@@ -174,8 +182,8 @@ class Cluster:
         self.stamps[job.number] = stamp_of(paths_of(job))
         return True
 
-    def watch(self) -> None:
-        """Show the runs until all are done."""
+    def wait(self) -> bool:
+        """Show the runs until all are done; Ctrl-C raises KeyboardInterrupt and ends no job."""
         asked = 0.0
         while self.unfinished():
             if time.monotonic() - asked >= self.poll_s or not asked:
@@ -185,6 +193,11 @@ class Cluster:
             self.books.board.update(self.books.jobs)
             self.sleep(TICK_S)
         self.books.ledger.flush(at_once=True)
+        return False
+
+    def goes_on(self) -> bool:
+        """Whether jobs are in the queue, or runs have still to be submitted."""
+        return bool(self.unfinished())
 
     def look(self) -> None:
         """One question for all jobs, and what follows from the answer; no answer, no verdict."""
@@ -203,10 +216,10 @@ class Cluster:
                 self.collect(job, state)
         try:
             self.cancel_skipped(queue)
-            if self.without_job():
+            if self.not_started():
                 self.submit_again()
         except EkeError as error:
-            for job in self.without_job():
+            for job in self.not_started():
                 job.waiting_for = str(error)
 
     def follow(self, job: Job, queue: dict[str, Element]) -> bool:
@@ -221,7 +234,7 @@ class Cluster:
             if phase is Phase.runs and job.live is None and seen.state != "COMPLETING":
                 self.begin(job, element, seen)
             elif phase is Phase.waits:
-                self.wait(job, element, seen)
+                self.note_waiting(job, element, seen)
             # What SLURM has still to do for its job (an epilog, say) is nothing to wait for.
             return phase is Phase.runs and self.is_done(job)
         self.missed[job.number] = self.missed.get(job.number, 0) + 1
@@ -247,7 +260,7 @@ class Cluster:
         job.live, job.where = ClusterRun(job.plan, place, element), seen.node
         self.books.started(job)
 
-    def wait(self, job: Job, element: str, seen: Element) -> None:
+    def note_waiting(self, job: Job, element: str, seen: Element) -> None:
         """Its job is in the queue, perhaps again."""
         if job.live is not None:
             job.live, job.lasted_s = None, job.lasted_s + time.monotonic() - job.started
@@ -300,7 +313,7 @@ class Cluster:
             EkeError: as submit_missing.
         """
         try:
-            with submitting(self.paths.slurm) as lock:
+            with submitting(self.folder) as lock:
                 self.submit_missing(lock)
         except BusyError:
             return
@@ -309,7 +322,7 @@ class Cluster:
         """Jobs without an outcome."""
         return [job for job in self.books.jobs if job.outcome is None]
 
-    def without_job(self) -> Sequence[Job]:
+    def not_started(self) -> Sequence[Job]:
         """Jobs that have to go into the queue."""
         return [job for job in self.unfinished() if job.number not in self.elements]
 
@@ -342,7 +355,7 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
     for request, group in found:
         profile = group[0].plan.config.slurm
         intent = new_submission(sweep, [], profile.max_restarts)
-        path = submission_file(paths.slurm, intent).absolute()
+        path = submission_file(paths.launcher(NAME), intent).absolute()
         text = script_text(request, profile, intent.name, path, len(group))
         parts += [f"array of {describe_request(request, len(group), profile)}\n\n{text}"]
         if objection := scheduler.objection_to(text):
@@ -350,3 +363,100 @@ def describe_arrays(jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
         hours += request.gpu_hours * len(group)
     jobs_text = f"{format_number(len(jobs), 'run')} in {format_number(len(found), 'array')}"
     return "\n".join([*parts, f"{jobs_text}, at most {hours:.1f} GPU-hours; nothing was submitted"])
+
+
+OF_THIS_MACHINE = ("cpu_slots", "runs_per_device", "prefix")
+"""Keys of `launcher` that divide this machine, or machines without a queue, among runs."""
+
+
+class SlurmLauncher(Launcher):
+    """Runs as jobs of a SLURM cluster."""
+
+    name = NAME
+    can_detach = True
+    not_probed = "the cluster's nodes are not this machine"
+    trials_at_once = 3
+    """Each wave waits in the queue once. Trials on CPUs run one at a time: they would share a
+    node's memory bandwidth."""
+
+    def target(self, config: Config) -> Target:
+        """The device of the nodes, as `hardware` declares it."""
+        return declared_target(config, config.distributed.num_nodes)
+
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> Cluster:
+        """Submit the runs.
+
+        Raises:
+            BusyError: another process keeps submitting runs of this folder.
+            EkeError: SLURM gives no answer.
+        """
+        cluster = Cluster(books, paths, sweep)
+        cluster.submit()
+        return cluster
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Warnings about overrides that say how this machine's devices are shared."""
+        return [
+            f"{text} has no effect in a cluster, where SLURM hands out devices"
+            for text in overrides
+            if text.startswith(tuple(f"launcher.{key}=" for key in OF_THIS_MACHINE))
+        ]
+
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+        """The folder of a run; a finished run answers as long as its plan would be the same.
+
+        Nodes may have other software (an image) or another CPU than the machine that plans.
+        """
+        runs = user_path(plan.config.paths.runs)
+        return find_place(runs, plan, plan.config.rerun, changes_since_planning, old)
+
+    def request(self, plan: Plan) -> Request:
+        """The resources of a run's job."""
+        return make_request(plan)
+
+    def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
+        """The batch scripts."""
+        return describe_arrays(jobs, paths, sweep) if jobs else ""
+
+    def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
+        """The newest job of each run; squeue is called once."""
+        newest = newest_of(runs)
+        queue: dict[str, Element] = {}
+        problem = ""
+        if any(newest):
+            try:
+                queue = scheduler.queue()
+            except EkeError as error:
+                problem = str(error).removesuffix(f". {scheduler.ELSEWHERE}")
+        named = scheduler.ids_by_name(queue)
+        found = {}
+        for paths, job in zip(runs, newest, strict=True):
+            if job is not None:
+                # A submission that sbatch did not answer is known by its name only.
+                name = job.element(named) or (job.submission.name if problem else "")
+                found[paths.folder] = job_status(name, queue.get(name), problem)
+        return found
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Have SLURM end jobs: runs save first, within the cluster's KillWait."""
+        scheduler.cancel(jobs)
+
+    def log_of(self, paths: RunPaths) -> Path:
+        """The log of the run's newest job."""
+        ticket = read_ticket(paths)
+        return job_log(Path(ticket.submission).parent, job_of(paths)) if ticket else paths.log
+
+
+def job_status(name: str, seen: Element | None, problem: str) -> JobStatus:
+    """Status of one job.
+
+    Args:
+        name: of the job; empty if SLURM has never seen it.
+        seen: its line in the queue.
+        problem: why squeue gave no answer; empty if it did.
+    """
+    if seen is None:
+        return JobStatus("", where=f"job {name}", silent=problem if name else "")
+    why = seen.reason if seen.reason not in ("", "None") else seen.state.lower()
+    waits_for = "" if phase_of(seen.state) is Phase.over else f"job {name}: {why}"
+    return JobStatus(name, f"{seen.node}, job {name}", waits_for)

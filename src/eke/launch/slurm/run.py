@@ -7,16 +7,15 @@ in the same place, as the planner or an earlier job saw it: each appends a line 
 """
 
 import json
-from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
 from eke.common.errors import BusyError, EkeError, RunError
 from eke.common.files import append_line, read_json, read_text
-from eke.common.paths import RunPaths, user_path
+from eke.common.paths import RunPaths
 from eke.estimate.time import note_predictions
 from eke.hardware import software_now, software_places
-from eke.launch.processes.run_dir import Place, claim, find_place
+from eke.launch.processes.run_dir import Place, claim
 from eke.launch.processes.running_run import machine_of
 from eke.launch.slurm import scheduler
 from eke.launch.slurm.scheduler import OUT_OF_MEMORY, outcome_of
@@ -35,16 +34,6 @@ from eke.plan.record import (
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
 """How a run ends that is continued by itself."""
-
-
-def place_in_cluster(plan: Plan, old: Container[str] | None = None) -> Place:
-    """Where this run is, or will be; `old` as in `find_place`.
-
-    Nodes may have other software than the machine that plans, an image above all, or another CPU:
-    a finished run answers as long as it would be planned the same way.
-    """
-    runs = user_path(plan.config.paths.runs)
-    return find_place(runs, plan, plan.config.rerun, changes_since_planning, old)
 
 
 def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[str]:

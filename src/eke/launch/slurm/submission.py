@@ -20,15 +20,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import read_json, write_json
 from eke.common.paths import RunPaths, source_folder, user_path
 from eke.common.process_env import SAFE_PATH
-from eke.config.schema import Config, GpuRequest, Slurm
+from eke.config.schema import Config
+from eke.config.schema.slurm import GpuRequest, Slurm
 from eke.launch.processes.nodes import ALONE_S
 from eke.launch.processes.sweep import are_in_vain
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_RESUMABLE, RECORD_LIMIT
+
+NAME = "slurm"
+"""Of this launcher: option of `hydra/launcher`, its files and folders."""
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})", re.ASCII)
 _MEMORY = re.compile(r"[0-9]+[KMGT]?B?", re.IGNORECASE)
@@ -126,14 +130,14 @@ def _problems(config: Config) -> list[Problem]:
     minutes = read_minutes(wanted.time)
     if minutes is None:
         why = "is no time limit of sbatch's: minutes, H:MM:SS or D-HH:MM:SS"
-        found.append(Problem("resources.time", wanted.time, why, "resources.time=2:00:00"))
+        found.append(Problem("resources.time", wanted.time, why, Fix("resources.time=2:00:00")))
     elif minutes * 60 <= config.slurm.grace_s:
         why = f"leaves no time before the last {config.slurm.grace_s} s, in which a run saves"
-        fix = f"resources.time={config.slurm.grace_s // 60 + 5}"
+        fix = Fix(f"resources.time={config.slurm.grace_s // 60 + 5}")
         found.append(Problem("resources.time", wanted.time, why, fix))
     if wanted.memory and not _MEMORY.fullmatch(wanted.memory):
         why = "is no amount of memory: a number and K, M, G or T"
-        found.append(Problem("resources.memory", wanted.memory, why, "resources.memory=64G"))
+        found.append(Problem("resources.memory", wanted.memory, why, Fix("resources.memory=64G")))
     found += [
         Problem(path, repr(text), "goes into a line of the batch script and must be one line")
         for path, text in _lines_of(config.slurm, config)
@@ -150,7 +154,8 @@ def _wrong_options(profile: Slurm) -> list[Problem]:
             found.append(Problem("slurm.options", repr(name), why))
         elif name in _OWN:
             why = "is set by eke" + (f", from {_OWN[name]}" if _OWN[name] else " itself")
-            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, _OWN[name]))
+            fix = Fix(remark=_OWN[name])
+            found.append(Problem(f"slurm.options.{name}", profile.options[name], why, fix))
     return found
 
 
@@ -296,18 +301,18 @@ def put_back(tickets: Mapping[RunPaths, Ticket | None]) -> None:
             if ticket:
                 write_ticket(paths, ticket)
             else:
-                paths.ticket.unlink()
+                paths.ticket(NAME).unlink()
 
 
 def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
     """Note a run's newest job in its folder."""
-    write_json(paths.ticket, asdict(ticket))
+    write_json(paths.ticket(NAME), asdict(ticket))
 
 
 def read_ticket(paths: RunPaths) -> Ticket | None:
     """A run's newest job; None where there is none, or nobody can read it any more."""
     try:
-        ticket = Ticket(**read_json(paths.ticket, RECORD_LIMIT))
+        ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT))
     except (OSError, ValueError, TypeError):
         return None
     return ticket if isinstance(ticket.submission, str) else None

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from eke.common.errors import Fix
 from eke.data.sources import files_digest
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, refuse
 from eke.models.families.family_record import Sizes
@@ -52,7 +53,7 @@ def weight_files(found: Located) -> list[Path]:
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
     if pickled:
         why = f"has its weights in {pickled[0]}, which can run code when it is loaded"
-        raise refuse(found.typed, why, f"convert it once: {_conversion(found)}")
+        raise refuse(found.typed, why, Fix(remark=f"convert it once: {_conversion(found)}"))
     raise refuse(found.typed, f"has a config.json, but no {WEIGHTS}")
 
 
@@ -138,7 +139,7 @@ def _header(found: Located, path: Path) -> dict[str, Any]:
         why = f"its {path.name} is no safetensors file, or cut off ({path.stat().st_size} bytes)"
         if _first_bytes(path) == b"version":
             why = f"its {path.name} is a Git LFS pointer, not the weights"
-            raise refuse(found.typed, why, "git lfs pull   (in its folder)") from error
+            raise refuse(found.typed, why, Fix(remark="git lfs pull   (in its folder)")) from error
         raise refuse(found.typed, why) from error
 
 
@@ -169,7 +170,7 @@ def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
         return
     for what, said, found in _differences(family, sizes, shapes):
         why = f"its config.json says {what} = {said}, and its tensors {found}"
-        raise refuse(typed, why, "the config.json that was saved with these weights")
+        raise refuse(typed, why, Fix(remark="the config.json that was saved with these weights"))
 
 
 def _check_heads(sizes: Sizes, typed: str) -> None:

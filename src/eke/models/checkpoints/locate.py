@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.streams import speak
 from eke.common.text import closest_path
@@ -28,13 +28,16 @@ from eke.data.sources.request import TOKENIZER_FILES
 KEY = "model.name_or_path"
 
 
-def refuse(typed: str, why: str, fix: str = f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME") -> ConfigError:
+ANOTHER = Fix(f"{KEY}=ANOTHER_FOLDER_OR_HUB_NAME")
+
+
+def refuse(typed: str, why: str, fix: Fix = ANOTHER) -> ConfigError:
     """The error to raise for a checkpoint that cannot be used.
 
     Args:
         typed: the folder or name, as the user typed it.
         why: a clause that follows it.
-        fix: the override or the command that mends it.
+        fix: the override or the command that corrects it.
     """
     return ConfigError(Problem(KEY, typed, why, fix, "pretrained"))
 
@@ -76,13 +79,13 @@ def locate(typed: str, revision: str | None) -> Located:
         if revision is not None:
             why = f"is a revision of a hub model, and {typed} is a folder of this machine"
             raise ConfigError(
-                Problem("model.revision", revision, why, "model.revision=null", "pretrained")
+                Problem("model.revision", revision, why, Fix("model.revision=null"), "pretrained")
             )
         return Located(typed, _local(typed, path))
     if typed.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(typed):
         near = _near_folder(typed)
         why = "there is no such folder, and it is no name on the hub"
-        raise refuse(typed, why, f"{KEY}={near}") if near else refuse(typed, why)
+        raise refuse(typed, why, Fix(f"{KEY}={near}")) if near else refuse(typed, why)
     return _on_hub(typed, revision)
 
 
@@ -97,7 +100,11 @@ def _near_folder(typed: str) -> Path | None:
 
 def _local(typed: str, path: Path) -> Path:
     if not path.is_dir():
-        fix = f"{KEY}={path.parent}" if (path.parent / CONFIG).is_file() else f"{KEY}=FOLDER"
+        fix = (
+            Fix(f"{KEY}={path.parent}")
+            if (path.parent / CONFIG).is_file()
+            else Fix(f"{KEY}=FOLDER")
+        )
         raise refuse(typed, "is a file; a checkpoint is a folder with a config.json", fix)
     if not os.access(path, os.R_OK | os.X_OK):
         raise refuse(typed, "the folder cannot be read")
@@ -106,14 +113,14 @@ def _local(typed: str, path: Path) -> Path:
     if (path / ADAPTER).is_file():
         base = _adapter_base(path)
         why = "holds an adapter (PEFT) without the model it was trained on, and eke loads models"
-        fix = f"{KEY}={base}" if base else f"{KEY}=FOLDER_OF_THE_MERGED_MODEL"
+        fix = Fix(f"{KEY}={base}") if base else Fix(f"{KEY}=FOLDER_OF_THE_MERGED_MODEL")
         raise refuse(typed, why, fix)
     inner = _checkpoint_inside(path)
     if (path / "plan.json").is_file():
         why = "is a run folder of eke" + ("" if inner else ", without a finished checkpoint")
-        raise refuse(typed, why, f"{KEY}={inner}" if inner else f"{KEY}=ANOTHER_RUN")
+        raise refuse(typed, why, Fix(f"{KEY}={inner}") if inner else Fix(f"{KEY}=ANOTHER_RUN"))
     why = f"has no {CONFIG}" + (", but a folder in it has" if inner else "")
-    raise refuse(typed, why, f"{KEY}={inner or 'FOLDER_WITH_A_CONFIG_JSON'}")
+    raise refuse(typed, why, Fix(f"{KEY}={inner or 'FOLDER_WITH_A_CONFIG_JSON'}"))
 
 
 def _checkpoint_inside(path: Path) -> Path | None:
@@ -174,16 +181,18 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
     """In words, by the class's name: huggingface_hub 1.x says it in paragraphs of HTTP."""
     kinds = {cls.__name__ for cls in type(error).__mro__}
     if "GatedRepoError" in kinds:
-        return refuse(name, "its owner wants to be asked first; ask on its page", "hf auth login")
+        return refuse(
+            name, "its owner wants to be asked first; ask on its page", Fix(remark="hf auth login")
+        )
     if "RepositoryNotFoundError" in kinds:
         near = _near_folder(name)
         why = "there is no such folder, and no such model on the hub"
         why += " (or a private one: hf auth login)"
-        return refuse(name, why, f"{KEY}={near}") if near else refuse(name, why)
+        return refuse(name, why, Fix(f"{KEY}={near}")) if near else refuse(name, why)
     if "RevisionNotFoundError" in kinds:
         why = f"{name} has no such branch, tag or commit"
         return ConfigError(
-            Problem("model.revision", str(revision), why, "model.revision=null", "pretrained")
+            Problem("model.revision", str(revision), why, Fix("model.revision=null"), "pretrained")
         )
     if "LocalEntryNotFoundError" not in kinds and "EntryNotFoundError" in kinds:
         return refuse(name, f"this model of the hub has no {CONFIG}: it is not of transformers")
@@ -192,7 +201,9 @@ def _unreachable(name: str, revision: str | None, error: Exception) -> ConfigErr
         f"({_offline_reason(error)})"
     )
     folder = _near_folder(name) or "LOCAL_FOLDER"
-    return refuse(name, why, f"{KEY}={folder}   (or, with a connection: hf download {name})")
+    return refuse(
+        name, why, Fix(f"{KEY}={folder}", remark=f"or, with a connection: hf download {name}")
+    )
 
 
 def _offline_reason(error: Exception) -> str:
@@ -260,5 +271,5 @@ def _hub_tokenizer(found: Located) -> str:
         snapshot_download(found.typed, revision=found.commit, allow_patterns=patterns)
     except Exception as error:  # huggingface_hub's, httpx's, the file system's
         why = f"its tokenizer cannot be fetched ({type(error).__name__})"
-        raise refuse(found.typed, why, f"hf download {found.typed}") from error
+        raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}")) from error
     return str(found.folder) if _has_tokenizer(found) else ""

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, PretrainedModel, Rows, SequenceClassification
 from eke.models.checkpoints.agreement import Shapes, compare, content_of, read_shapes, same_numbers
@@ -138,10 +138,14 @@ def _typed_sizes(model: PretrainedModel, overrides: Sequence[str]) -> list[Probl
         if f"model.{name}" in typed or getattr(model, name) != getattr(defaults, name)
     ]
     why = "is read from the checkpoint with model=pretrained and cannot be set"
-    fix = f"model=pretrained {KEY}={model.name_or_path}   (without model.{{}})"
+    chosen = ("model=pretrained", f"{KEY}={model.name_or_path}")
     return [
         Problem(
-            f"model.{name}", format_value(getattr(model, name)), why, fix.format(name), "pretrained"
+            f"model.{name}",
+            format_value(getattr(model, name)),
+            why,
+            Fix(*chosen, remark=f"without model.{name}"),
+            "pretrained",
         )
         for name in wrong
     ]
@@ -153,7 +157,7 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
     if quantized:
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
-        raise refuse(found.typed, why, f"{KEY}=THE_UNQUANTIZED_MODEL")
+        raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
     if is_known(kind) or _transformers_has(kind):
         return
@@ -161,7 +165,10 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
         raise refuse(found.typed, why)
     why = f"its {CONFIG} says model_type = {kind}, which transformers {version('transformers')}"
-    fix = f"pip install --upgrade transformers   (where a newer one has it; else {KEY}=ANOTHER)"
+    fix = Fix(
+        remark="pip install --upgrade transformers   (where a newer one has it; else "
+        f"{KEY}=ANOTHER)"
+    )
     raise refuse(found.typed, f"{why} does not have", fix)
 
 
@@ -198,7 +205,7 @@ def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
         return
     why = f"the checkpoint was saved by {name}"
     raise ConfigError(
-        Problem("task", config.task.option, why, f"task={task}", "task_needs_other_model")
+        Problem("task", config.task.option, why, Fix(f"task={task}"), "task_needs_other_model")
     )
 
 
@@ -208,10 +215,12 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
 
     if constants.HF_HUB_OFFLINE and not planning:
         why = "its weights are not in the hub's cache, and HF_HUB_OFFLINE is set"
-        raise refuse(found.typed, why, f"hf download {found.typed}   (with a connection)")
+        raise refuse(
+            found.typed, why, Fix(remark=f"hf download {found.typed}   (with a connection)")
+        )
     if not FAMILIES[family].is_known:
         why = "eke learns the size of this architecture from its weights, which are not here yet"
-        raise refuse(found.typed, why, f"hf download {found.typed}")
+        raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))
 
 
 def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes: Shapes) -> Sizes:

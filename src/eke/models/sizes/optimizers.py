@@ -15,7 +15,7 @@ from functools import partial
 from math import prod
 from typing import cast
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.plugins import load_plugin
 from eke.config.schema import (
     SGD,
@@ -585,6 +585,6 @@ def describe(optimizer: Optimizer) -> OptimizerEntry:
     entry = OPTIMIZER_REGISTRY.get(option) or load_plugin("eke.optimizers", option)
     if entry is None:
         why = "no installed package registers it (entry point group eke.optimizers)"
-        raise ConfigError([Problem("optimizer", option, why, "optimizer=adamw")])
+        raise ConfigError([Problem("optimizer", option, why, Fix("optimizer=adamw"))])
     assert isinstance(entry, OptimizerEntry), f"eke.optimizers: {option} is no OptimizerEntry"
     return entry

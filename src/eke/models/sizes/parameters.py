@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import cast
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.config.schema import Adapters, Config, Lengths, MaskedLM, Rows, Seq2SeqLM, Synthetic
 from eke.models.families import Attention, Structure, Tokens, Weight, family_of
 from eke.models.sizes.adapters import adapt, choose_targets, linear_layers
@@ -273,7 +273,7 @@ def _structure(config: Config) -> Structure:
     tasks = family.tasks
     if task not in tasks:
         why = f"{family.name} models have a head for {' and '.join(tasks)} only"
-        raise ConfigError(Problem(path="task", value=task, why=why, fix=f"task={tasks[0]}"))
+        raise ConfigError(Problem(key="task", value=task, why=why, fix=Fix(f"task={tasks[0]}")))
     return family.structure(config)
 
 

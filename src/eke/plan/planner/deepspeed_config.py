@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.paths import user_path
 from eke.common.text import format_value
 from eke.config.schema import Config, NvmeOffload, Weights, WeightsPlace
@@ -203,10 +203,10 @@ def read_user_settings(config: Config) -> Settings | None:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigError(Problem(KEY, name, why, f"{KEY}=null")) from error
+        raise ConfigError(Problem(KEY, name, why, Fix(f"{KEY}=null"))) from error
     if not isinstance(content, dict):
         why = "holds no JSON object"
-        raise ConfigError(Problem(KEY, name, why, f"{KEY}=null"))
+        raise ConfigError(Problem(KEY, name, why, Fix(f"{KEY}=null")))
     return content
 
 
@@ -228,7 +228,7 @@ def merge_user_settings(
     """
     name = str(config.distributed.deepspeed_config)
     problems = [
-        Problem(KEY, name, f"has {key}, and {why}", f"remove {key} from {name}")
+        Problem(KEY, name, f"has {key}, and {why}", Fix(remark=f"remove {key} from {name}"))
         for key, why in FORBIDDEN.items()
         if key in theirs and not _is_off(theirs[key])
     ]
@@ -256,7 +256,7 @@ def _lay_over(
         elif value == AUTO:
             if path not in OWNED and key not in mine:
                 why = f"has {path}=auto, for which eke has no value"
-                problems.append(Problem(KEY, name, why, f"remove {path} from {name}"))
+                problems.append(Problem(KEY, name, why, Fix(remark=f"remove {path} from {name}")))
         elif _is_owned(path, ours) and not _same(value, ours):
             problems.append(_contradiction(path, value, ours, name))
         else:
@@ -287,7 +287,7 @@ def _contradiction(path: str, theirs: Any, ours: Any, name: str) -> Problem:
             f"({path}=auto leaves it to eke)"
         )
     fix = (OWNED | OWNED_ON_DISK)[path]
-    return Problem(KEY, name, why, f"{fix(theirs)}   (or: remove {path} from {name})")
+    return Problem(KEY, name, why, Fix(fix(theirs), remark=f"or: remove {path} from {name}"))
 
 
 def _offload(device: str, cpu_option: str) -> str:
@@ -303,14 +303,14 @@ def _other_optimizer(config: Config, section: Any) -> list[Problem]:
     wanted = OPTIMIZERS.get(theirs, theirs)
     if theirs != AUTO and not config.optimizer.option.startswith(wanted):
         why = f"says optimizer.type={section['type']}, the configuration {config.optimizer.option}"
-        fix = f"optimizer={wanted}   (or: remove optimizer from {name})"
+        fix = Fix(f"optimizer={wanted}", remark=f"or: remove optimizer from {name}")
         problems.append(Problem(KEY, name, why, fix))
     for key, value in dict(section.get("params") or {}).items():
         for field, one in zip(PARAMS.get(key, ()), _as_list(value), strict=False):
             ours = getattr(config.optimizer, field, None)
             if one != AUTO and ours is not None and one != ours:
                 why = f"says optimizer.params.{key}={format_value(value)}, the configuration {ours}"
-                problems.append(Problem(KEY, name, why, f"optimizer.{field}={one}"))
+                problems.append(Problem(KEY, name, why, Fix(f"optimizer.{field}={one}")))
     return problems
 
 
@@ -329,5 +329,5 @@ def _other_schedule(config: Config, section: Any) -> list[Problem]:
     if theirs == AUTO or wanted == config.schedule.option:
         return []
     why = f"says scheduler.type={theirs}, the configuration {config.schedule.option}"
-    fix = f"schedule={wanted}" if wanted else f"remove scheduler from {name}"
+    fix = Fix(f"schedule={wanted}") if wanted else Fix(remark=f"remove scheduler from {name}")
     return [Problem(KEY, name, why, fix)]

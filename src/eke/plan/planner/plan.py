@@ -34,6 +34,10 @@ class Decision:
     """Why, in one clause with its numbers."""
 
 
+class RecipeDecision(Decision):
+    """A decision of an adaptive recipe: its key is one that the user could have set."""
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """How one optimizer step is cut into forward passes."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import remove_tree
 from eke.common.paths import RunPaths, user_path
 from eke.common.text import format_number
@@ -261,10 +261,12 @@ def _impossible_lengths(
         problems.append(Problem(f"batch.{key}", str(getattr(config.batch, key)), why, fix))
     if total > MAX_STEPS:
         why = f"makes {total} steps; {MAX_STEPS} is the most a run may have"
-        problems.append(Problem("train.epochs", f"{config.train.epochs:g}", why, "train.epochs=1"))
+        problems.append(
+            Problem("train.epochs", f"{config.train.epochs:g}", why, Fix("train.epochs=1"))
+        )
     if warmup > total:
         why = f"is longer than the run, {format_number(total, 'step')}"
-        fix = f"schedule.warmup_steps={total // 10}"
+        fix = Fix(f"schedule.warmup_steps={total // 10}")
         problems.append(Problem("schedule.warmup_steps", str(warmup), why, fix))
     return problems
 

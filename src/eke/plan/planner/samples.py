@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_count, format_number
 from eke.config.schema import (
     DEFAULT_PER_DEVICE,
@@ -150,10 +150,12 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
         why = f"has {vocabulary.size} tokens, and the checkpoint's embedding {size} rows"
         tokenizer = vocabulary.tokenizer
         own = tokenizer == config.model.name_or_path
-        fix = "data.tokenizer=" + ("THE_ONE_IT_WAS_TRAINED_WITH" if own else "auto   (its own)")
+        fix = Fix("data.tokenizer=auto", remark="its own")
+        if own:
+            fix = Fix("data.tokenizer=THE_ONE_IT_WAS_TRAINED_WITH")
         return [Problem("data.tokenizer", tokenizer, why, fix, "vocabulary_holds_tokens")]
     why = f"is smaller than the {vocabulary.size} tokens of data.tokenizer={vocabulary.tokenizer}"
-    fix = f"model.vocab_size={vocabulary.size}"
+    fix = Fix(f"model.vocab_size={vocabulary.size}")
     return [Problem("model.vocab_size", str(size), why, fix, "vocabulary_holds_tokens")]
 
 
@@ -165,7 +167,7 @@ def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
         return []
     why = "writes no end-of-text token, at which T5 classifies"
-    return [Problem("data.tokenizer", vocabulary.tokenizer, why, "data.tokenizer=bytes")]
+    return [Problem("data.tokenizer", vocabulary.tokenizer, why, Fix("data.tokenizer=bytes"))]
 
 
 def _note_tokens(manifest: Manifest, decisions: list[Decision]) -> None:
@@ -207,7 +209,8 @@ def _too_many_bad(config: Config, manifest: Manifest) -> list[Problem]:
         f"data.max_bad_frac = {data.max_bad_frac:g}: {'; '.join(manifest.bad_rows)}"
     )
     more = " ..." if manifest.num_bad > len(manifest.bad_rows) else ""
-    fix = manifest.bad_fix or f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
+    tolerated = f"data.max_bad_frac={min(1.0, math.ceil(share * 1000) / 1000):g}"
+    fix = Fix(manifest.bad_fix or tolerated)
     key = "data.name" if isinstance(data, Hub) else "data.path"
     return [Problem(key, getattr(data, key.partition(".")[2]), why + more, fix, "bad_rows")]
 
@@ -273,7 +276,7 @@ def _take(
         why = f"the {part} part of the text is shorter than one sample of {length} tokens"
         # In seq2seq a sample takes source and target.
         room = longest * data.seq_len // length
-        fix = f"data.seq_len={room}" if room >= 4 else "data.path=LONGER_TEXT"
+        fix = Fix(f"data.seq_len={room}") if room >= 4 else Fix("data.path=LONGER_TEXT")
         raise ConfigError(Problem("data.seq_len", str(data.seq_len), why, fix))
     train = min(data.num_samples or available[0], available[0])
     if data.num_samples is None:
@@ -342,18 +345,18 @@ def plan_batch(config: Config, decisions: list[Decision]) -> BatchPlan:
     return plan
 
 
-def smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> str:
+def smaller_batch(config: Config, batch: BatchPlan, num_samples: int) -> Fix:
     """The largest batch of which there is a whole one."""
     count = batch.world_size * batch.devices
     unit = batch.per_device * count
     if unit <= num_samples:
         key = "target" if config.batch.target is not None else "accumulation"
         pieces = num_samples // unit
-        return f"batch.{key}={pieces * unit if key == 'target' else pieces}"
+        return Fix(f"batch.{key}={pieces * unit if key == 'target' else pieces}")
     fixes = [f"batch.per_device={max(1, num_samples // count)}"]
     fixes += [
         f"batch.{key}=null"
         for key in ("accumulation", "target")
         if getattr(config.batch, key) is not None
     ]
-    return " ".join(fixes)
+    return Fix(*fixes)

@@ -24,7 +24,7 @@ from typing import Any
 
 import cattrs
 
-from eke.common.errors import EkeError, Problem
+from eke.common.errors import EkeError, Fix, Problem
 from eke.common.files import (
     Refused,
     append_line,
@@ -269,7 +269,9 @@ def no_runs(
         near = closest_path(folders[0]) if len(folders) == 1 else None
         meant = near if near is not None and _leads_to_runs(near) else None
     text = ", ".join(map(str, folders))
-    return Problem("DIR", text, "; ".join([why, *notes]), f"eke {command} {meant or usual}")
+    return Problem(
+        "DIR", text, "; ".join([why, *notes]), Fix(remark=f"eke {command} {meant or usual}")
+    )
 
 
 def _leads_to_runs(folder: Path) -> bool:

@@ -1,6 +1,6 @@
-"""The closing summary of one run: what the guides print, and what it takes to trust it.
+"""Summary of a finished run, table of a sweep's runs, and the planning progress line.
 
-A line whose number was not measured is left out.
+Lines without a measured number are omitted.
 
 The end of a sweep as a table: the outcome of every cell.
 
@@ -24,7 +24,7 @@ from eke.common.text import (
 from eke.plan.record import Outcome, Record, Spread
 
 Line = tuple[str, str, str]
-"""What, how much, and what that means."""
+"""Quantity, value and explanation."""
 
 
 def render_summary(record: Record, folder: str) -> str:
@@ -76,7 +76,7 @@ def _speed_lines(record: Record) -> list[Line]:
         if warmup:
             slowest = format_seconds(max(warmup))
             steps = format_number(len(warmup), "step")
-            note = f"{steps}, slowest {slowest}: left out of all of the above but time"
+            note = f"{steps}, slowest {slowest}: excluded from all of the above but time"
             lines.append(("warm-up", format_seconds(sum(warmup)), note))
     if rates.model_flops_per_s is not None:
         mfu = f"{rates.mfu_frac:.1%} of the device's peak" if rates.mfu_frac is not None else ""
@@ -85,7 +85,7 @@ def _speed_lines(record: Record) -> list[Line]:
 
 
 def _predicted_step_lines(record: Record, measured: float) -> list[Line]:
-    """What was expected of the same quantity, and how far off that was; not of a shared device."""
+    """Predicted step time and its error; none for a shared device."""
     predicted = record.timing.predicted_step_s
     if predicted is None or record.shared_device or not measured > 0:
         return []
@@ -151,7 +151,7 @@ def _memory_lines(record: Record) -> list[Line]:
 
 
 def _predicted_lines(record: Record, measured: int) -> list[Line]:
-    """What was expected of the same quantity, and how far off that was."""
+    """Predicted peak memory and its error."""
     predicted = record.memory.predicted
     if predicted is None or predicted.allocated_bytes is None or not measured:
         return []
@@ -165,7 +165,7 @@ def _predicted_lines(record: Record, measured: int) -> list[Line]:
 
 
 def _advice_lines(record: Record) -> list[Line]:
-    """After running out of memory: what to type, and what was expected."""
+    """Suggested overrides and their predicted memory, after running out of memory."""
     lines: list[Line] = []
     predicted, measured = record.memory.predicted, record.memory.measured
     if record.outcome == Outcome.oom.value and measured is not None:
@@ -247,26 +247,26 @@ HEADER = ("outcome", "samples/s", "step", "peak memory", "eval loss", "what diff
 
 
 class CellLike(Protocol):
-    """What a cell of a sweep shows."""
+    """Displayed fields of a sweep's run."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What sets it apart."""
+        """Overrides of the run."""
         ...
 
     @property
     def outcome(self) -> str:
-        """How it ended."""
+        """Outcome."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why it did not end well."""
+        """Reason of the failure."""
         ...
 
 
 def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequence[str] = ()) -> str:
-    """One line a cell, then the reason of each that did not end well; absent numbers are blank.
+    """Render one line per run, then the reasons of failures; missing numbers are blank.
 
     Args:
         cells: each with its record, if it has one.
@@ -282,16 +282,16 @@ def render_cells(cells: Sequence[tuple[CellLike, Record | None]], names: Sequenc
 
 
 def label_cells(overrides: Sequence[tuple[str, ...]], names: Sequence[str] = ()) -> list[str]:
-    """A short name for each cell: its row, if it has one, and what differs between cells."""
-    labels = [" ".join(label) for label in differing(overrides)]
+    """Short label of each run: its row, if any, and the differing overrides."""
+    labels = [" ".join(label) for label in distinct_overrides(overrides)]
     if not any(names):
         return labels
     pairs = zip(names, labels, strict=True)
     return [f"{name}: {label}" if label else name for name, label in pairs]
 
 
-def differing(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Of each cell only what not every cell has; a single cell keeps everything."""
+def distinct_overrides(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Overrides of each run that are not common to all; a single run keeps all."""
     if len(overrides) < 2:
         return list(overrides)
     shared = set(overrides[0]).intersection(*overrides[1:])
@@ -301,7 +301,7 @@ def differing(overrides: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
     rate = step = memory = loss = ""
     if record is not None:
-        # A speed that others on the device took part in is no measurement.
+        # Speeds on a shared device are invalid.
         alone = not record.shared_device
         if alone and record.throughput.samples_per_s is not None:
             rate = f"{record.throughput.samples_per_s:.2f}"
@@ -316,14 +316,14 @@ def _row(cell: CellLike, record: Record | None, label: str) -> tuple[str, ...]:
 
 
 QUIET_S = 2.0
-"""Planning that is over sooner needs no line."""
+"""Delay in seconds before the first line."""
 
 PAUSE_S = {True: 0.2, False: 10.0}
-"""Between two lines: on a terminal they overwrite each other, in a log they add up."""
+"""Seconds between lines, on a terminal (overwritten) and in a log."""
 
 
 class PlanningLine:
-    """Written to stderr, on a terminal one line that is wiped at the end.
+    """Progress line on stderr; on a terminal, a single line erased at the end.
 
     Args:
         stream: where to; stderr if None.
@@ -338,26 +338,26 @@ class PlanningLine:
         self._due = clock() + QUIET_S
         self._written = ""
         self._last = ""
-        """What was not shown, since the line before it was shown a moment ago."""
+        """Latest text not shown yet, for rate limiting."""
 
     def composed(self, done: int, total: int) -> None:
-        """So many cells are composed."""
+        """Report the number of composed runs."""
         self._show(f"composed {done} of {format_number(total, 'cell')}")
 
     def planned(self, done: int, total: int) -> None:
-        """So many cells are checked and planned."""
+        """Report the number of planned runs."""
         self._show(f"checked and planned {done} of {format_number(total, 'cell')}")
 
     def traced(self, done: int, total: int) -> None:
-        """The memory of so many cells is traced, of those that may not fit."""
+        """Report the number of traced runs among those that may not fit."""
         self._show(f"traced the memory of {done} of {format_number(total, 'cell')}")
 
     def combined(self, done: int, total: int) -> None:
-        """So many sets of techniques are checked."""
+        """Report the number of checked combinations of techniques."""
         self._show(f"checked {done} of {total} sets of techniques")
 
     def close(self) -> None:
-        """The last count where lines add up; on a terminal the line is wiped, if there is one."""
+        """Show the last count in a log; on a terminal, erase the line."""
         if self._last and self._written and not self._stream.isatty():
             self._stream.write(f"{self._last}\n")
             self._stream.flush()

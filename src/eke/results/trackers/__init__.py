@@ -1,4 +1,4 @@
-"""Mirrors of a run outside its folder: a tracker sees every row and can never stop training."""
+"""Experiment trackers: copies of a run's metrics that can never stop training."""
 
 from eke.results.trackers.registry import TRACKERS, build_tracker
 from eke.results.trackers.tracker import TrackedRun, Tracker, summary_values, tracker_id

@@ -1,4 +1,4 @@
-"""One mirror over Accelerate's trackers: TensorBoard, MLflow, Trackio. Tested with accelerate 1.15.
+"""Mirror through Accelerate's trackers: TensorBoard, MLflow, Trackio. Tested with accelerate 1.15.
 
 Accelerate's classes ask its process state, and making that state starts communication with other
 ranks. So nothing of theirs is touched before the worker has made it: the run is started by its
@@ -20,29 +20,29 @@ from eke.results.trackers.tracker import Row, TrackedRun, Value
 _log = logging.getLogger(__name__)
 
 LIBRARIES = ("mlflow", "alembic", "trackio", "tensorboard")
-"""Their loggers speak of every step they take; the run's log is for the user."""
+"""Loggers that report every step; silenced in the run's log."""
 
 
-class Backend(Protocol):
-    """What sets one of Accelerate's trackers apart."""
+class TrackerBackend(Protocol):
+    """Tracker-specific part of an Accelerate tracker."""
 
     package: str
-    """What it imports; also the name of its folder in the run folder."""
+    """Imported package, and name of its folder in the run folder."""
 
     def prepare(self, run: TrackedRun, folder: Path) -> None:
         """Set the environment and import, on the worker's own thread."""
         ...
 
     def start(self, run: TrackedRun, folder: Path, first_step: int) -> tuple[Any, dict[str, int]]:
-        """Accelerate's tracker, started; and how far it came in earlier attempts."""
+        """Start Accelerate's tracker; returns it with the last steps of earlier attempts."""
         ...
 
     def log(self, tracker: Any, rows: Sequence[Row]) -> None:
-        """Show rows, each at its step."""
+        """Log rows, each at its step."""
         ...
 
     def summary(self, tracker: Any, values: Row, last_step: int) -> None:
-        """Show values of the whole run."""
+        """Log values of the whole run."""
         ...
 
     def finish(self, tracker: Any, exit_code: int) -> None:
@@ -53,7 +53,7 @@ class Backend(Protocol):
 class AccelerateRun:
     """One attempt of a run in one of Accelerate's trackers."""
 
-    def __init__(self, run: TrackedRun, backend: Backend) -> None:
+    def __init__(self, run: TrackedRun, backend: TrackerBackend) -> None:
         self._run = run
         self._backend = backend
         self._folder = run.directory / backend.package
@@ -80,7 +80,7 @@ class AccelerateRun:
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def open(self) -> None:
-        """Nothing yet: the first row does it."""
+        """Do nothing: the first row starts the run."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Every row at its training step, each once even when a step is repeated."""
@@ -106,10 +106,10 @@ class AccelerateRun:
         self._backend.finish(self._tracker, exit_code)
 
     def abandon(self) -> None:
-        """Nothing: what hangs or broke is left, and the worker's exit ends it."""
+        """Do nothing: the worker's exit ends it."""
 
     def kill(self) -> None:
-        """Nothing: these libraries work in this process."""
+        """Do nothing: these libraries run in this process."""
 
     def _ensure(self) -> None:
         """Start a run that has no row; only the worker's own state makes that safe."""

@@ -1,17 +1,11 @@
-"""Keeps a mirror's trouble away from training: one thread, a bounded queue, a circuit breaker.
+"""Asynchronous tracker: one thread, a bounded queue, and a circuit breaker around a mirror.
 
-Training must not stop, nor wait, because a server hangs or a helper process died: SLURM's SIGTERM
-goes to every process of a job, wandb-core dies of it, and the next `log` raises.
+Training must not stop or wait if a server hangs or a helper process dies: SLURM's SIGTERM goes to
+every process of a job, wandb-core dies of it, and the next `log` raises.
 
-What a later attempt still owes a mirror, and what the mirror has already.
-
-A resumed run repeats the steps since its checkpoint, bit for bit; and rows of the attempt before
-may have been lost on their way. So a mirror is asked how far it came: older rows are sent again,
-repeated ones are left out.
-
-Seconds of training steps up to each row: an axis on which runs can be compared by time.
-
-W&B's own clocks run while a run is uploaded, or while it waits between two attempts.
+A resumed run repeats the steps since its checkpoint, bit for bit, and rows of the previous attempt
+may be lost. So the mirror's last step is read, older rows are sent again, repeated ones skipped.
+Rows get the cumulative training time, since W&B's clock also runs between attempts.
 """
 
 import logging
@@ -34,17 +28,17 @@ from eke.results.trackers.tracker import Row
 _log = logging.getLogger(__name__)
 
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""Environment variables whose values may turn up in a library's messages and must not leave it."""
+"""Environment variables whose values are masked in messages of libraries."""
 
 EVERY_ROW = "(metrics.jsonl has every row)"
-"""What a user is told beside every trouble."""
+"""Appended to every problem."""
 
 KILLED_S = 1.0
-"""Seconds a killed mirror gets to notice it."""
+"""Seconds to wait for a killed mirror."""
 
 
 class Mirror(Protocol):
-    """What a guard drives; every method may raise, and all but `prepare` may hang."""
+    """Tracker client driven by a guard; methods may raise, and all but `prepare` may hang."""
 
     def prepare(self) -> None:
         """Local work on the caller's thread: imports, environment, helper processes."""
@@ -67,33 +61,33 @@ class Mirror(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Give back what can be given back after another method raised."""
+        """Release resources after another method raised."""
         ...
 
     def kill(self) -> None:
-        """Make a method that hangs on another thread raise; returns at once."""
+        """Make a hanging method on another thread raise; returns immediately."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long training may wait for a mirror, and how far the mirror may fall behind."""
+    """Limits on waiting for a mirror and on its backlog."""
 
     finish_s: float
-    """Seconds `finish` waits at most."""
+    """Maximum seconds for `finish`."""
     patience_s: float = 0.02
     """Seconds `log` waits for its rows to be handed over, so that the work does not fall into the
     next measured step; a mirror that overran it once is not waited for until it has caught up."""
     num_rows: int = 10_000
     """Rows that may wait; later ones are dropped and counted. 10 MB at 1 kB a row."""
     remedy: str = ""
-    """The command that sends what did not arrive; empty where there is none."""
+    """Command that sends missing rows; empty if there is none."""
     is_quiet: bool = False
-    """Trouble goes into `problem` only, not into the log: there is no training to reassure."""
+    """Report problems in `problem` only, not in the log (outside training)."""
 
 
 class Guard:
-    """A tracker around a mirror: nothing raises, nothing waits longer than its limit.
+    """Tracker around a mirror: no method raises or waits longer than its limit.
 
     The mirror is opened and fed by one daemon thread. Its first exception switches it off for good,
     with one logged warning; rows that could not be handed over are counted in `problem`.
@@ -114,7 +108,7 @@ class Guard:
         try:
             mirror.prepare()
         except Exception as error:
-            self._stop(describe(error))
+            self._stop(describe_error(error))
             self._ended.set()
         else:
             threading.Thread(target=self._work, name="eke-tracker", daemon=True).start()
@@ -149,7 +143,7 @@ class Guard:
         self._jobs.put((partial(self._close, exit_code), 0))
         if not self._ended.wait(self._limits.finish_s):
             self._stop(f"did not finish within {self._limits.finish_s:g} s")
-            # Else the interpreter's exit would wait for what hangs.
+            # Otherwise the interpreter's exit would wait for it.
             with suppress(Exception):
                 self._mirror.kill()
             self._ended.wait(KILLED_S)
@@ -167,7 +161,7 @@ class Guard:
         return self._pending == 0 or bool(self._reason)
 
     def _drop(self, count: int) -> None:
-        """Count rows that found no room; the caller holds the lock."""
+        """Count dropped rows; the caller holds the lock."""
         if not self._lost:
             _log.warning(
                 "tracker: %d rows wait to be mirrored already; new ones are dropped, "
@@ -188,8 +182,10 @@ class Guard:
                 job, num_rows = self._jobs.get()
                 job()
                 self._done(num_rows)
-        except BaseException as error:  # a library's sys.exit would end the thread without a word
-            self._stop(describe(error))
+        except (
+            BaseException
+        ) as error:  # also a library's sys.exit, which would end the thread silently
+            self._stop(describe_error(error))
             with suppress(BaseException):  # `wandb.teardown` leaves by sys.exit if wandb-core died
                 self._mirror.abandon()
         finally:
@@ -216,8 +212,14 @@ class Guard:
             _log.warning("tracker: %s; training goes on", self.problem)
 
 
-def describe(error: BaseException) -> str:
-    """An exception as one line, secrets masked."""
+def describe_error(error: BaseException) -> str:
+    """What stopped a tracker, as one line, secrets masked."""
+    text = one_line(error)
+    return text if isinstance(error, MirrorError) else f"stopped by {text}"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line, secrets masked: `ValueError: text`."""
     name = type(error).__name__
     text = " ".join(str(error).split())
     for variable in SECRETS:
@@ -226,18 +228,18 @@ def describe(error: BaseException) -> str:
     text = mask(text)
     if isinstance(error, MirrorError):
         return text
-    return f"stopped by {name}: {text}" if text else f"stopped by {name}"
+    return f"{name}: {text}" if text else name
 
 
 class MirrorError(Exception):
-    """A mirror's own finding, worded for the user."""
+    """A problem found by a mirror, with a message for the user."""
 
 
 TRAIN, EVAL = "train", "eval"
 
 
 def kind_of(row: Mapping[str, object]) -> str:
-    """Whether a row tells of a training step or of an evaluation: a step can have both."""
+    """Kind of a row, TRAIN or EVAL; a step can have both."""
     return EVAL if metrics.EVAL_LOSS in row else TRAIN
 
 
@@ -255,16 +257,16 @@ def deduplicate(rows: Iterable[metrics.Row]) -> list[metrics.Row]:
 
 @dataclass
 class CatchUp:
-    """Turns the rows of an attempt into the rows that a mirror lacks."""
+    """Filter for the rows that a mirror lacks."""
 
     metrics_file: Path
     attempt: int
     seen: dict[str, int] = field(default_factory=dict)
-    """Kind of row -> last step that the mirror has of it; absent: none."""
+    """Kind of row -> last step in the mirror; absent: none."""
     _caught_up: bool = False
 
     def missing(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows to send now: older ones that never arrived, then those of `rows` that are new.
+        """Rows to send: older ones that did not arrive, then the new ones of `rows`.
 
         Raises:
             OSError: metrics.jsonl cannot be read.
@@ -290,11 +292,11 @@ class CatchUp:
 
 
 TIME = "train/time_s"
-"""Sum of `train/step_time_s` over all steps so far, those of earlier attempts included."""
+"""Cumulative `train/step_time_s` over all attempts."""
 
 
 class TrainTime:
-    """Adds the time to the rows of an attempt, in the order in which they come.
+    """Cumulative training time, added to the rows of an attempt in order.
 
     Args:
         metrics_file: holds the rows of earlier attempts.
@@ -307,7 +309,7 @@ class TrainTime:
         self._total: float | None = None
 
     def add(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows, those of training steps with their time.
+        """Add the time to rows of training steps.
 
         Raises:
             OSError: metrics.jsonl cannot be read.
@@ -316,7 +318,7 @@ class TrainTime:
 
     def _with_time(self, row: Row) -> Row:
         if self._total is None:
-            # An evaluation comes after its step, which an earlier attempt may have done.
+            # The step of an evaluation may belong to an earlier attempt.
             done = metrics.STEP_TIME not in row
             self._total = self._before(int(row[metrics.STEP]) + done)
         if metrics.STEP_TIME not in row:
@@ -325,7 +327,7 @@ class TrainTime:
         return {**row, TIME: self._total}
 
     def _before(self, first_step: int) -> float:
-        """Seconds of the steps that earlier attempts did before the first one here."""
+        """Seconds of earlier attempts' steps before the first one here."""
         if not self._attempt:
             return 0.0
         rows, _ = metrics.read_rows(self._metrics_file)

@@ -32,7 +32,7 @@ class MLflowBackend:
     package = "mlflow"
 
     def prepare(self, run: TrackedRun, folder: Path) -> None:
-        """No telemetry, no note to the terminal; then the import."""
+        """Disable telemetry and terminal output, then import."""
         os.environ.update(ENVIRONMENT)
         for name in OUTSIDE:
             os.environ.pop(name, None)
@@ -41,7 +41,7 @@ class MLflowBackend:
         mlflow.set_tracking_uri(store_uri(run, folder))
 
     def start(self, run: TrackedRun, folder: Path, first_step: int) -> tuple[Any, dict[str, int]]:
-        """The run, continued where there is one in the same store."""
+        """Start the run, or continue one in the same store."""
         import mlflow
         from accelerate.tracking import MLflowTracker
 
@@ -82,7 +82,7 @@ class MLflowBackend:
             client.log_batch(run_id, metrics=points[start : start + BATCH])
 
     def summary(self, tracker: Any, values: Row, last_step: int) -> None:
-        """Numbers as metrics under `summary/`, words as tags `eke.`."""
+        """Log numbers as metrics under `summary/`, texts as tags `eke.`."""
         import mlflow
 
         words = {f"eke.{key}": value for key, value in values.items() if isinstance(value, str)}
@@ -91,7 +91,7 @@ class MLflowBackend:
         tracker.log(rest, step=last_step)
 
     def finish(self, tracker: Any, exit_code: int) -> None:
-        """The status that MLflow has for how the run ended."""
+        """Set MLflow's status for the outcome."""
         import mlflow
 
         status = {EXIT_OK: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(exit_code, "FAILED")

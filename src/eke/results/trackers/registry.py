@@ -1,11 +1,11 @@
-"""Which option builds which tracker."""
+"""Registry of trackers by option."""
 
 import dataclasses
 import shlex
 from collections.abc import Callable
 
 from eke.config.schema import TrackerMode
-from eke.results.trackers.accelerate import AccelerateRun, Backend
+from eke.results.trackers.accelerate import AccelerateRun, TrackerBackend
 from eke.results.trackers.async_tracker import Guard, Limits
 from eke.results.trackers.mlflow import MLflowBackend
 from eke.results.trackers.tensorboard import TensorBoardBackend
@@ -14,12 +14,12 @@ from eke.results.trackers.trackio import TrackioBackend
 from eke.results.trackers.wandb import WandbRun
 
 ONLINE = Limits(finish_s=30.0)
-"""An upload that takes longer than half a minute after the last step is left to `eke sync`."""
+"""Limit for an upload after the last step; `eke sync` sends the rest."""
 OFFLINE = Limits(finish_s=10.0)
-"""Offline, finishing takes milliseconds; ten seconds is a file system in trouble."""
+"""Offline, finishing takes milliseconds on a working file system."""
 
 DATABASE = Limits(finish_s=30.0)
-"""MLflow makes a new database in seconds; a short run is over before that."""
+"""MLflow creates a database in seconds, maybe longer than a short run."""
 
 
 def _wandb(run: TrackedRun) -> Tracker:
@@ -30,7 +30,7 @@ def _wandb(run: TrackedRun) -> Tracker:
 
 
 def _over_accelerate(
-    make: Callable[[], Backend], limits: Limits = OFFLINE
+    make: Callable[[], TrackerBackend], limits: Limits = OFFLINE
 ) -> Callable[[TrackedRun], Tracker]:
     def build(run: TrackedRun) -> Tracker:
         return Guard(AccelerateRun(run, make()), limits)
@@ -49,18 +49,18 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "trackio": _over_accelerate(TrackioBackend),
     "wandb": _wandb,
 }
-"""Option of the group `tracker` -> the function that builds it."""
+"""`tracker` option -> builder."""
 
 
 def build_tracker(run: TrackedRun) -> Tracker:
-    """The tracker of `run.settings.option`, already started.
+    """Build and start the tracker of `run.settings.option`.
 
-    Never raises for the tracker's own trouble: what went wrong is in the result's `problem`.
+    Never raises for errors of the tracker; they are in the result's `problem`.
     """
     build = TRACKERS.get(run.settings.option)
     if build is None:
         known = ", ".join(sorted(TRACKERS))
         return Untracked(
-            f"tracker.option = {run.settings.option}: there are only {known} -> tracker=none"
+            f"tracker.option = {run.settings.option}: not one of {known} -> tracker=none"
         )
     return build(run)

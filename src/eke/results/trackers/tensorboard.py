@@ -9,7 +9,7 @@ from eke.results.trackers.tracker import Row, TrackedRun
 
 
 class TensorBoardBackend:
-    """Event files in `tensorboard/<run_id>`; a later attempt writes another beside them."""
+    """Event files in `tensorboard/<run_id>`; each attempt adds one."""
 
     package = "tensorboard"
 
@@ -18,7 +18,7 @@ class TensorBoardBackend:
         import torch.utils.tensorboard  # noqa: F401  # torch 2.13: imported for its effect
 
     def start(self, run: TrackedRun, folder: Path, first_step: int) -> tuple[Any, dict[str, int]]:
-        """The writer; earlier events from `first_step` on are struck out for every reader."""
+        """Start the writer; readers ignore earlier events from `first_step` on."""
         from accelerate.tracking import TensorBoardTracker
 
         resumed = {"purge_step": first_step} if run.attempt else {}
@@ -27,7 +27,7 @@ class TensorBoardBackend:
         if not list(Path(tracker.logging_dir).glob("*/hparams.yml")):
             tracker.store_init_configuration(flat_config(run))
             tracker.writer.add_text("notes", run.notes, global_step=0)
-        # Event files cannot be asked cheaply; what lies before this attempt is on disk.
+        # Reading event files is slow; all rows before this attempt are on disk.
         return tracker, {"train": first_step - 1, "eval": first_step - 1}
 
     def log(self, tracker: Any, rows: Sequence[Row]) -> None:

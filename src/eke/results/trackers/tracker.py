@@ -1,7 +1,4 @@
-"""What a tracker is told about a run, and what may be asked of it.
-
-What a tracker is told about a run: by its worker, and by `eke sync` afterwards.
-"""
+"""Tracker interface, and the run data that trackers receive from the worker or `eke sync`."""
 
 import re
 import shlex
@@ -12,6 +9,7 @@ from typing import Any, Protocol
 
 from eke.common.masking import masked
 from eke.config import schema
+from eke.config.schema import PRIVATE_GROUPS
 from eke.plan.record import Record
 
 Value = float | int | str
@@ -21,33 +19,33 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Everything a tracker may know about a run; filled by the worker, on rank 0 only."""
+    """Run data for trackers; built by the worker on rank 0."""
 
     run_id: str
-    """16 hex digits; the tracker's own id, so that attempts of one run meet again."""
+    """16 hex digits; also the tracker's id, so that attempts continue one run."""
     name: str
-    """What was typed, in short: `precision=bf16 optimizer=adafactor`."""
+    """The overrides: `precision=bf16 optimizer=adafactor`."""
     group: str | None
-    """Id of the sweep, None outside a sweep. `tracker.group` goes before it."""
+    """Id of the sweep, if any; `tracker.group` takes precedence."""
     tags: tuple[str, ...]
     notes: str
     """The exact command line."""
     factors: Mapping[str, str]
-    """Option chosen in each group: scalars at the top of the tracker's config, to group by."""
+    """Option of each group: top-level scalars of the tracker's config, for grouping."""
     config: Mapping[str, Any]
-    """The resolved configuration; lies under `cfg`, where its names meet no other."""
+    """The resolved configuration, stored under `cfg` to avoid name collisions."""
     directory: Path
-    """Run folder; the tracker writes below it and nowhere else."""
+    """Run folder; the tracker writes only below it."""
     attempt: int
-    """Number of this attempt, from 0; later ones continue the run instead of starting it."""
+    """Number of this attempt, from 0; later ones continue the run."""
     settings: schema.Tracker
 
 
 class Tracker(Protocol):
-    """Receives what a run measures. No method raises or waits longer than its stated bound."""
+    """Receiver of a run's metrics. No method raises or waits longer than its stated bound."""
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Mirror rows of metrics.jsonl; call it outside measured steps."""
+        """Send rows of metrics.jsonl; called outside measured steps."""
         ...
 
     def summary(self, values: Row) -> None:
@@ -55,21 +53,21 @@ class Tracker(Protocol):
         ...
 
     def finish(self, exit_code: int) -> None:
-        """Hand over what is left and close the run; waits a bounded time."""
+        """Send the remaining rows and close the run; waits a bounded time."""
         ...
 
     @property
     def problem(self) -> str:
-        """Why the mirror is incomplete, in one line; empty while it is whole."""
+        """Reason that the mirror is incomplete, in one line; empty if complete."""
         ...
 
 
 @dataclass(frozen=True)
 class Untracked:
-    """A tracker that mirrors nothing."""
+    """Tracker that does nothing."""
 
     problem: str = ""
-    """Why nothing is mirrored, when something should have been."""
+    """Reason that a requested tracker is missing."""
 
     def log(self, rows: Sequence[Row]) -> None:
         """Nothing."""
@@ -81,7 +79,7 @@ class Untracked:
         """Nothing."""
 
 
-OF_SLURM = re.compile(r"\+*slurm[.=]")
+PRIVATE = re.compile(rf"\+*({'|'.join(PRIVATE_GROUPS)})[.=]")
 SPEEDS = ("samples_per_s", "tokens_per_s", "mfu_frac", "steady_step_s")
 
 
@@ -91,31 +89,31 @@ def shown_of(
     factors: Mapping[str, str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What a tracker is told of how a run was asked for, as fields of a TrackedRun.
+    """Overrides, command and configuration for trackers, as fields of a TrackedRun.
 
-    No secret, and nothing of the group `slurm`: lines of shell are for this user alone.
+    Secrets are masked, and groups with private shell lines are omitted.
     """
-    typed, whole = ([w for w in words if not OF_SLURM.match(w)] for words in (overrides, command))
+    typed, whole = ([w for w in words if not PRIVATE.match(w)] for words in (overrides, command))
     return {
         "name": " ".join(masked(typed)) or "defaults",
         "notes": shlex.join(masked(whole)),
-        "factors": {key: option for key, option in factors.items() if key != "slurm"},
-        "config": masked({key: value for key, value in config.items() if key != "slurm"}),
+        "factors": {key: option for key, option in factors.items() if key not in PRIVATE_GROUPS},
+        "config": masked({k: value for k, value in config.items() if k not in PRIVATE_GROUPS}),
     }
 
 
 def tracker_id(folder: str, run_id: str) -> str:
-    """A run's id in trackers: its folder's name, for runs beside another (`-2`) have one identity.
+    """Run id in trackers: the folder's name, since duplicate runs (`-2`) share their run id.
 
-    A folder that was renamed says nothing; then it is the identity.
+    The run id itself for a renamed folder.
     """
     return folder if re.fullmatch(rf"{re.escape(run_id)}(-\d+)?", folder) else run_id
 
 
 def summary_values(record: Record) -> Mapping[str, Value]:
-    """The record's main numbers as flat values; what was not measured is left out.
+    """Main numbers of a record as flat values; those not measured are absent.
 
-    Speeds of a run that shared its device are absent, as in reports: they measure the neighbour.
+    Speeds of a run on a shared device are absent, as in reports.
     """
     memory = record.memory.measured
     step = record.timing.steady_step_s

@@ -13,7 +13,7 @@ from eke.results.trackers.async_tracker import EVAL, TRAIN, MirrorError
 from eke.results.trackers.tracker import Row, TrackedRun
 
 OUTSIDE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", "TRACKIO_DATASET_ID")
-"""Variables that would have Trackio upload."""
+"""Variables that enable uploads; removed."""
 
 
 class TrackioBackend:
@@ -25,7 +25,7 @@ class TrackioBackend:
         self._rows = 0
 
     def prepare(self, run: TrackedRun, folder: Path) -> None:
-        """Say where its files go, which it reads when it is imported; then import."""
+        """Set the folder, which trackio reads on import, and import it."""
         os.environ.setdefault("TRACKIO_DIR", str(folder.absolute()))
         os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
         for name in OUTSIDE:
@@ -33,7 +33,7 @@ class TrackioBackend:
         import trackio  # noqa: F401  # trackio 0.43: imported for its effect
 
     def start(self, run: TrackedRun, folder: Path, first_step: int) -> tuple[Any, dict[str, int]]:
-        """The run, continued where there is one."""
+        """Start the run, or continue an existing one."""
         from accelerate.tracking import TrackioTracker
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -65,11 +65,11 @@ class TrackioBackend:
         log_each(tracker, rows)
 
     def summary(self, tracker: Any, values: Row, last_step: int) -> None:
-        """A row of its own, under `summary/`, at the last step."""
+        """Log a separate row under `summary/` at the last step."""
         tracker.log({f"summary/{key}": value for key, value in values.items()}, step=last_step)
 
     def finish(self, tracker: Any, exit_code: int) -> None:
-        """Wait for its writer, and count: of a full disk Trackio itself says nothing.
+        """Wait for the writer and count rows: Trackio does not report a full disk.
 
         Raises:
             MirrorError: rows are missing.

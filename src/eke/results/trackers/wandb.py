@@ -1,4 +1,4 @@
-"""The Weights & Biases mirror, offline unless asked. Tested with wandb 0.31.
+"""Weights & Biases mirror, offline by default. Tested with wandb 0.31.
 
 The rows in W&B's transaction log, `run-<id>.wandb`: what an offline run left, torn or not.
 
@@ -139,7 +139,7 @@ class WandbRun:
             _log.info("tracker: W&B's server is %s", server)
 
     def open(self) -> None:
-        """Start the run, in W&B's words `init`.
+        """Start the run (`wandb.init`).
 
         Raises:
             MirrorError: W&B would write somewhere else.
@@ -167,7 +167,7 @@ class WandbRun:
         )
         self._check_folder(self._wandb_run.settings.sync_dir)
         self._wandb_run.define_metric("*", step_metric=STEP)
-        if settings.mode is TrackerMode.online:  # offline nobody knows what has arrived
+        if settings.mode is TrackerMode.online:  # offline, the arrived rows are unknown
             last = self._wandb_run.starting_step - 1
             self._catch_up.seen = {TRAIN: last, EVAL: last}
 
@@ -225,7 +225,7 @@ class WandbRun:
         kill_core()
 
     def _make_settings(self) -> "wandb.Settings":
-        """What W&B may do: write its file and nothing else."""
+        """Settings that restrict W&B to writing its file."""
         import wandb
 
         return wandb.Settings(
@@ -269,7 +269,7 @@ def ignore_folder_settings() -> None:
 
 
 def kill_core() -> None:
-    """Kill this process's wandb-core: who waits for it gets an exception. Linux, else nothing."""
+    """Kill this process's wandb-core; waiting calls raise. Linux only."""
     for listing in Path("/proc/self/task").glob("*/children"):
         for pid in listing.read_text().split():
             if Path(f"/proc/{pid}/comm").read_text().strip() == "wandb-core":
@@ -282,7 +282,7 @@ def make_tags(tags: Iterable[str]) -> list[str]:
 
 
 def find_fatal_error(log: Path) -> str:
-    """What wandb-core's log says of the error that ended the upload; empty if there was none.
+    """Upload error in wandb-core's log; empty if there was none.
 
     One JSON object a line; slog writes a level four above ERROR as `ERROR+4`.
     """
@@ -303,7 +303,7 @@ def make_config(factors: Mapping[str, str], config: Mapping[str, Any]) -> dict[s
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    """What wandb-core is to find in its environment when it starts."""
+    """Environment of wandb-core at its start."""
     before = dict(os.environ)
     # wandb-core's own log; a home folder has a quota on many clusters.
     os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "cache"))

@@ -16,7 +16,7 @@ import time
 import warnings
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import own_folder
 from eke.data.sources import cache_folder
 from eke.plan.planner import Plan
@@ -83,7 +83,7 @@ def choose_compiled_code_folders() -> None:
                 own_folder(Path(given), private=True)
             except OSError as error:
                 why = f"{error.strerror}; compiled code in it would run as you"
-                fix = f"export {variable}=FOLDER_OF_YOURS"
+                fix = Fix(remark=f"export {variable}=FOLDER_OF_YOURS")
                 raise ConfigError(Problem(variable, given, why, fix)) from error
             continue
         try:

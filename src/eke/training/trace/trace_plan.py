@@ -45,7 +45,8 @@ class Adapted:
 
     plan: Plan
     method: Method
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    is_exact: bool = True
 
 
 def adapt(plan: Plan) -> Adapted:
@@ -54,14 +55,14 @@ def adapt(plan: Plan) -> Adapted:
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = Adapted(plan, Method.trace, ())
+    found = Adapted(plan, Method.trace)
     for rule in RULES:
         found = rule(found)
     return found
 
 
 def _note(found: Adapted, note: str) -> Adapted:
-    return replace(found, notes=(*found.notes, note))
+    return replace(found, notes=(*found.notes, note), is_exact=False)
 
 
 def _bound(found: Adapted, note: str) -> Adapted:
@@ -187,6 +188,7 @@ def trace(plan: Plan) -> Traced:
         beside=peaks.beside,
         method=adapted.method,
         notes=adapted.notes,
+        is_exact=adapted.is_exact,
     )
 
 

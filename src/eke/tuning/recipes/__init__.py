@@ -2,7 +2,7 @@
 
 from eke.tuning.recipes.question import Candidate, Choice, Recipe, Situation, Wish
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
-from eke.tuning.recipes.resolver import Kitchen, decided_by
+from eke.tuning.recipes.resolver import Kitchen
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
 """Option of `recipe=` -> what it wants; the other recipes are fixed selections."""
@@ -15,5 +15,4 @@ __all__ = [
     "Recipe",
     "Situation",
     "Wish",
-    "decided_by",
 ]

@@ -36,8 +36,8 @@ class Found:
             if key not in self.refused:
                 return problem
         for key, problem in later.warned.items():
-            own = problem.path.partition(".")[0] in sections
-            if key not in self.warned and (own or problem.rule not in NO_BENEFIT):
+            own = problem.key.partition(".")[0] in sections
+            if key not in self.warned and (own or problem.id not in NO_BENEFIT):
                 return problem
         return None
 
@@ -56,8 +56,8 @@ def findings(config: Config, device: Device, num_nodes: int) -> Found:
     # What does not fit yet, a recipe may mend; and the rules about that take their time.
     refused, warned = check(facts, NOT_BY_SIZE)
     return Found(
-        {(p.rule, p.path): p for p in refused},
-        {(p.rule, p.path): p for p in warned},
+        {(p.id, p.key): p for p in refused},
+        {(p.id, p.key): p for p in warned},
     )
 
 

@@ -13,7 +13,7 @@ from eke.common.errors import ConfigError
 from eke.common.text import format_bytes
 from eke.config.schema import Config
 from eke.estimate.memory import Forecast
-from eke.plan.planner import Decision, Plan
+from eke.plan.planner import Plan, RecipeDecision
 from eke.tuning.recipes.question import (
     Ask,
     Candidate,
@@ -138,7 +138,7 @@ class Kitchen:
 
     def _say(self, override: str, reason: str, is_new: bool = True) -> None:
         key, _, value = override.partition("=")
-        decision = Decision(key, value, f"{decided_by(self.recipe.name)}{reason}")
+        decision = RecipeDecision(key, value, f"recipe={self.recipe.name}: {reason}")
         self.choices.append(Choice(override if is_new else "", decision))
 
     def _section(self, section: str, texts: tuple[str, ...]) -> object:
@@ -160,11 +160,6 @@ class Kitchen:
                 continue  # one by one, then
             for section, texts in wanted.items():
                 self._sections[texts] = getattr(config, section)
-
-
-def decided_by(recipe: str) -> str:
-    """What the reason of a decision begins with that a recipe has made."""
-    return f"recipe={recipe}: "
 
 
 def name_of(candidate: Candidate) -> str:

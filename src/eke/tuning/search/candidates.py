@@ -351,10 +351,10 @@ def _objections(baseline: Plan, config: Config, changed: Collection[str]) -> Obj
     saves_nothing = [
         each
         for each in warned
-        if each.rule in WITHOUT_EFFECT
-        or (each.rule in NO_BENEFIT and each.path.partition(".")[0] in changed)
+        if each.id in WITHOUT_EFFECT
+        or (each.id in NO_BENEFIT and each.key.partition(".")[0] in changed)
     ]
-    return {(each.rule, each.path): each.rule or each.path for each in (*refused, *saves_nothing)}
+    return {(each.id, each.key): each.id or each.key for each in (*refused, *saves_nothing)}
 
 
 def _allowed(

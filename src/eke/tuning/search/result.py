@@ -13,12 +13,13 @@ from typing import Any
 
 import yaml
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.files import write_atomic
 from eke.common.paths import conf_folder, program
 from eke.config.compose import Composed, compose
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.compose.compose_cache import PRESETS
+from eke.config.schema import LAUNCH_GROUPS
 from eke.config.schema.codec import make_converter
 from eke.plan.record import Outcome
 from eke.tuning.search.candidates import Candidate, Candidates, Numerics
@@ -203,7 +204,7 @@ def fit_of(
 MADE_BY = "eke fit"
 """In the first lines of a file that may be written over."""
 
-OF_THE_PLACE = ("hardware", "launcher", "resources", "slurm", "paths", "sweep", "tracker")
+OF_THE_PLACE = (*LAUNCH_GROUPS, "hardware", "paths", "sweep", "tracker")
 """Sections that say where and how a run is started: the next one may be started elsewhere."""
 
 MAX_MISSING = 20
@@ -240,7 +241,7 @@ def refuse_what_is_no_name(name: str) -> None:
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         why = "an option's name is letters, digits and underscores"
-        raise ConfigError(Problem("--name", name, why, "--name fastest"))
+        raise ConfigError(Problem("--name", name, why, Fix(remark="--name fastest")))
 
 
 def own_path(folder: Path, name: str) -> Path:
@@ -253,11 +254,11 @@ def own_path(folder: Path, name: str) -> Path:
     path = folder / "experiment" / f"{name}.yaml"
     if path.exists() and MADE_BY not in path.read_text(encoding="utf-8"):
         why = f"{path} is there, and eke fit did not write it"
-        raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
+        raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
     theirs = conf_folder() / "experiment" / path.name
     if theirs.exists() and not path.exists():
         why = "eke has an experiment of this name, and it would be taken instead"
-        raise ConfigError(Problem("--name", name, why, f"--name {name}_fit"))
+        raise ConfigError(Problem("--name", name, why, Fix(remark=f"--name {name}_fit")))
     return path
 
 
@@ -271,7 +272,9 @@ def free_path(folder: Path, name: str) -> Path:
     place = next(each for each in (path.parent, *path.parents) if each.exists())
     if not os.access(place, os.W_OK):
         why = f"{place} cannot be written, and the best is to be kept there as an option"
-        raise ConfigError(Problem("--config-dir", str(folder), why, "--config-dir my_conf"))
+        raise ConfigError(
+            Problem("--config-dir", str(folder), why, Fix(remark="--config-dir my_conf"))
+        )
     return path
 
 
@@ -313,7 +316,7 @@ def _with_defaults(
             config = compose([*options, *values], config_dir).config
             return make_converter().unstructure(config), set(filled)
         except ConfigError as error:
-            missing = [problem.path for problem in error.problems if "." in problem.path]
+            missing = [problem.key for problem in error.problems if "." in problem.key]
             if not missing or missing[0] in filled:
                 raise
             section, _, field = missing[0].partition(".")

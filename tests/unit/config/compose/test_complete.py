@@ -156,4 +156,4 @@ def test_commands(line, wanted, monkeypatch, tmp_path) -> None:
 def test_wrong_requests(request_, fix) -> None:
     with pytest.raises(ConfigError) as caught:
         answer_shell(request_)
-    assert caught.value.problems[0].fix == fix
+    assert str(caught.value.problems[0].fix) == fix

@@ -152,4 +152,4 @@ def test_garbage_composes_or_is_a_config_error(typed: list[str]) -> None:
         composed, problems = None, error.problems
     assert composed is None or isinstance(composed.config, Config)
     assert composed or problems
-    assert all(problem.path for problem in problems)
+    assert all(problem.key for problem in problems)

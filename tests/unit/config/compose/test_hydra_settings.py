@@ -28,7 +28,7 @@ ALL = sorted(f"hydra.{name}" for name in OmegaConf.structured(HydraConf) if name
 def test_no_setting_of_hydras_schema_is_ignored(key, sweep) -> None:
     """Asked of Hydra's own schema, so that one that it gets later is covered."""
     (problem,) = refused([f"++{key}=1"], sweep=sweep)
-    assert problem.path == key
+    assert problem.key == key
 
 
 INSTEAD = [
@@ -47,8 +47,8 @@ INSTEAD = [
 @pytest.mark.parametrize(("typed", "fix"), INSTEAD)
 def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
     (problem,) = refused([typed], sweep=sweep)
-    assert problem.fix == fix
-    assert bool(fix) is ("leave it out" not in problem.why)
+    assert str(problem.fix) == fix
+    assert bool(fix) is ("remove it" not in problem.why)
     assert "without -m" not in problem.why
     if fix.startswith("paths.runs=e"):
         assert compose([fix]).config.paths.runs == "elsewhere"
@@ -57,7 +57,7 @@ def test_what_does_the_same_is_named(typed, fix, sweep) -> None:
 def test_the_mode_that_m_says_anyway() -> None:
     cells = expand(["hydra.mode=MULTIRUN", "seed=1,2"]).cells
     assert [cell.overrides for cell in cells] == [("seed=1",), ("seed=2",)]
-    assert refused(["hydra.mode=RUN", "seed=1,2"], sweep=True)[0].path == "hydra.mode"
+    assert refused(["hydra.mode=RUN", "seed=1,2"], sweep=True)[0].key == "hydra.mode"
 
 
 def write(folder: Path, text: str, name: str = "mine") -> Path:
@@ -70,7 +70,7 @@ def write(folder: Path, text: str, name: str = "mine") -> Path:
 FILES = [
     pytest.param("hydra:\n  run:\n    dir: away\n", 4, "hydra.run.dir: away", "paths.runs=away",
                  id="folder"),
-    pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: true", "delete it",
+    pytest.param("hydra:\n  job: {chdir: true}\n", 3, "hydra.job.chdir: true", "delete this line",
                  id="chdir"),
     pytest.param("defaults:\n  - override /hydra/launcher: slurm\n", 3, "hydra/launcher: slurm",
                  "-m hydra/launcher=slurm", id="eke's launcher"),
@@ -89,8 +89,8 @@ def test_in_a_file_it_is_told_with_its_line(tmp_path, text, line, value, fix, sw
     write(tmp_path, "# hydra: not this file\nseed: 3\n", "another")
     file = write(tmp_path, text)
     (problem,) = refused(["experiment=mine"], tmp_path, sweep)
-    assert (problem.path, problem.value) == (f"{file}:{line}", value)
-    assert fix in problem.fix
+    assert (problem.key, problem.value) == (f"{file}:{line}", value)
+    assert fix in str(problem.fix)
 
 
 def test_a_file_that_names_hydra_and_sets_nothing_of_it(tmp_path) -> None:

@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import re
-import shlex
 import subprocess
 import sys
 
@@ -76,9 +75,9 @@ def test_a_file_that_cannot_be_used_has_one_message(case, tmp_path, own_cache) -
     file = tmp_path / f"a.{ending}"
     file.write_bytes(content)
     (problem,) = refusal(f"data={ending.split('.')[0]}", f"data.path={file}")
-    assert problem.path == path
+    assert problem.key == path
     assert re.search(words, problem.why)
-    assert problem.fix.startswith("data")
+    assert str(problem.fix).startswith("data")
     assert left_behind(own_cache) == []
 
 
@@ -93,7 +92,7 @@ def test_the_line_that_mends_separators_does(tmp_path) -> None:
     file = tmp_path / "a b.csv"
     file.write_text('text;label\n"one; two";0\n"three, four";1\n')
     (problem,) = refusal("data=csv", f"data.path='{file}'")
-    command = problem.fix.partition("(made by: ")[2][:-1].replace("NEW_FILE", "new.csv")
+    command = str(problem.fix).partition("(made by: ")[2][:-1].replace("NEW_FILE", "new.csv")
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     plan = plan_of("data=csv", f"data.path={tmp_path / 'new.csv'}", "batch.per_device=1")
     value, reason = decision(plan, "data rows")
@@ -152,8 +151,8 @@ def test_too_many_bad_rows_are_refused_with_the_share_that_mends_it(
     (problem,) = caught.value.problems
     assert "9 of 309 rows cannot be used (2.91%), more than data.max_bad_frac = 0.01" in problem.why
     assert "a.jsonl:301 is not JSON (character 1); a.jsonl:302" in problem.why
-    assert problem.fix == "data.max_bad_frac=0.03"
-    assert plan_of(*typed, problem.fix).steps.num_train_samples > 200
+    assert str(problem.fix) == "data.max_bad_frac=0.03"
+    assert plan_of(*typed, str(problem.fix)).steps.num_train_samples > 200
 
 
 def test_nothing_that_is_odd_but_right_is_lost(tmp_path) -> None:
@@ -195,14 +194,16 @@ def test_tables_of_one_folder_with_other_columns(option, tmp_path, own_cache) ->
             pyarrow.parquet.write_table(pyarrow.table({column: rows}), file)
     folder = ("data.path=" + str(tmp_path / "tables"), f"data={option}")
     (column,) = refusal(*folder)
-    assert column.path == "data.text"
-    assert column.fix == "data.text=body"
-    (unlike,) = refusal(*folder, column.fix)
-    assert unlike.path == "data.path"
+    assert column.key == "data.text"
+    assert str(column.fix) == "data.text=body"
+    (unlike,) = refusal(*folder, str(column.fix))
+    assert unlike.key == "data.path"
     assert unlike.value.endswith(f"2.{option}")
     assert f"1.{option} has a column body, and this file has none; it has: content" in unlike.why
-    assert unlike.fix == f"data.path={tmp_path}/tables/1.{option}"
-    assert plan_of(f"data={option}", column.fix, unlike.fix, "batch.per_device=1", "train.steps=1")
+    assert str(unlike.fix) == f"data.path={tmp_path}/tables/1.{option}"
+    assert plan_of(
+        f"data={option}", str(column.fix), str(unlike.fix), "batch.per_device=1", "train.steps=1"
+    )
 
 
 def test_an_evaluation_file_with_other_columns(tmp_path, own_cache) -> None:
@@ -210,8 +211,8 @@ def test_an_evaluation_file_with_other_columns(tmp_path, own_cache) -> None:
     train.write_text("text\none\ntwo\n")
     evaluation.write_text("body\none\ntwo\n")
     (unlike,) = refusal("data=csv", f"data.path={train}", f"data.eval_path={evaluation}")
-    assert (unlike.path, unlike.value) == ("data.eval_path", str(evaluation))
-    assert unlike.fix == "data.eval_path=FILE"
+    assert (unlike.key, unlike.value) == ("data.eval_path", str(evaluation))
+    assert str(unlike.fix) == "data.eval_path=FILE"
 
 
 @pytest.mark.parametrize("column", ["what, if", "it's", 'the "text"', "two words", "null", "a=b"])
@@ -221,7 +222,7 @@ def test_a_column_of_any_name_can_be_typed_as_proposed(column, tmp_path, own_cac
         csv.writer(opened).writerows([[column], *[[f"row {n}"] for n in range(9)]])
     typed = ("data=csv", f"data.path={file}", "batch.per_device=1", "train.steps=1")
     (problem,) = refusal(*typed)
-    assert plan_of(*typed, *shlex.split(problem.fix)).steps.num_train_samples == 8
+    assert plan_of(*typed, *problem.overrides).steps.num_train_samples == 8
 
 
 def test_an_open_quote_is_a_bad_row_and_not_the_rest_of_the_file(tmp_path) -> None:
@@ -247,7 +248,7 @@ def test_a_column_is_proposed_where_one_is_meant(tmp_path) -> None:
     ):
         file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "a")] * 3)
         (problem,) = refusal("data=jsonl", f"data.path={file}")
-        assert problem.fix == f"data.text={fix}"
+        assert str(problem.fix) == f"data.text={fix}"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_a_column_is_proposed_where_one_is_meant(tmp_path) -> None:
 def test_a_prompt_and_its_answer_are_proposed_as_such(tmp_path, columns, fix) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", [dict.fromkeys(columns, "some words")] * 3)
     (problem,) = refusal("data=jsonl", f"data.path={file}")
-    assert problem.fix == fix
+    assert str(problem.fix) == fix
     plan_of("data=jsonl", f"data.path={file}", "data.num_eval_samples=1", "train.steps=1",
             "batch.per_device=1", *fix.split())  # fmt: skip
 
@@ -285,7 +286,7 @@ def test_a_file_of_another_format_is_not_read_as_this_one(tmp_path, option, name
         (problem,) = caught.value.problems
     else:
         (problem,) = refusal(*typed)
-    assert problem.fix == f"data={meant}"
+    assert str(problem.fix) == f"data={meant}"
 
 
 @pytest.mark.parametrize(
@@ -316,8 +317,8 @@ def test_wrong_labels(labels, words, fix, tmp_path) -> None:
         plan_of(*CLASSIFY, f"data.path={file}")
     (problem,) = caught.value.problems
     assert words in problem.why
-    assert problem.fix.startswith(fix)
-    assert plan_of(*CLASSIFY, f"data.path={file}", problem.fix).steps.num_train_samples > 10
+    assert str(problem.fix).startswith(fix)
+    assert plan_of(*CLASSIFY, f"data.path={file}", str(problem.fix)).steps.num_train_samples > 10
 
 
 @pytest.mark.parametrize("label", [1, "same"], ids=["number", "text"])
@@ -326,9 +327,9 @@ def test_one_class_is_nothing_to_tell_apart(label, tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(*CLASSIFY, f"data.path={file}")
     (problem,) = caught.value.problems
-    assert problem.path == "data.label"
+    assert problem.key == "data.label"
     assert re.search(rf"\d+ rows to train on, of one class only: {label}$", problem.why)
-    assert problem.fix == "data.label=COLUMN"
+    assert str(problem.fix) == "data.label=COLUMN"
 
 
 def test_dropping_the_rows_of_a_class_leaves_none_to_tell_apart(tmp_path) -> None:
@@ -338,7 +339,7 @@ def test_dropping_the_rows_of_a_class_leaves_none_to_tell_apart(tmp_path) -> Non
     with pytest.raises(ConfigError) as caught:
         plan_of(*CLASSIFY, f"data.path={file}")
     (problem,) = caught.value.problems
-    assert problem.path == "data.label"
+    assert problem.key == "data.label"
     assert "a.jsonl:2 label is -1, outside 0 to 1" in problem.why
 
 
@@ -364,7 +365,7 @@ def test_tokenizers_that_do_not_fit(special, task, words, tmp_path) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of(*typed, *small)
     found = next(each for each in caught.value.problems if words in each.why)
-    fix = found.fix
+    fix = str(found.fix)
     assert fix in ("model.vocab_size=286", "data.tokenizer=bytes")
     assert plan_of(*typed, *small, fix).steps.num_train_samples > 10
 
@@ -376,7 +377,7 @@ def test_a_tokenizer_that_is_not_there(name, tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
     name = name.format(tmp=tmp_path)
     (problem,) = refusal("data=jsonl", f"data.path={file}", f"data.tokenizer={name}")
-    assert problem.path == "data.tokenizer"
+    assert problem.key == "data.tokenizer"
     assert "AutoTokenizer cannot load it" in problem.why
 
 
@@ -385,7 +386,7 @@ def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tmp_path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", numbered(40))
     typed = ("data=jsonl", f"data.path={file}", f"data.tokenizer={folder}/tokenizer.json")
     (problem,) = refusal(*typed)
-    assert problem.fix == f"data.tokenizer={folder}"
+    assert str(problem.fix) == f"data.tokenizer={folder}"
 
 
 # --- the machine --------------------------------------------------------------------------------
@@ -408,8 +409,8 @@ def test_files_that_are_not_there(typed, key, words, tmp_path) -> None:
     write_jsonl(tmp_path / "a.jsonl", numbered(3))
     with pytest.raises(ConfigError, match=words) as caught:
         request_of(config_of("data=jsonl", *typed.format(tmp=tmp_path).split()))
-    assert caught.value.problems[0].path == key
-    assert caught.value.problems[0].fix.startswith("data.")
+    assert caught.value.problems[0].key == key
+    assert caught.value.problems[0].fix.words[0].startswith("data.")
 
 
 def test_an_unreadable_file(tmp_path, monkeypatch) -> None:
@@ -428,9 +429,9 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of("data=jsonl", f"data.path={file}", "train.steps=1")
     (problem,) = caught.value.problems
-    assert problem.path == "XDG_CACHE_HOME"
+    assert problem.key == "XDG_CACHE_HOME"
     assert "the cache folder cannot be written: Not a directory" in problem.why
-    assert problem.fix.startswith("export XDG_CACHE_HOME=")
+    assert str(problem.fix).startswith("export XDG_CACHE_HOME=")
 
 
 LIMITED = """
@@ -489,8 +490,8 @@ def test_parquet_of_other_types(tmp_path) -> None:
 def test_a_file_of_another_format_is_read_by_the_fix(option, name, fix, tmp_path) -> None:
     (tmp_path / name).write_text("some text\n" * 9)
     (problem,) = refusal(f"data={option}", f"data.path={tmp_path}", "data.pattern='*'")
-    assert problem.path == "data.path"
-    assert problem.fix == fix
+    assert problem.key == "data.path"
+    assert str(problem.fix) == fix
 
 
 def test_a_cut_parquet_file(tmp_path) -> None:
@@ -499,12 +500,12 @@ def test_a_cut_parquet_file(tmp_path) -> None:
     (tmp_path / "a.parquet").write_bytes(whole.read_bytes()[:-200])
     (problem,) = refusal("data=parquet", f"data.path={tmp_path / 'a.parquet'}")
     assert "is no parquet file" in problem.why
-    assert problem.fix == "data.path=FILE_OR_FOLDER"
+    assert str(problem.fix) == "data.path=FILE_OR_FOLDER"
     damaged = bytearray(whole.read_bytes())
     damaged[100:2000] = os.urandom(1900)
     (tmp_path / "a.parquet").write_bytes(damaged)
     (problem,) = refusal("data=parquet", f"data.path={tmp_path / 'a.parquet'}")
-    assert problem.path == "data.path"
+    assert problem.key == "data.path"
 
 
 def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
@@ -515,7 +516,7 @@ def test_one_gigantic_line_is_truncated_like_any_other(tmp_path) -> None:
     with pytest.raises(ConfigError, match=rf"line 301 of {re.escape(str(file))} is longer") as why:
         plan_of(*typed)
     (problem,) = why.value.problems
-    plan = plan_of(*typed, problem.fix.split()[0])
+    plan = plan_of(*typed, str(problem.fix).split()[0])
     assert "0 bad, 0 empty (left out), 1 truncated" in decision(plan, "data rows")[1]
 
 

@@ -525,7 +525,7 @@ def test_what_is_not_in_the_data_set(typed, path, words, fix, hub_folder, hub_ca
     with pytest.raises(ConfigError) as caught:
         store_of("data=hub", f"data.name={hub_folder}", *typed)
     (problem,) = caught.value.problems
-    assert (problem.path, problem.fix) == (path, fix)
+    assert (problem.key, str(problem.fix)) == (path, fix)
     assert words in problem.why
 
 
@@ -535,8 +535,8 @@ def test_without_a_connection_it_says_how_to_fetch_it(name, hub_cache) -> None:
     with pytest.raises(ConfigError) as caught:
         store_of("data=hub", f"data.name={name}")
     (problem,) = caught.value.problems
-    assert problem.path == "data.name"
-    assert "data=jsonl data.path=FILE" in problem.fix
+    assert problem.key == "data.name"
+    assert "data=jsonl data.path=FILE" in str(problem.fix)
     if name == "owner/absent":
         assert "hf download --repo-type dataset owner/absent" in problem.why
 

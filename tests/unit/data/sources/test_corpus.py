@@ -128,7 +128,7 @@ def test_no_text_is_an_error_with_its_path(name, words, tmp_path) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         sources.text_files(tmp_path / name, "*.txt", 0.1)
     (problem,) = caught.value.problems
-    assert problem.path == "data.path"
+    assert problem.key == "data.path"
     assert problem.value == str(tmp_path / name)
 
 
@@ -179,7 +179,7 @@ def test_the_classes_of_a_text_are_its_folders(folder) -> None:
 def test_more_classes_than_folders_are_refused(part, num_labels, fix, folder) -> None:
     with pytest.raises(ConfigError, match="classes are its folders") as caught:
         sources.open_corpus(classify(folder / part, num_labels))
-    assert caught.value.problems[0].fix == fix
+    assert str(caught.value.problems[0].fix) == fix
 
 
 def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
@@ -190,7 +190,7 @@ def test_a_share_that_holds_all_folders_is_proposed(tmp_path) -> None:
     for num_labels in (2, 5):
         with pytest.raises(ConfigError, match="only 1 have files") as caught:
             sources.open_corpus(config_of(*typed, f"task.num_labels={num_labels}"))
-        fix = caught.value.problems[0].fix.split()
+        fix = str(caught.value.problems[0].fix).split()
         assert fix[-1].startswith("data.eval_frac=0.")
         corpus = sources.open_corpus(config_of(*typed, *fix))
         assert {piece.label for piece in corpus.evaluation} == {"a", "b"}

@@ -117,7 +117,7 @@ def test_the_cheapest_by_the_time_model_comes_first() -> None:
     assert advise(plan, judge=opposite)[0].overrides == by_clock.overrides
     with pytest.raises(ConfigError) as caught:
         refuse_what_cannot_fit(sized(0.99), forecast(sized(0.99)), opposite)
-    assert "memory=checkpointing" in caught.value.problems[0].fix
+    assert "memory=checkpointing" in str(caught.value.problems[0].fix)
 
 
 def free_adapters(now: Plan, changed: Plan) -> tuple[float, str]:
@@ -261,9 +261,9 @@ def test_below_the_lowest_forecast_a_run_is_refused_with_a_fix() -> None:
     with pytest.raises(ConfigError) as caught:
         weigh(sized(0.99))
     (problem,) = caught.value.problems
-    assert problem.rule == DOES_NOT_FIT
-    assert "ignore_forecast=true" in problem.fix
-    typed = problem.fix.partition("   ")[0].split()
+    assert problem.id == DOES_NOT_FIT
+    assert "ignore_forecast=true" in str(problem.fix)
+    typed = problem.overrides
     fixed = plan_of(*kept(WORK, typed), *typed, device=sized(0.99).device)
     assert weigh(fixed) == ""
 

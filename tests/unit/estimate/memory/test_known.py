@@ -89,14 +89,14 @@ def test_why_there_is_no_trace_is_said(plan, asked) -> None:
     asked.answer = trace_client.Answer(None, "the trace took longer than 1 s")
     found = traced_forecast(plan)
     assert found.method is Method.closed_form
-    assert found.doubts[-1] == "not traced: the trace took longer than 1 s"
+    assert found.notes[-1] == "not traced: the trace took longer than 1 s"
 
 
 def test_a_run_that_may_not_fit_is_traced_before_it_starts(plan, asked) -> None:
     asked.answer = trace_client.Answer(trace_of(10_000))
     with pytest.raises(ConfigError, match="needs at least") as caught:
         weighed(plan)
-    assert caught.value.problems[0].rule == "does_not_fit"
+    assert caught.value.problems[0].id == "does_not_fit"
     assert asked == [plan]
     asked.answer = trace_client.Answer(Traced({"forward": 1}, {"forward": 1}, {}))
     assert weighed(plan) is plan, "it fits"
@@ -155,7 +155,7 @@ def test_a_trace_of_something_else_keeps_the_ends_of_the_formulas() -> None:
     closed = forecast(plan)
     sizes = dict.fromkeys(("forward", "backward", "optimizer"), closed.peak.expected)
     sure = forecast(plan, Traced(sizes, sizes, {}))
-    unsure = forecast(plan, Traced(sizes, sizes, {}, notes=("rows differ in length",)))
+    unsure = forecast(plan, Traced(sizes, sizes, {}, is_exact=False))
     assert sure.peak.low > closed.peak.low
     assert sure.peak.high < closed.peak.high
     assert unsure.peak.low <= closed.peak.low

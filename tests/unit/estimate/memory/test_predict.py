@@ -9,6 +9,7 @@ from eke.common.paths import conf_folder
 from eke.common.text import GIB, MIB
 from eke.estimate.memory import Traced, Verdict, forecast, highest_phase, render_forecast, verdict
 from eke.estimate.memory.components import PHASES, Method, Range
+from eke.estimate.memory.phases import moments
 from eke.estimate.memory.predict_memory import (
     PYTHON_BYTES,
     least_bytes,
@@ -286,3 +287,16 @@ def test_a_trace_of_the_uncompiled_model_replaces_no_smaller_expected_value() ->
     tight = dict.fromkeys(TRACED.allocated, closed.allocated.expected // 2)
     found = forecast(plan, Traced(tight, tight, {}, Method.upper_bound))
     assert found.allocated.expected == closed.allocated.expected // 2
+
+
+def test_gradients_are_there_in_the_forward_pass_of_later_micro_batches_alone() -> None:
+    one, several = (
+        next(
+            m
+            for m in moments(plan_of(*SYNTHETIC, f"batch.accumulation={n}"))
+            if m.name == "forward"
+        )
+        for n in (1, 2)
+    )
+    assert one.parts["gradients"].expected == 0
+    assert several.parts["gradients"].expected == one.parts["weights"].expected

@@ -166,7 +166,10 @@ def test_a_job_that_ended_without_a_word_is_looked_into(left, submitted, cluster
     (job,) = made.books.jobs
     state = "CANCELLED" if left == "cancelled" else "FAILED"
     cluster.end("100_0", state)
-    file, folder = Path(read_ticket(paths_of(job)).submission), made.paths.slurm.absolute()
+    file, folder = (
+        Path(read_ticket(paths_of(job)).submission),
+        made.paths.launcher("slurm").absolute(),
+    )
     said = "; {}, without which no job can start, is gone"
     if left == "a log":
         (folder / "100_0.log").write_text("module: command not found")

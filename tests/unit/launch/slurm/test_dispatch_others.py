@@ -47,7 +47,7 @@ def test_finished_runs_need_no_cluster(submitted, machine, cluster) -> None:
     made = submitted(2)
     assert [job.outcome for job in made.books.jobs] == [Outcome.ok, Outcome.diverged]
     assert cluster.asked == []
-    made.watch()
+    made.wait()
 
 
 def test_a_run_that_somebody_else_holds_is_waited_for(submitted, cluster) -> None:
@@ -79,7 +79,7 @@ def test_whoever_submits_now_is_not_in_the_way(submitted, cluster) -> None:
     cluster.room = 0
     made = submitted()
     cluster.room = 10
-    with submitting(made.paths.slurm):
+    with submitting(made.paths.launcher("slurm")):
         look(made)
     assert cluster.submitted == []
     look(made)
@@ -163,7 +163,7 @@ def test_watching_ends_with_the_last_run(submitted, cluster, monkeypatch) -> Non
                 cluster.end(element, "COMPLETED")
 
     made.sleep = sleep
-    made.watch()
+    made.wait()
     assert [job.outcome for job in made.books.jobs] == [Outcome.ok, Outcome.ok]
 
 

@@ -7,7 +7,7 @@ from unit.launch.scripted import record_for
 
 from eke.common.files import write_json
 from eke.common.paths import RunPaths
-from eke.launch.slurm.run import place_in_cluster
+from eke.launch.slurm import SlurmLauncher
 from eke.plan.record import write_record
 
 LOGIN = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.13.0"}
@@ -31,13 +31,13 @@ def planned(plan, tmp_path):
 def test_what_would_be_planned_the_same_way_answers(planned) -> None:
     plan, paths = planned
     write_json(paths.planned_with, LOGIN)
-    assert place_in_cluster(plan).record is not None
+    assert SlurmLauncher().place_of(plan).record is not None
 
 
 def test_new_software_where_it_is_planned_runs_beside(planned) -> None:
     plan, paths = planned
     write_json(paths.planned_with, {**LOGIN, "torch": "2.11.0"})
-    place = place_in_cluster(plan)
+    place = SlurmLauncher().place_of(plan)
     assert place.record is None
     assert "torch: 2.11.0 -> 2.13.0" in place.note
 
@@ -47,6 +47,6 @@ def test_a_run_that_nobody_planned_for_a_cluster(content, planned) -> None:
     plan, paths = planned
     if content is not None:
         paths.planned_with.write_text(content)
-    assert place_in_cluster(plan).record is None
+    assert SlurmLauncher().place_of(plan).record is None
     same = dataclasses.replace(plan, machine=dict(NODE))
-    assert place_in_cluster(same).record is not None
+    assert SlurmLauncher().place_of(same).record is not None

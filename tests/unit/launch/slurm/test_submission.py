@@ -123,7 +123,7 @@ def test_no_secret_is_written(intend, runs, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "s3cret-of-mine")
     path, made = intend()
     with_job(path, made, "12")
-    for file in (path, *(paths.ticket for paths in runs)):
+    for file in (path, *(paths.ticket("slurm") for paths in runs)):
         assert "s3cret" not in file.read_text()
 
 
@@ -237,12 +237,12 @@ def test_what_a_refusal_puts_back(intend, runs) -> None:
     path, made = intend()
     earlier = Ticket("/of/an/earlier/job.json", 7, stalled=1)
     write_ticket(runs[0], earlier)
-    runs[1].ticket.unlink()
+    runs[1].ticket("slurm").unlink()
     before = name_in_runs(path, made)
     assert read_ticket(runs[0]).submission == read_ticket(runs[1]).submission == str(path)
     put_back(before)
     assert read_ticket(runs[0]) == earlier
-    assert not runs[1].ticket.exists()
+    assert not runs[1].ticket("slurm").exists()
 
 
 # --- tickets --------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_ticket_of_an_intent_names_a_job_that_the_queue_has(intend, runs) -> N
     "text", ["", "{", "[]", "null", '{"submission": 5, "element": 0}', '{"x": 1}', '{"element": 1}']
 )
 def test_a_ticket_that_cannot_be_read_is_none(text, runs) -> None:
-    runs[0].ticket.write_text(text)
+    runs[0].ticket("slurm").write_text(text)
     assert read_ticket(runs[0]) is None
     assert job_of(runs[0]) == ""
 
@@ -272,7 +272,7 @@ def test_a_submission_is_read_once_for_all_its_runs(folder, tmp_path, monkeypatc
     runs = [RunPaths(tmp_path / str(n)) for n in range(500)]
     for number, paths in enumerate(runs):
         paths.folder.mkdir()
-        paths.ticket.write_text(json.dumps({"submission": str(path), "element": number}))
+        paths.ticket("slurm").write_text(json.dumps({"submission": str(path), "element": number}))
     reads = []
     monkeypatch.setattr(
         submission, "read_submission", lambda p: reads.append(p) or read_submission(p)

@@ -91,8 +91,8 @@ def test_a_refusal_leaves_nothing_behind(jobs_here, make_cluster, cluster, sweep
     jobs = jobs_here(2)
     made = make_cluster(jobs)
     made.submit()
-    assert list(sweep.slurm.iterdir()) == []
-    assert not [job for job in jobs if paths_of(job).ticket.exists()]
+    assert list(sweep.launcher("slurm").iterdir()) == []
+    assert not [job for job in jobs if paths_of(job).ticket("slurm").exists()]
     assert [(job.outcome, job.reason) for job in jobs] == [(Outcome.crashed, cluster.refusal)] * 2
     assert made.books.board.notes == [cluster.refusal], "once, and the summary has it, too"
 
@@ -112,8 +112,10 @@ def test_what_sbatch_refuses_keeps_no_other_request_out(
     assert [job.outcome for job in jobs] == [None, Outcome.crashed, None, Outcome.crashed, None]
     assert jobs[3].reason == cluster.refusal
     assert made.books.board.notes == [cluster.refusal], "once"
-    assert len(list(sweep.slurm.glob("*.sbatch"))) == min(3, room)
-    assert {each.stat().st_mode & 0o777 for each in sweep.slurm.glob("*.sbatch")} <= {0o600}
+    assert len(list(sweep.launcher("slurm").glob("*.sbatch"))) == min(3, room)
+    assert {each.stat().st_mode & 0o777 for each in sweep.launcher("slurm").glob("*.sbatch")} <= {
+        0o600
+    }
 
 
 def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) -> None:
@@ -122,9 +124,9 @@ def test_a_lost_answer_keeps_the_intent(jobs_here, cluster, sweep, monkeypatch) 
         freeze(job)
     monkeypatch.setattr(scheduler, "submit", lambda *_: _raise(EkeError("sbatch gave no answer")))
     request, group = arrays(jobs, 10)[0]
-    with submitting(sweep.slurm) as lock, pytest.raises(EkeError, match="no answer"):
-        submit_array(sweep.slurm, "s", request, group, lock)
-    ((_, intent),) = read_submissions(sweep.slurm)
+    with submitting(sweep.launcher("slurm")) as lock, pytest.raises(EkeError, match="no answer"):
+        submit_array(sweep.launcher("slurm"), "s", request, group, lock)
+    ((_, intent),) = read_submissions(sweep.launcher("slurm"))
     assert intent.job_id == ""
     assert intent.runs == tuple(str(paths_of(job).folder) for job in jobs)
 
@@ -191,8 +193,8 @@ def test_a_full_queue_takes_what_fits_and_the_rest_later(jobs_here, make_cluster
     made = make_cluster(jobs)
     made.submit()
     assert sum(cluster.submitted) == 4
-    assert len(made.without_job()) == 6
-    assert all("QOSMaxSubmit" in job.waiting_for for job in made.without_job())
+    assert len(made.not_started()) == 6
+    assert all("QOSMaxSubmit" in job.waiting_for for job in made.not_started())
     tries = cluster.asked.count("submit")
     made.look()
     assert cluster.asked.count("submit") == tries + 1, "one question while it is full"
@@ -215,7 +217,7 @@ def test_an_array_that_is_too_large_is_handed_in_by_halves(
     made.submit()
     assert sum(cluster.submitted) == 10
     assert max(cluster.submitted) <= 3
-    assert not made.without_job()
+    assert not made.not_started()
 
 
 def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
@@ -234,7 +236,7 @@ def test_a_plan_is_frozen_once_however_often_it_is_handed_in(
 def test_two_submitters_at_once(jobs_here, make_cluster, cluster, sweep) -> None:
     made, waited = make_cluster(jobs_here(2)), []
     made.sleep = waited.append
-    with submitting(sweep.slurm), pytest.raises(BusyError, match="try again soon"):
+    with submitting(sweep.launcher("slurm")), pytest.raises(BusyError, match="try again soon"):
         made.submit()
     assert cluster.submitted == []
     assert sum(waited) == PATIENCE_S
@@ -248,7 +250,7 @@ def test_another_sweep_finds_what_was_submitted_while_it_waited(
     other = SweepPaths(sweep.folder.with_name("sweep-ba9876543210"))
     second.paths = other
     with contextlib.ExitStack() as held:
-        lock = held.enter_context(submitting(sweep.slurm))
+        lock = held.enter_context(submitting(sweep.launcher("slurm")))
 
         def meanwhile(_: float) -> None:
             first.books.answer_from_records()
@@ -264,7 +266,7 @@ def test_another_sweep_finds_what_was_submitted_while_it_waited(
 def test_other_users_may_submit_from_the_same_folder(sweep) -> None:
     before = os.umask(0o077)
     try:
-        with submitting(sweep.slurm):
+        with submitting(sweep.launcher("slurm")):
             mode = (sweep.folder.parent / LOCK).stat().st_mode
     finally:
         os.umask(before)
@@ -296,6 +298,6 @@ def test_a_dry_run_shows_scripts_and_asks_for_nothing(jobs_here, plan_with, swee
 
 def test_a_ledger_is_json_and_nothing_is_pickled(jobs_here, make_cluster, cluster, sweep) -> None:
     make_cluster(jobs_here(2)).submit()
-    (file,) = sweep.slurm.glob("*.json")
+    (file,) = sweep.launcher("slurm").glob("*.json")
     content = json.loads(file.read_text())
     assert (content["schema_version"], content["job_id"], len(content["runs"])) == (1, "100", 2)

@@ -38,3 +38,13 @@ CHECKPOINTS_ONLY = {"qwen2", "other"}
 
 TINY_CASES = [(TINY[family], task) for family in TINY for task in FAMILIES[family].tasks]
 """Every family with every task it has a head for."""
+
+FAMILY_CASES = [
+    ("tiny", "causal_lm"),
+    ("tiny_qwen3", "sequence_classification"),
+    ("tiny_moe", "causal_lm"),
+    ("tiny_bert", "masked_lm"),
+    ("tiny_gpt2", "sequence_classification"),
+    ("tiny_t5", "seq2seq_lm"),
+]
+"""Every family and every task once, for what the head has no part in."""

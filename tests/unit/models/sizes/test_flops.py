@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from unit.models.sizes.configs import TINY_CASES, make_config
+from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES, make_config
 
 from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
 from eke.training.model.build_model import make_model_config
@@ -106,7 +106,7 @@ def test_attention_grows_with_the_square_of_the_sequence():
     assert ratio == 4
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_adapters_cost_what_they_say(option, task):
     """Frozen weights have no gradient of their own; at most the first layers' is left out, too."""
     from unit.training.model.plans import hand_plan

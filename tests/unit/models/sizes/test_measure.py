@@ -130,7 +130,7 @@ def test_task_without_a_head_is_refused_with_its_fix():
     with pytest.raises(ConfigError, match="bert models have a head for masked_lm and") as caught:
         model_size(config)
     (problem,) = caught.value.problems
-    assert (problem.path, problem.value, problem.fix) == ("task", "causal_lm", "task=masked_lm")
+    assert (problem.key, problem.value, str(problem.fix)) == ("task", "causal_lm", "task=masked_lm")
 
 
 def test_families_tasks_and_options_agree():

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
-from unit.models.sizes.configs import TINY_CASES, make_config
+from unit.models.sizes.configs import FAMILY_CASES, make_config
 from unit.plan.cases import plan_config
 
 from eke.common.paths import conf_folder
@@ -77,10 +77,18 @@ OPTIMIZERS = {
 del OPTIMIZERS["adamw_apex_fused"]  # needs CUDA
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+TAKEN = {
+    name: [FAMILY_CASES[(number + each) % len(FAMILY_CASES)] for each in (0, 2, 3)]
+    for number, name in enumerate(OPTIMIZERS)
+}
+"""Each optimizer with three families and each family with a dozen optimizers: an optimizer sees
+tensors of other shapes, and not a family."""
+
+
+@pytest.mark.parametrize(
+    ("option", "task", "name"), [(*case, name) for name, cases in TAKEN.items() for case in cases]
+)
 def test_bytes_are_those_of_the_real_tensors(option, task, name):
-    # Composing takes a fifth of a second: a model and an optimizer once each, then put together.
     optimizer = make_config(*OPTIMIZERS[name]).optimizer
     model = make_config(f"model={option}", f"task={task}")
     config = dataclasses.replace(model, optimizer=optimizer)
@@ -150,3 +158,17 @@ def test_every_optimizer_option_is_known():
     for path in (conf_folder() / "optimizer").glob("*.yaml"):
         config = make_config("model=tiny", f"optimizer={path.stem}")
         assert state_bytes(config).weights == 844928 * 4
+
+
+def test_an_optimizer_of_float32_copies_has_float32_moments():
+    plain, narrow, copied = (
+        state_bytes(make_config("model=tiny", *overrides))
+        for overrides in (
+            (),
+            ("precision=bf16_pure",),
+            ("precision=bf16_pure", "precision.master=on"),
+        )
+    )
+    assert 2 * narrow.optimizer == copied.optimizer == plain.optimizer
+    assert (narrow.master, copied.master) == (0, plain.weights)
+    assert 2 * copied.weights == plain.weights

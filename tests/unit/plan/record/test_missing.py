@@ -21,7 +21,7 @@ def test_what_can_be_typed_is_said(typed, why, fix, tmp_path) -> None:
         (tmp_path / "runs" / "1" / "plan.json").touch()
     problem = no_runs([tmp_path / typed], "sync")
     assert problem.why.startswith(why)
-    assert (problem.path, problem.fix) == ("DIR", fix.format(tmp_path))
+    assert (problem.key, str(problem.fix)) == ("DIR", fix.format(tmp_path))
 
 
 def test_several_folders_are_one_problem(tmp_path) -> None:

@@ -23,7 +23,7 @@ from eke.plan.record import (
     Timing,
     write_record,
 )
-from eke.results.report.compare import compare
+from eke.results.report.compare import compare_runs
 
 MIB = 2**20
 MACHINE = {"device": "GPU", "device_count": "1", "torch": "2.13.0", "eke_source": "a"}
@@ -184,7 +184,7 @@ def repeated(choices, speed=100.0, rounds=3, **other):
 
 
 def compared(tmp_path, runs, rows=(), **options):
-    return compare([make_sweep(tmp_path, runs, rows)], **options)
+    return compare_runs([make_sweep(tmp_path, runs, rows)], **options)
 
 
 def by_label(comparison):

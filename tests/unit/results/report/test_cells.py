@@ -3,14 +3,14 @@
 from unit.plan.record.samples import bare_record, full_record
 
 from eke.launch.processes.sweep import Cell
-from eke.results.report.summary import differing, render_cells
+from eke.results.report.summary import distinct_overrides, render_cells
 
 
 def test_only_what_differs_is_shown() -> None:
     cells = [("seed=1", "precision=bf16"), ("seed=1", "precision=fp16"), ("seed=1",)]
-    assert differing(cells) == [("precision=bf16",), ("precision=fp16",), ()]
-    assert differing([("seed=1",)]) == [("seed=1",)]
-    assert differing([]) == []
+    assert distinct_overrides(cells) == [("precision=bf16",), ("precision=fp16",), ()]
+    assert distinct_overrides([("seed=1",)]) == [("seed=1",)]
+    assert distinct_overrides([]) == []
 
 
 def test_one_line_a_cell_and_blanks_for_what_was_not_measured() -> None:

@@ -9,7 +9,7 @@ from scipy import stats
 from unit.results.report.made import MIB, Run, make_record
 
 from eke.results.report.compare import comparison
-from eke.results.report.compare.claims import Kind, claims, verdict
+from eke.results.report.compare.claims import Kind, find_claims, verdict_lines
 from eke.results.report.compare.load_records import Entry, Gathered
 
 SETS = 500
@@ -91,7 +91,7 @@ def sets():
             entries.append(Entry(run.typed, run.outcome, record=record))
         gathered = Gathered(tuple(entries), (), (), ())
         patch.setattr(comparison, "gather", lambda _, g=gathered: g)
-        result = comparison.compare([])
+        result = comparison.compare_runs([])
         planted.rows = {number_of(row): row for row in result.rows if row.estimates}
         planted.decided = {key: by_holm(planted, key) for key in (SPEED, PEAK)}
         planted.worse = {n for n in planted.rows if n and is_worse(planted, n)}
@@ -193,11 +193,11 @@ def is_worse(planted, n):
 def test_every_claim_follows_from_the_records(sets):
     wrong, kinds = [], set()
     for number, (planted, found) in enumerate(sets):
-        told = claims(found)
+        told = find_claims(found)
         kinds |= {claim.kind for claim in told}
         wrong += [(number, claim.kind, claim.measure.key) for claim in told
                   if not is_right(planted, claim, told)]  # fmt: skip
-        assert all(isinstance(line, str) and line for line in verdict(found))
+        assert all(isinstance(line, str) and line for line in verdict_lines(found))
     assert not wrong
     assert {Kind.best, Kind.ahead, Kind.peers, Kind.not_better, Kind.few, Kind.unquiet,
             Kind.only_one, Kind.at_worse_loss} <= kinds  # fmt: skip
@@ -206,7 +206,7 @@ def test_every_claim_follows_from_the_records(sets):
 def test_claims_of_difference_hold_in_nineteen_sets_of_twenty(sets):
     false = 0
     for planted, found in sets:
-        told = claims(found)
+        told = find_claims(found)
         false += any(contradicts(planted, claim, told, found) for claim in told)
     assert false <= 0.05 * SETS
 

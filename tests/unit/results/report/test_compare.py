@@ -20,8 +20,8 @@ from unit.results.report.made import (
 
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
-from eke.results.report.compare import compare
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare import compare_runs
+from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import loss_words
 from eke.results.report.compare.curves import Parity, read_curve
 from eke.results.report.show.charts import phases
@@ -60,7 +60,7 @@ def test_another_can_be_asked_for(tmp_path, asked):
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ("precision=fp8", "no run has it; what differs is precision, optimizer"),
+        ("precision=fp8", "no run has it; differing: precision, optimizer"),
         ("nobody", "no run has it"),
         ("precision=bf16", "2 configurations have it"),
         ("=", "no run has it"),
@@ -95,10 +95,10 @@ def test_the_baseline_that_is_proposed_can_be_typed(tmp_path, asked, rows):
     ]
     folder = make_sweep(tmp_path, runs, rows)
     with pytest.raises(ConfigError) as refused:
-        compare([folder], baseline=asked)
+        compare_runs([folder], baseline=asked)
     flag, proposed = shlex.split(str(refused.value).rpartition("-> ")[2])
     assert flag == "--baseline"
-    assert len(compare([folder], baseline=proposed).machines) == 1
+    assert len(compare_runs([folder], baseline=proposed).machines) == 1
 
 
 def test_a_baseline_that_failed_is_said(tmp_path):
@@ -106,10 +106,10 @@ def test_a_baseline_that_failed_is_said(tmp_path):
             Run({"precision": "bf16"}), Run({"precision": "fp16"})]  # fmt: skip
     found = compared(tmp_path, runs, ["baseline", "b", "c"])
     assert found.machines[0].baseline.label == "b"
-    assert "the baseline did not end well" in found.notes[0]
-    asked = compare([tmp_path], baseline="baseline")
+    assert "the baseline failed" in found.notes[0]
+    asked = compare_runs([tmp_path], baseline="baseline")
     assert asked.machines[0].baseline is None
-    assert "--baseline" in verdict(asked)[0]
+    assert "--baseline" in verdict_lines(asked)[0]
 
 
 def test_each_machine_has_its_own(tmp_path):
@@ -122,8 +122,10 @@ def test_each_machine_has_its_own(tmp_path):
     ratios = {label: row.ratios.get(SPEED) for label, row in by_label(found).items()}
     assert ratios["precision=bf16 [A]"].value == pytest.approx(2)
     assert ratios["precision=bf16 [B]"].value == pytest.approx(3)
-    assert "never put together" in found.notes[0]
-    assert [line.split(":")[0] for line in verdict(found)] == ["Machine A"] * 2 + ["Machine B"] * 2
+    assert "compared separately" in found.notes[0]
+    assert [line.split(":")[0] for line in verdict_lines(found)] == ["Machine A"] * 2 + [
+        "Machine B"
+    ] * 2
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ def test_losses_of_other_trainings_are_not_compared(tmp_path, other):
 def test_losses_at_equal_time_are_those_when_the_shortest_ended(tmp_path):
     make_run(tmp_path / "a", Run({"precision": "fp32"}), [4.0 - 0.1 * n for n in range(20)])
     make_run(tmp_path / "b", Run({"precision": "bf16"}), [4.0 - 0.2 * n for n in range(10)])
-    found = compare([tmp_path])
+    found = compare_runs([tmp_path])
     assert found.machines[0].equal_time_s == pytest.approx(5.0)
     slow, fast = (row.loss_at_equal_time for row in found.rows)
     assert slow == pytest.approx(3.1)
@@ -312,8 +314,8 @@ def test_one_technique_can_be_asked_for(tmp_path):
     runs = [Run({"precision": p, "optimizer": o}, speed=s) for p, o, s in PRODUCT]
     found = compared(tmp_path, runs, by="optimizer")
     assert {effect.factor for effect in found.machines[0].effects} == {"optimizer"}
-    with pytest.raises(ConfigError, match="what differs is precision, optimizer"):
-        compare([tmp_path], by="attention")
+    with pytest.raises(ConfigError, match="differing: precision, optimizer"):
+        compare_runs([tmp_path], by="attention")
 
 
 def test_alone_and_one_upon_another(tmp_path):
@@ -373,8 +375,8 @@ def test_published_rows_stand_beside_ones_own_as_effects(tmp_path):
     speeds = {"baseline": 100.0, "fp16": 150.0, "adafactor": 80.0}
     runs = [Run(choices, speed=speeds[row], repeat=r) for r in range(3)
             for row, choices in rows.items()]  # fmt: skip
-    found = compare([make_sweep(tmp_path, runs, [*rows] * 3, name="guide_table")])
-    (table,) = found.machines[0].beside
+    found = compare_runs([make_sweep(tmp_path, runs, [*rows] * 3, name="guide_table")])
+    (table,) = found.machines[0].published
     assert table.table.source.startswith("https://huggingface.co/docs/transformers")
     by_row = {row.row: row for row in table.rows}
     assert by_row["fp16"].speed.value == pytest.approx(1.5)
@@ -385,8 +387,8 @@ def test_published_rows_stand_beside_ones_own_as_effects(tmp_path):
 @pytest.mark.parametrize("name", ["", "precision_ladder"])
 def test_other_sweeps_have_nothing_beside_them(tmp_path, name):
     runs = [Run({}), Run({"precision": "fp16"})]
-    found = compare([make_sweep(tmp_path, runs, ["baseline", "fp16"], name=name)])
-    assert found.machines[0].beside == ()
+    found = compare_runs([make_sweep(tmp_path, runs, ["baseline", "fp16"], name=name)])
+    assert found.machines[0].published == ()
 
 
 def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
@@ -394,9 +396,9 @@ def test_rows_that_are_the_very_same_run_are_one_with_both_names(tmp_path):
     sweep = make_sweep(tmp_path, runs, ["baseline", "half", "again"])
     text = (sweep / "sweep.json").read_text().replace(f"{2:016x}", f"{1:016x}")
     (sweep / "sweep.json").write_text(text)
-    found = compare([sweep])
+    found = compare_runs([sweep])
     assert [row.variant.label for row in found.rows] == ["baseline", "half = again"]
-    assert compare([sweep], baseline="again").machines[0].baseline.label == "half = again"
+    assert compare_runs([sweep], baseline="again").machines[0].baseline.label == "half = again"
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -432,14 +434,14 @@ def test_a_pair_that_was_measured_far_apart_is_named(tmp_path, monkeypatch, minu
     for number, minute in enumerate(minutes):
         paths = RunPaths(tmp_path / f"{number:016x}")
         paths.record.write_text(json.dumps(json.loads(paths.record.read_text()) | at(minute)))
-    told = [n for n in compare([folder]).notes if "apart from the baseline's" in n]
+    told = [n for n in compare_runs([folder]).notes if "before or after the baseline's" in n]
     assert bool(told) == bool(apart)
     if told:
-        assert f"a repeat of precision=bf16 was measured {apart} min apart" in told[0]
+        assert f"a repeat of precision=bf16 was measured {apart} min before" in told[0]
 
 
 def test_a_baseline_that_spreads_is_the_first_sentence(tmp_path):
     wild = [Run({"precision": "fp32"}, repeat=n, speed=s) for n, s in enumerate((264, 1432, 1825))]
-    first = verdict(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
-    assert first.startswith("The machine was not quiet")
+    first = verdict_lines(compared(tmp_path, [*wild, *repeated({"precision": "bf16"}, 900.0)]))[0]
+    assert first.startswith("Measurements are noisy")
     assert "6.91x" in first

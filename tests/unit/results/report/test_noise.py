@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from eke.results.report.compare.statistics import Compared, Decision, Noise, chance_beyond, ratio
+from eke.results.report.compare.statistics import (
+    Compared,
+    Noise,
+    Significance,
+    chance_beyond,
+    ratio,
+)
 
 TRIALS = 400
 ALLOWED = 0.05 + 2 * math.sqrt(0.05 * 0.95 / TRIALS)
@@ -124,4 +130,4 @@ def test_a_row_a_hundred_times_noisier_neither_hides_nor_claims():
 def test_shared_repeats_are_compared_where_one_side_has_few():
     """A sweep that was stopped: the machine drifted, the configurations are the same."""
     found = ratio({0: 100.0, 1: 500.0, 2: 600.0}, {0: 100.0, 1: 500.0})
-    assert (found.value, found.n, found.decision) == (pytest.approx(1.0), 2, Decision.single)
+    assert (found.value, found.n, found.decision) == (pytest.approx(1.0), 2, Significance.single)

@@ -7,7 +7,7 @@ The shares are those of seeded random numbers; docs/how-to/report.md quotes them
 import numpy as np
 import pytest
 
-from eke.results.report.compare.statistics import Decision, correct, ratio
+from eke.results.report.compare.statistics import Significance, correct, ratio
 
 TRIALS = 1000
 NOISE = 0.02
@@ -15,7 +15,7 @@ NOISE = 0.02
 DRIFT = 0.10
 """Over a whole sweep: a laptop that warms up."""
 
-CLAIMS = (Decision.higher, Decision.lower)
+CLAIMS = (Significance.higher, Significance.lower)
 
 
 def sweeps(effects, rounds, seed, trials=TRIALS, heavy=False):

@@ -6,7 +6,7 @@ from reference.published import ROWS
 
 from eke.common.errors import EkeError
 from eke.common.paths import conf_folder
-from eke.results.report.published import all_published, published_for, read_published
+from eke.results.report.published import all_published, published_for, read_table
 
 TABLES = all_published()
 IDS = [table.name for table in TABLES]
@@ -59,7 +59,7 @@ def test_a_sweep_that_nobody_has_published_on() -> None:
 def test_a_file_is_read_as_it_is(tmp_path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(GOOD))
-    table = read_published(file)
+    table = read_table(file)
     assert (table.name, table.baseline, list(table.rows)) == ("mine", "plain", ["fast", "plain"])
     assert table.rows["fast"].samples_per_s == 3.5
     assert table.rows["fast"].peak_memory_mb is None
@@ -86,7 +86,7 @@ def test_a_mistake_in_a_file(change, said, tmp_path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({**GOOD, **change}))
     with pytest.raises(EkeError, match=r"mine\.yaml: ") as caught:
-        read_published(file)
+        read_table(file)
     assert said in str(caught.value)
 
 
@@ -103,7 +103,7 @@ def test_a_file_that_is_no_table(text, said, tmp_path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(EkeError) as caught:
-        read_published(file)
+        read_table(file)
     assert said in str(caught.value)
     with pytest.raises(EkeError, match="cannot be read"):
-        read_published(tmp_path / "nothing.yaml")
+        read_table(tmp_path / "nothing.yaml")

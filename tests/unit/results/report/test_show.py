@@ -9,10 +9,10 @@ import pytest
 from unit.results.report.made import MIB, Run, make_run, make_sweep
 
 from eke.common.files import plain
-from eke.results.report.compare import compare
+from eke.results.report.compare import compare_runs
 from eke.results.report.show.charts import CHARS_FOR_LABELS, charts
 from eke.results.report.show.export import as_csv, as_plain, escape, render_markdown, vega_script
-from eke.results.report.show.page import as_script_data, render_page, table
+from eke.results.report.show.page import as_script_data, render_page, table_data
 from eke.results.report.show.sections import CHARS_FOR_NAMES, shortened
 from eke.results.report.show.terminal import MAX_ROWS, render_terminal
 
@@ -32,7 +32,7 @@ def ladder(tmp_path):
         )
     ]
     refused = Run({"precision": "fp16"}, outcome="refused", reason="needs a GPU -> precision=bf16")
-    return compare([make_sweep(tmp_path, [*runs, refused])])
+    return compare_runs([make_sweep(tmp_path, [*runs, refused])])
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def hostile(tmp_path):
         Run({"precision": "fp16"}, keys={"optimizer.lr": "\U0001f600" * 300}),
         Run({"precision": "fp8"}, keys={"optimizer.lr": "=HYPERLINK(1)"}, loss=float("nan")),
     ]
-    return compare([make_sweep(tmp_path, runs, rows=["", "", "", "=1+1" + HOSTILE])])
+    return compare_runs([make_sweep(tmp_path, runs, rows=["", "", "", "=1+1" + HOSTILE])])
 
 
 def test_a_terminal_shows_verdict_numbers_and_what_failed(ladder):
@@ -73,7 +73,7 @@ def test_no_name_and_no_error_moves_a_terminals_cursor(hostile):
 def test_many_rows_are_cut_and_that_is_said(tmp_path):
     runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
             for n in range(1, MAX_ROWS + 11)]  # fmt: skip
-    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=150)
+    text = render_terminal(compare_runs([make_sweep(tmp_path, runs)]), width=150)
     assert "... and 10 more: in the files" in text
 
 
@@ -134,8 +134,8 @@ def test_csv_starts_no_formula_in_its_heading_or_behind_white_space(tmp_path):
     names = ("=HYPERLINK(1)", " =1+1", "\n=1", "\uff1d1")
     runs = [Run(overrides=(f"seed={n}",), seed=n, keys={"data.path": name})
             for n, name in enumerate(names)]  # fmt: skip
-    text = as_csv(compare([make_sweep(tmp_path, runs)]))
-    comparison = compare([make_sweep(tmp_path / "b", [Run(), Run(seed=1)])])
+    text = as_csv(compare_runs([make_sweep(tmp_path, runs)]))
+    comparison = compare_runs([make_sweep(tmp_path / "b", [Run(), Run(seed=1)])])
     object.__setattr__(comparison, "factors", ("=cmd|1",))
     for found in (text, as_csv(comparison)):
         rows = list(csv.reader(io.StringIO(found)))
@@ -162,7 +162,7 @@ def test_data_inside_of_a_script_cannot_end_it():
 
 
 def test_a_table_sorts_by_numbers_and_has_its_texts(ladder):
-    found = table(ladder)
+    found = table_data(ladder)
     titles = [column["title"] for column in found["columns"]]
     at = titles.index("samples/s")
     assert found["rows"][0]["values"][at] == pytest.approx(100.997, abs=0.01)
@@ -189,11 +189,11 @@ def test_pictures_are_valid_and_there_where_there_is_something_to_see(ladder, tm
 def told(tmp_path):
     runs = [Run({"precision": "fp32"}, predicted_step=1.25),
             Run({"precision": "bf16"}, speed=200, predicted_step=0.9)]  # fmt: skip
-    return compare([make_sweep(tmp_path, runs)])
+    return compare_runs([make_sweep(tmp_path, runs)])
 
 
 def test_predicted_step_times_are_in_every_format(told):
-    page, files = table(told), as_plain(told)["configurations"]
+    page, files = table_data(told), as_plain(told)["configurations"]
     titles = [column["title"] for column in page["columns"]]
     at = titles.index("predicted step")
     assert [row["texts"][at] for row in page["rows"]] == ["+25.0 %", "-10.0 %"]
@@ -209,7 +209,7 @@ def test_predicted_step_times_are_in_every_format(told):
 
 
 def test_without_estimates_there_is_no_word_of_step_times(ladder):
-    for text in (render_terminal(ladder, width=300), json.dumps(table(ladder))):
+    for text in (render_terminal(ladder, width=300), json.dumps(table_data(ladder))):
         assert "predicted step" not in text
     assert not [title for title, _, _ in charts(ladder) if "step time" in title]
 
@@ -217,7 +217,7 @@ def test_without_estimates_there_is_no_word_of_step_times(ladder):
 def test_losses_are_drawn_from_the_steps(tmp_path):
     make_run(tmp_path / "a", Run({"precision": "fp32"}), [3.0, 2.0, 1.0])
     make_run(tmp_path / "b", Run({"precision": "bf16"}), [3.0, 2.5, float("inf")])
-    found = {title: spec for title, _, spec in charts(compare([tmp_path]))}
+    found = {title: spec for title, _, spec in charts(compare_runs([tmp_path]))}
     points = found["Loss over time"]["data"]["values"]
     assert [p["loss"] for p in points if p["name"] == "precision=fp32"] == [3.0, 2.0, 1.0]
     assert [p["loss"] for p in points if p["name"] == "precision=bf16"] == [3.0, 2.5]
@@ -225,15 +225,15 @@ def test_losses_are_drawn_from_the_steps(tmp_path):
 
 def test_of_one_run_there_is_a_report_too(tmp_path):
     make_run(tmp_path / "one", Run({"precision": "bf16"}))
-    found = compare([tmp_path / "one"])
-    assert "One configuration ended well" in render_terminal(found, width=120)
+    found = compare_runs([tmp_path / "one"])
+    assert "Only one configuration succeeded" in render_terminal(found, width=120)
     assert "samples/s" in render_page(found)
 
 
 def test_a_thousand_configurations_stay_small(tmp_path):
     runs = [Run({"precision": "fp32"}, keys={"optimizer.lr": n}, speed=float(n))
             for n in range(1, 1001)]  # fmt: skip
-    page = render_page(compare([make_sweep(tmp_path, runs)]))
+    page = render_page(compare_runs([make_sweep(tmp_path, runs)]))
     assert len(page.encode()) < 2_000_000
 
 
@@ -262,7 +262,7 @@ def test_cut_labels_tell_configurations_apart() -> None:
 def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
     """Vega cuts what is too long at its end, where names differ; tooltips have all of them."""
     runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}, speed=1.0 + n) for n in range(3)]
-    drawn = {title: spec for title, _, spec in charts(compare([make_sweep(tmp_path, runs)]))}
+    drawn = {title: spec for title, _, spec in charts(compare_runs([make_sweep(tmp_path, runs)]))}
     values = drawn["Against the baseline"]["data"]["values"]
     assert {v["label"][-8:] for v in values} == {"/1.jsonl", "/2.jsonl"}
     assert all(len(v["label"]) <= CHARS_FOR_LABELS < len(v["name"]) for v in values)
@@ -270,9 +270,9 @@ def test_a_picture_of_long_names_has_no_two_labels_alike(tmp_path) -> None:
 
 def test_a_table_of_long_names_has_no_two_lines_alike(tmp_path) -> None:
     runs = [Run(keys={"data.path": f"{'folder/' * 12}{n}.jsonl"}) for n in range(5)]
-    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=200)
-    table = text.partition("configuration ")[2].partition("+ higher")[0]
-    assert all(f"/{n}.jsonl" in table for n in range(5))
+    text = render_terminal(compare_runs([make_sweep(tmp_path, runs)]), width=200)
+    table_data = text.partition("configuration ")[2].partition("+ higher")[0]
+    assert all(f"/{n}.jsonl" in table_data for n in range(5))
 
 
 WORDS = ("fp32", "bf16", "adamw", "adafactor", "adamw_8bit", "checkpointing", "none")
@@ -292,7 +292,7 @@ def test_no_word_is_broken(width, repeats, tmp_path) -> None:
         for p, o, m, s in TECHNIQUES
     ]
     refused = Run({"precision": "tf32"}, outcome="refused", reason="no GPU -> precision=bf16")
-    comparison = compare([make_sweep(tmp_path, [*runs, refused])])
+    comparison = compare_runs([make_sweep(tmp_path, [*runs, refused])])
     lines = render_terminal(comparison, width=width).splitlines()
     assert max(map(len, lines)) <= width
     broken = {word[:n] for word in WORDS for n in range(4, len(word))}
@@ -302,7 +302,7 @@ def test_no_word_is_broken(width, repeats, tmp_path) -> None:
     for (*options, speed), line in zip(TECHNIQUES, lines[start + 1 :], strict=False):
         assert all(option in line for option in options)
         assert speed == 100 or f" {speed / 100:.2f}x" in line
-    left_out = [line for line in lines if line.startswith("Left out at")]
+    left_out = [line for line in lines if line.startswith("Omitted at")]
     assert ("samples/s" in lines[start]) or "samples/s" in left_out[0]
 
 
@@ -320,7 +320,7 @@ def test_a_speed_that_is_absent_has_a_reason(tmp_path) -> None:
         Run({"precision": "tf32"}, shared=True),
         Run({"precision": "fp16"}, outcome="oom", speed=None, reason="forward"),
     ]
-    text = render_terminal(compare([make_sweep(tmp_path, runs)]), width=120)
+    text = render_terminal(compare_runs([make_sweep(tmp_path, runs)]), width=120)
     told = text.partition("No speed\n")[2].partition("\n\n")[0]
     assert re.search(r"precision=bf16 +none of 4 steps was timed: the first 5 ", told)
     assert re.search(r"precision=tf32 +another process used its device", told)

@@ -7,7 +7,7 @@ from scipy import stats
 
 from eke.results.report.compare.statistics import (
     MIN_REPEATS,
-    Decision,
+    Significance,
     correct,
     estimate,
     of_logs,
@@ -37,7 +37,7 @@ def test_with_few_repeats_there_is_a_value_and_no_interval(count):
     few = dict(list(BASE.items())[:count])
     assert estimate(few).low is None
     found = ratio(few, OTHER)
-    assert (found.low, found.p, found.decision) == (None, None, Decision.single)
+    assert (found.low, found.p, found.decision) == (None, None, Significance.single)
     assert found.value > 1
 
 
@@ -53,7 +53,7 @@ def test_repeats_that_belong_together_are_compared_in_pairs():
     low, high = paired.confidence_interval(0.95)
     assert found.p == pytest.approx(paired.pvalue)
     assert (found.low, found.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
-    assert (found.decision, found.n) == (Decision.higher, 4)
+    assert (found.decision, found.n) == (Significance.higher, 4)
 
 
 def test_others_by_welch():
@@ -70,7 +70,7 @@ def test_a_ratio_and_its_inverse_say_the_same():
     there, back = ratio(BASE, OTHER), ratio(OTHER, BASE)
     assert there.value * back.value == pytest.approx(1)
     assert there.low * back.high == pytest.approx(1)
-    assert (there.decision, back.decision) == (Decision.higher, Decision.lower)
+    assert (there.decision, back.decision) == (Significance.higher, Significance.lower)
 
 
 def test_what_never_varies_is_known_exactly():
@@ -79,22 +79,22 @@ def test_what_never_varies_is_known_exactly():
     assert (found.low, found.high, found.decision) == (
         pytest.approx(0.8),
         pytest.approx(0.8),
-        Decision.lower,
+        Significance.lower,
     )
     same = ratio(bytes_before, bytes_before)
-    assert (same.value, same.decision) == (1.0, Decision.same)
+    assert (same.value, same.decision) == (1.0, Significance.same)
     apart = ratio(bytes_before, {key + 5: 80.0 for key in range(3)})
-    assert apart.decision is Decision.lower
+    assert apart.decision is Significance.lower
 
 
 @pytest.mark.parametrize(
     ("values", "decision"),
     [
-        ([0.001, 0.002, 0.0], Decision.same),
-        ([0.5, -0.5, 0.1], Decision.unresolved),
-        ([0.2, 0.21, 0.19], Decision.higher),
-        ([-0.2, -0.21, -0.19], Decision.lower),
-        ([0.2, 0.3], Decision.single),
+        ([0.001, 0.002, 0.0], Significance.same),
+        ([0.5, -0.5, 0.1], Significance.unresolved),
+        ([0.2, 0.21, 0.19], Significance.higher),
+        ([-0.2, -0.21, -0.19], Significance.lower),
+        ([0.2, 0.3], Significance.single),
     ],
 )
 def test_decisions(values, decision):
@@ -104,13 +104,16 @@ def test_decisions(values, decision):
 def test_many_comparisons_ask_for_more_each():
     near = [0.05, 0.06, 0.085]  # p = 0.026: enough alone, not among twelve
     alone = correct({"only": of_logs(near)})
-    assert alone["only"].decision is Decision.higher
+    assert alone["only"].decision is Significance.higher
     many = {n: of_logs([0.3 * (-1) ** n, -0.2 * (-1) ** n, 0.01 * n]) for n in range(11)}
     among = correct({"near": of_logs(near), **many})
-    assert among["near"].decision is Decision.hint
+    assert among["near"].decision is Significance.hint
     assert among["near"].low == of_logs(near).low, "the interval is of the comparison by itself"
     sure = correct({"sure": of_logs([0.5, 0.5001, 0.4999]), "near": of_logs(near), **many})
-    assert (sure["sure"].decision, sure["near"].decision) == (Decision.higher, Decision.hint)
+    assert (sure["sure"].decision, sure["near"].decision) == (
+        Significance.higher,
+        Significance.hint,
+    )
 
 
 def test_holm_asks_less_of_the_second_than_of_the_first():
@@ -120,4 +123,4 @@ def test_holm_asks_less_of_the_second_than_of_the_first():
     assert first.p < 0.05 / 4
     noise = {n: of_logs([0.3, -0.2, 0.01 * n]) for n in range(2)}
     decided = correct({"first": first, "second": second, **noise})
-    assert decided["second"].decision is Decision.higher
+    assert decided["second"].decision is Significance.higher

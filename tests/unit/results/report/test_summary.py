@@ -28,7 +28,7 @@ ok: precision=bf16
   samples/second   80.00                               20.5 k tokens/s
   step             100 ms  (90 ms to 120 ms, n=295)    data 10%  forward 30%  backward 50%  \
 optimizer 10%
-  warm-up          1.5 s                               5 steps, slowest 1 s: left out of all of \
+  warm-up          1.5 s                               5 steps, slowest 1 s: excluded from all of \
 the above but time
   model FLOP/s     1.5 T                               37.5% of the device's peak
   peak memory      3.00 GiB                            4.00 GiB reserved; CUDA caching allocator, \

@@ -7,12 +7,12 @@ import pytest
 from unit.results.report.made import MIB, Run, compared, make_run, make_sweep, repeated
 
 from eke.common.paths import SweepPaths
-from eke.results.report.compare import compare
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare import compare_runs
+from eke.results.report.compare.claims import verdict_lines
 
 
 def said(tmp_path, *variants, **options):
-    return verdict(compared(tmp_path, [run for v in variants for run in v], **options))
+    return verdict_lines(compared(tmp_path, [run for v in variants for run in v], **options))
 
 
 def test_what_pays_is_said_with_its_interval_its_memory_and_its_loss(tmp_path):
@@ -24,12 +24,14 @@ def test_what_pays_is_said_with_its_interval_its_memory_and_its_loss(tmp_path):
         "precision=bf16 is fastest: 2.30x the samples/s of precision=fp32 at 0.50x its peak "
         "memory; eval loss equal."
     )
-    assert second.startswith("precision=bf16 takes least memory: 0.50x the peak of the baseline")
+    assert second.startswith(
+        "precision=bf16 takes the least memory: 0.50x the peak of the baseline"
+    )
 
 
 def test_without_repeats_nothing_is_claimed(tmp_path):
     first = said(tmp_path, [Run({"precision": "fp32"})], [Run({"precision": "bf16"}, speed=300.0)])
-    assert first[0].startswith("Too few repeats to tell differences from chance")
+    assert first[0].startswith("Too few repeats to separate differences from chance")
     assert "sweep.repeats=3" in first[0]
 
 
@@ -37,13 +39,16 @@ def test_repeats_are_made_by_a_command_that_takes_them(tmp_path):
     """`eke fit` refuses sweep.repeats, and runs typed alone have no command of a sweep."""
     for number, precision in enumerate(("fp32", "bf16")):
         make_run(tmp_path / "runs" / f"{number:016x}", Run({"precision": precision}))
-    assert "python train.py -m with sweep.repeats=3" in verdict(compare([tmp_path / "runs"]))[0]
+    assert (
+        "python train.py -m with sweep.repeats=3"
+        in verdict_lines(compare_runs([tmp_path / "runs"]))[0]
+    )
     sweep = make_sweep(tmp_path, [Run({"precision": p}) for p in ("fp32", "bf16")])
-    assert "sweep.repeats=3 and the same command" in verdict(compare([sweep]))[0]
+    assert "sweep.repeats=3 and the same command" in verdict_lines(compare_runs([sweep]))[0]
     paths = SweepPaths(sweep)
     content = {**json.loads(paths.sweep.read_text()), "command": ["fit", "model=tiny"]}
     paths.sweep.write_text(json.dumps(content))
-    assert "python train.py -m with sweep.repeats=3" in verdict(compare([sweep]))[0]
+    assert "python train.py -m with sweep.repeats=3" in verdict_lines(compare_runs([sweep]))[0]
 
 
 @pytest.mark.parametrize("rounds", [1, 3], ids=["once", "thrice"])
@@ -81,7 +86,7 @@ def test_other_numbers_of_steps_are_told_beside_a_speed_of_few_repeats(tmp_path)
 def test_noise_is_not_resolved(tmp_path):
     noisy = [Run({"precision": "bf16"}, repeat=n, speed=s) for n, s in enumerate((90, 120, 105))]
     first = said(tmp_path, repeated({"precision": "fp32"}), noisy)[0]
-    assert first.startswith("Nothing is shown to be faster than precision=fp32")
+    assert first.startswith("Nothing is significantly faster than precision=fp32")
     assert "not resolved: 1.04x (0.74 to 1.48)" in first
 
 
@@ -90,7 +95,7 @@ def test_the_highest_speed_may_be_below_the_baselines(tmp_path):
     first = said(tmp_path, repeated({"precision": "fp32"}), repeated({"precision": "fp16"}, 46.0),
                  repeated({"precision": "bf16"}, 100.1))[0]  # fmt: skip
     assert "largest" not in first
-    assert "the highest speed of the others is that of precision=bf16" in first
+    assert "the fastest other is precision=bf16" in first
 
 
 def undecided(choices, speed, spread=(0.8, 1.0, 1.25), **other):
@@ -104,8 +109,8 @@ def test_a_higher_row_that_is_undecided_is_named_before_the_winner_is_believed(t
                  undecided({"optimizer": "sgd"}, 90.0, (1.01, 1.0, 0.99)),
                  undecided({"optimizer": "adafactor"}, 205.0, (1.6, 0.6, 1.0)))[0]  # fmt: skip
     assert "precision=bf16" in first.partition(" is the fastest that is shown")[0]
-    _, _, rest = first.partition("Higher, but not shown to be faster than ")
-    above, _, peers = rest.partition("Not told apart from it: ")
+    _, _, rest = first.partition("Higher, but not significantly faster than ")
+    above, _, peers = rest.partition("Not distinguishable from it: ")
     assert "optimizer=lion" in above
     assert "with 2.15x (" in above
     assert "adafactor" not in above
@@ -121,21 +126,23 @@ def test_a_faster_row_at_a_worse_loss_limits_what_is_fastest(tmp_path, kind):
             kind({"optimizer": "lion"}, 400.0, loss=2.5, peak=50 * MIB))  # fmt: skip
     first, second = said(tmp_path, *[[replace(r, seed=r.repeat) for r in row] for row in rows])
     for line in (first, second):
-        assert " of those whose loss is not shown to be higher: " in line
+        assert " among those without a significantly higher loss: " in line
         assert "lion" not in line
 
 
 def test_rows_of_one_least_memory_are_all_named(tmp_path):
     small = [repeated({"precision": p}, 80.0, peak=50 * MIB) for p in ("fp16", "bf16")]
     second = said(tmp_path, repeated({"precision": "fp32"}), *small)[1]
-    assert second.endswith("Not told apart from it: precision=bf16.")
+    assert second.endswith("Not distinguishable from it: precision=bf16.")
 
 
 def test_speed_at_a_worse_loss_does_not_pay(tmp_path):
     base, worse = repeated({"precision": "fp32"}), repeated({"precision": "bf16"}, 230.0, loss=2.5)
     seeds = [[replace(run, seed=run.repeat) for run in runs] for runs in (base, worse)]
     first = said(tmp_path, *seeds)[0]
-    assert first.startswith("Nothing is shown to be faster than precision=fp32 at no worse a loss")
+    assert first.startswith(
+        "Nothing is significantly faster than precision=fp32 without a higher loss"
+    )
     assert "eval loss higher (+25 %)" in first
 
 
@@ -143,21 +150,24 @@ def test_those_that_cannot_be_told_apart_are_named(tmp_path):
     close = [Run({"precision": "fp16"}, repeat=n, speed=s) for n, s in enumerate((228, 235, 226))]
     first = said(tmp_path, repeated({"precision": "fp32"}),
                  repeated({"precision": "bf16"}, 230.0), close)[0]  # fmt: skip
-    assert "Not told apart from it: precision=fp16." in first
+    assert "Not distinguishable from it: precision=fp16." in first
 
 
 @pytest.mark.parametrize(
     ("runs", "text"),
     [
-        ([Run(outcome="refused", reason="no")], "Nothing has ended well yet"),
-        ([Run(outcome="not run")], "Nothing has ended well yet"),
-        ([Run(outcome="oom", speed=None, peak=None, loss=None)], "No run ended well"),
-        ([Run()], "One configuration ended well"),
-        ([Run({"precision": p}, speed=None) for p in ("fp32", "bf16")], "No speed was measured"),
+        ([Run(outcome="refused", reason="no")], "No run has succeeded yet"),
+        ([Run(outcome="not run")], "No run has succeeded yet"),
+        ([Run(outcome="oom", speed=None, peak=None, loss=None)], "No run succeeded"),
+        ([Run()], "Only one configuration succeeded"),
+        (
+            [Run({"precision": p}, speed=None) for p in ("fp32", "bf16")],
+            "No comparable speed was measured",
+        ),
     ],
 )
 def test_with_little_there_is_little_to_say(tmp_path, runs, text):
-    assert verdict(compared(tmp_path, runs))[0].startswith(text)
+    assert verdict_lines(compared(tmp_path, runs))[0].startswith(text)
 
 
 def test_copies_of_one_seed_never_reject_a_faster_row(tmp_path):

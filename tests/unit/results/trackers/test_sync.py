@@ -19,7 +19,7 @@ from eke.common.paths import RunPaths
 from eke.launch.processes.run_dir import claim
 from eke.plan.planner import write_plan
 from eke.plan.record import metrics
-from eke.results.trackers.sync import Report, Verdict
+from eke.results.trackers.sync import Report, SyncOutcome
 from eke.results.trackers.sync.account import sole_sender
 
 from .conftest import RUN_ID, child_environment, find_wandb_files, make_folder, rows, wait_until
@@ -115,7 +115,7 @@ def test_torn_and_foreign_lines_are_left_out_and_named(
         file.write('{"train/global_step": "4"}\n[]\n\0\xff\n{"train/global_step": 5, "train/lo')
     assert main(["sync", str(paths.folder)]) == 0
     assert steps_of(online) == [1, 2, 3]
-    assert "4 unreadable lines left out" in capsys.readouterr().out
+    assert "4 unreadable lines skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ class TestManyFolders:
         assert "not a readable record" in out
         assert "tracker=none; name the folder itself to send it" in out
         assert "no record.json and no plan.json: not a run" in out
-        assert out.rstrip().endswith("2 sent, 1 left out, 1 not a run, 1 failed")
+        assert out.rstrip().endswith("2 sent, 1 skipped, 1 not a run, 1 failed")
 
     def test_a_sweep_is_the_runs_beside_it(self, online: Server, runs: Path) -> None:
         assert main(["sync", str(runs / "sweep-0123")]) == 0
@@ -438,7 +438,9 @@ def test_the_command_loads_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_reason_of_many_runs_is_told_once(tmp_path: Path) -> None:
-    reports = [Report(tmp_path / str(n), Verdict.left_out, note="tracker=none") for n in range(3)]
+    reports = [
+        Report(tmp_path / str(n), SyncOutcome.skipped, note="tracker=none") for n in range(3)
+    ]
     text = render(reports)
     assert text.count("tracker=none") == 1
-    assert f"left out: {tmp_path / '0'} and 2 others" in text
+    assert f"skipped: {tmp_path / '0'} and 2 others" in text

@@ -33,7 +33,7 @@ def test_an_unknown_option_is_named(make_run: Callable[..., TrackedRun]) -> None
     tracker.log(rows(1))
     tracker.finish(0)
     known = "mlflow, none, tensorboard, trackio, wandb"
-    assert tracker.problem == f"tracker.option = aim: there are only {known} -> tracker=none"
+    assert tracker.problem == f"tracker.option = aim: not one of {known} -> tracker=none"
 
 
 def test_a_missing_package_is_named(

@@ -29,6 +29,7 @@ from eke.training.checkpoint import (
     newest_complete,
     save_checkpoint,
 )
+from eke.training.loop.meter import capture_random_state
 from eke.training.model.export import WEIGHTS
 
 MODEL = f"{EXPORT}/{WEIGHTS}"
@@ -133,6 +134,19 @@ def test_every_random_state_comes_back(saved) -> None:
         load_checkpoint(path, model, optimizer, None)
         draws.append((random.random(), float(np.random.normal()), torch.rand(3).tolist()))
     assert draws[0] == draws[1]
+
+
+def test_each_rank_gets_its_own_random_state_back(tmp_path) -> None:
+    model, optimizer = make()
+    states, expected = [], []
+    for seed in (1, 2):
+        seed_all(seed)
+        states.append(capture_random_state())
+        expected.append(torch.rand(3).tolist())
+    path = save_checkpoint(tmp_path, 1, model, optimizer, None, keep=1, random_states=states)
+    for rank in (0, 1):
+        load_checkpoint(path, model, optimizer, None, rank)
+        assert torch.rand(3).tolist() == expected[rank]
 
 
 def test_half_a_pair_of_gaussians_comes_back(tmp_path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from support import TINY
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 
 from eke.config.schema import Exchange
@@ -41,7 +41,7 @@ def step(model, optimizer):
     optimizer.step()
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_the_first_of_three_holds_what_was_computed(option, task) -> None:
     """Three processes, so that most dimensions do not divide evenly."""
     plan = sharded_plan(3, f"model={option}", f"task={task}")

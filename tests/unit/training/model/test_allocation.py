@@ -6,7 +6,7 @@ import transformers
 from checkpoints import save_checkpoint
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 
 from eke.training.model.build_model import build_model, make_model_config
@@ -30,7 +30,7 @@ class Allocations(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_nothing_is_made_on_the_host_for_another_device(option, task):
     # The meta device stands in for a GPU: the code is the same for every device.
     with Allocations() as seen:
@@ -64,7 +64,7 @@ def _held_bytes(profiled):
             yield held
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_weights_are_those_of_plain_from_config(option, task):
     plan = hand_plan(f"model={option}", f"task={task}", "seed=11")
     with torch.random.fork_rng(devices=[]):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
@@ -37,7 +37,7 @@ def test_options_are_the_builders():
     assert {*ATTENTION, AUTO_ATTENTION} == options_of("attention")
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_eager_and_sdpa_run_different_kernels(option, task):
     # T5 adds a learnt bias to the scores, whose gradient the fused CPU kernel does not give.
     fused = "math" if option == "tiny_t5" else "flash_cpu"
@@ -46,7 +46,7 @@ def test_eager_and_sdpa_run_different_kernels(option, task):
         assert kernel in probe(model).attention_kernels
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_eager_and_sdpa_give_the_same_loss_and_gradients(option, task):
     results = [
         step(build(f"model={option}", f"task={task}", f"attention={attention}"))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
@@ -53,7 +53,7 @@ def test_the_field_says_what_the_option_does(option, field):
     assert {m.gradient_checkpointing for m in find_layers(model)} == {field is Checkpointing.full}
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_layer_runs_twice(option, task, attention):
     num_layers = 4
@@ -67,7 +67,7 @@ def test_every_layer_runs_twice(option, task, attention):
         assert counted.recomputed() == (num_layers if memory == "checkpointing" else 0)
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_loss_and_gradients_are_the_same_with_dropout(option, task):
     results = []
     for memory in ("none", "checkpointing"):

@@ -62,7 +62,7 @@ def test_rows_of_cast_experts_must_be_whole_too(width, fits) -> None:
     for precision in ("fp32", "bf16"):
         config = hand_plan(*sizes, f"precision={precision}").config
         refused, _ = check(Facts(config, Device("cpu", "cpu", memory_bytes=2**34)))
-        found = {problem.rule for problem in refused}
+        found = {problem.id for problem in refused}
         expected = not fits and precision == "bf16"
         assert ("experts_intermediate_size_is_aligned" in found) is expected
     with torch.autocast("cpu", torch.bfloat16), nullcontext() if fits else _misaligned():

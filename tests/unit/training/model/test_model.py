@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from support import environment
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES
 from unit.training.model.plans import hand_plan, options_of
 from unit.training.model.steps import make_inputs, step
 
@@ -43,11 +43,12 @@ def test_trains_in_float32_with_the_planned_size(option, task):
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
-def test_logits_have_the_shape_of_the_task(option, task):
+def test_logits_have_the_shape_of_the_task_and_no_cache_comes_with_them(option, task):
     model = build(f"model={option}", f"task={task}")
-    inputs = make_inputs(model)
     shape = (2, 2) if task == "sequence_classification" else (2, 16, 320)
-    assert model(**inputs).logits.shape == shape
+    answer = model(**make_inputs(model))
+    assert answer.logits.shape == shape
+    assert answer.get("past_key_values") is None
 
 
 @pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
@@ -57,12 +58,6 @@ def test_special_tokens_and_cache(option, task):
     assert config.use_cache is False
     if option == "tiny_t5":
         assert config.decoder_start_token_id == 0
-
-
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
-def test_forward_returns_no_cache(option, task):
-    model = build(f"model={option}", f"task={task}")
-    assert model(**make_inputs(model)).get("past_key_values") is None
 
 
 def test_number_of_labels():
@@ -103,7 +98,7 @@ def test_weights_are_drawn_at_the_published_scale():
     assert float(weight.std()) == pytest.approx(0.02, rel=0.05)
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_every_dropout_is_the_configured_one(option, task):
     model = build(f"model={option}", f"task={task}", "model.dropout=0.25", device=META)
     modules = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
@@ -113,7 +108,7 @@ def test_every_dropout_is_the_configured_one(option, task):
     assert attention == ({0.25} if decoder else set())
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_dropout_makes_training_random_and_zero_does_not(option, task, attention):
     for dropout, repeats in ((0.0, True), (0.25, False)):

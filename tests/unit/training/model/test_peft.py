@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
@@ -90,7 +90,7 @@ def make_inputs_of(model):
 
 
 @pytest.mark.parametrize("method", slow_unless(("lora", "qlora"), METHODS))
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=str)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=str)
 def test_closed_forms_are_the_real_tensors(option, task, method):
     plan, model = adapted(option, task, *known_targets(option, METHODS[method]))
     _, gradients = step(model, **make_inputs_of(model))

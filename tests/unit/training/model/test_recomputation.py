@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from unit.models.sizes.configs import TINY_CASES
+from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 from unit.training.model.steps import make_inputs, step
 
@@ -48,7 +48,7 @@ def kept_bytes(model):
     return sum(event.nbytes() for event in events if event.name() == "[memory]")
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_selective_repeats_no_matrix_multiplication(option, task):
     whole, _ = probed(build(f"model={option}", f"task={task}", FULL))
     probe, calls = probed(build(f"model={option}", f"task={task}", SELECTIVE))
@@ -90,7 +90,7 @@ def test_the_more_is_recomputed_the_less_is_kept(attention):
     assert kept["half"] == pytest.approx(middle, rel=0.05)
 
 
-@pytest.mark.parametrize(("option", "task"), TINY_CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("option", "task"), FAMILY_CASES, ids=lambda value: value)
 def test_loss_and_gradients_are_the_same_with_dropout(option, task):
     results = []
     for memory in ("memory=none", SELECTIVE):

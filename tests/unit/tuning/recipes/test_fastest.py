@@ -54,7 +54,7 @@ def test_a_gpu_without_a_datasheet_is_known_by_its_generation(monkeypatch) -> No
     for capability, precision in (((8, 6), "bf16"), ((7, 5), "fp16"), ((6, 1), "fp32")):
         unknown = Device("cuda", "another GPU", memory_bytes=2**34, capability=capability)
         monkeypatch.setattr(
-            "eke.workflows.planning.choose", lambda _, found=unknown: (found, "found")
+            "eke.workflows.planning.choose_device", lambda _, found=unknown: (found, "found")
         )
         plan = planned(FASTEST, *BERT)
         assert plan.choices["precision"] == precision

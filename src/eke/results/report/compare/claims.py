@@ -1,7 +1,4 @@
-"""What a report's first sentences claim, as values: `verdict` words them, tests check them.
-
-The answer in a sentence: what pays most, by how much, at what cost, and how sure that is.
-"""
+"""Claims of a report's opening, as values, and their sentences (`verdict_lines`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +8,8 @@ from eke.common.paths import program
 from eke.common.text import format_number
 from eke.results.report.compare.comparison import (
     Comparison,
+    ComparisonRow,
     OneMachine,
-    Row,
     in_words,
     loss_words,
     times,
@@ -22,18 +19,18 @@ from eke.results.report.compare.curves import (
     SPREAD,
     Parity,
     is_another_training,
-    spread,
+    repeat_spread,
 )
 from eke.results.report.compare.measures import PEAK, SAMPLES, Measure
-from eke.results.report.compare.statistics import LEVEL, MIN_REPEATS, Decision, Ratio
+from eke.results.report.compare.statistics import LEVEL, MIN_REPEATS, Ratio, Significance
 
 
 class Kind(Enum):
-    """What is said of a claim's rows."""
+    """Kind of claim about its rows."""
 
-    nothing = "nothing has ended well yet"
-    none_well = "no run ended well"
-    only_one = "one configuration ended well"
+    nothing = "no run has succeeded yet"
+    none_well = "no run succeeded"
+    only_one = "one configuration succeeded"
     no_baseline = "nothing to compare with"
     no_speed = "no speed was measured"
     unquiet = "the baseline's repeats spread"
@@ -42,7 +39,7 @@ class Kind(Enum):
     at_worse_loss = "better than the baseline, as are only rows of a higher loss"
     best = "shown to be better than the baseline, best value of those at no higher loss"
     ahead = "a better value than the best, but not shown to be better than the baseline"
-    peers = "not told apart from the best"
+    peers = "not distinguishable from the best"
     other = "another model, task or data: not compared"
 
 
@@ -52,28 +49,28 @@ class Claim:
 
     kind: Kind
     part: OneMachine | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ComparisonRow, ...] = ()
     measure: Measure = SAMPLES
     value: float | None = None
-    """Of the first row over the baseline; of `unquiet`, fastest over slowest repeat."""
+    """Ratio of the first row to the baseline; for `unquiet`, fastest over slowest repeat."""
     low: float | None = None
     high: float | None = None
-    """The interval."""
+    """Bounds of the interval."""
     is_decided: bool = False
-    """The row is shown to differ from the baseline."""
+    """Whether the row differs significantly from the baseline."""
     is_limited: bool = False
-    """Rows of a higher loss have a better value, and are left out."""
+    """Whether rows with a better value were skipped for their higher loss."""
     is_first: bool = True
-    """No other row of no higher loss has a better value."""
+    """Whether no other row without a higher loss has a better value."""
 
     @property
     def ratios(self) -> list[Ratio]:
-        """Of the rows, over the baseline."""
+        """Ratios of the rows to the baseline."""
         return [row.ratios[self.measure.key] for row in self.rows]
 
 
-def claims(comparison: Comparison) -> list[Claim]:
-    """All claims, machine by machine, in the order in which they are told."""
+def find_claims(comparison: Comparison) -> list[Claim]:
+    """All claims by machine, in reading order."""
     found = [
         claim
         for part in comparison.machines
@@ -84,18 +81,18 @@ def claims(comparison: Comparison) -> list[Claim]:
     return found or [Claim(Kind.nothing)]
 
 
-def _on(part: OneMachine, rows: Sequence[Row]) -> list[Claim]:
+def _on(part: OneMachine, rows: Sequence[ComparisonRow]) -> list[Claim]:
     good = tuple(row for row in rows if row.variant.records)
     if not good or len(good) == 1:
         return [Claim(Kind.only_one if good else Kind.none_well, part, good)]
     if part.baseline is None:
         return [Claim(Kind.no_baseline, part)]
     found = []
-    if (wide := spread(part.baseline)) > SPREAD:
+    if (wide := repeat_spread(part.baseline)) > SPREAD:
         base = tuple(row for row in good if row.is_baseline)
         found.append(Claim(Kind.unquiet, part, base, value=wide))
-    apart: list[Row] = []
-    alike: list[Row] = []
+    apart: list[ComparisonRow] = []
+    alike: list[ComparisonRow] = []
     for row in good:
         if not row.is_baseline:
             (apart if is_another_training(part.baseline, row.variant) else alike).append(row)
@@ -105,9 +102,9 @@ def _on(part: OneMachine, rows: Sequence[Row]) -> list[Claim]:
     return [*found, Claim(Kind.other, part, tuple(apart))] if apart else found
 
 
-def _best(part: OneMachine, rows: Sequence[Row], measure: Measure) -> list[Claim]:
-    """What is best in one measure: highest in speed, lowest in memory."""
-    better, sign = (Decision.lower, 1) if measure is PEAK else (Decision.higher, -1)
+def _best(part: OneMachine, rows: Sequence[ComparisonRow], measure: Measure) -> list[Claim]:
+    """Claims about the best in one measure: highest speed, or lowest memory."""
+    better, sign = (Significance.lower, 1) if measure is PEAK else (Significance.higher, -1)
     ordered = sorted(
         (row for row in rows if measure.key in row.ratios),
         key=lambda row: sign * row.ratios[measure.key].value,
@@ -118,7 +115,7 @@ def _best(part: OneMachine, rows: Sequence[Row], measure: Measure) -> list[Claim
     if not ordered:
         return []
     if not shown:
-        kind = Kind.few if set(decisions.values()) == {Decision.single} else Kind.not_better
+        kind = Kind.few if set(decisions.values()) == {Significance.single} else Kind.not_better
         return [_claim(kind, part, ordered[0], measure)]
     top = next((row for row in sound if decisions[id(row)] is better), None)
     if top is None:
@@ -127,39 +124,41 @@ def _best(part: OneMachine, rows: Sequence[Row], measure: Measure) -> list[Claim
     above = [row for row in ordered if values[id(row)] < values[id(top)]]
     limited = any(row not in sound for row in above)
     ahead = tuple(row for row in above if row in sound)
-    pairs = len(sound) * (len(sound) - 1) / 2  # the best of many is high by chance, too
+    pairs = len(sound) * (len(sound) - 1) / 2  # the best of many may be best by chance
     peers = [
         row for row in sound
         if row is not top and not _is_apart(part, top, row, measure, (1 - LEVEL) / pairs)
     ]  # fmt: skip
     best = _claim(Kind.best, part, top, measure)
-    told = [replace(best, is_limited=limited, is_first=not ahead)]
-    told += [Claim(Kind.ahead, part, ahead, measure)] if ahead else []
-    return told + ([Claim(Kind.peers, part, tuple(peers), measure)] if peers else [])
+    claim_sentence = [replace(best, is_limited=limited, is_first=not ahead)]
+    claim_sentence += [Claim(Kind.ahead, part, ahead, measure)] if ahead else []
+    return claim_sentence + ([Claim(Kind.peers, part, tuple(peers), measure)] if peers else [])
 
 
-def _claim(kind: Kind, part: OneMachine, row: Row, measure: Measure) -> Claim:
+def _claim(kind: Kind, part: OneMachine, row: ComparisonRow, measure: Measure) -> Claim:
     ratio = row.ratios[measure.key]
-    decided = ratio.decision in (Decision.higher, Decision.lower)
+    decided = ratio.decision in (Significance.higher, Significance.lower)
     return Claim(kind, part, (row,), measure, ratio.value, ratio.low, ratio.high, decided)
 
 
-def _is_apart(part: OneMachine, one: Row, other: Row, measure: Measure, chance: float) -> bool:
+def _is_apart(
+    part: OneMachine, one: ComparisonRow, other: ComparisonRow, measure: Measure, chance: float
+) -> bool:
     found = part.noise[measure.key].ratio((id(one.variant), id(other.variant)))
     return found is not None and found.p is not None and found.p <= chance
 
 
 NAMED = 3
-"""Configurations whose names a sentence holds."""
+"""Configurations named in a sentence."""
 
-OF_SOUND = " of those whose loss is not shown to be higher"
+OF_SOUND = " among those without a significantly higher loss"
 
 
-def verdict(comparison: Comparison) -> list[str]:
-    """Every claim in words; those that add to another one follow it in its line."""
+def verdict_lines(comparison: Comparison) -> list[str]:
+    """Sentences of all claims, one line each; additions follow in the same line."""
     lines: list[str] = []
-    for claim in claims(comparison):
-        text = told(claim, _more_repeats(comparison))
+    for claim in find_claims(comparison):
+        text = claim_sentence(claim, _more_repeats(comparison))
         if claim.kind in (Kind.ahead, Kind.peers):
             lines[-1] += f" {text}"
         elif claim.part is not None and len(comparison.machines) > 1:
@@ -170,44 +169,44 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _more_repeats(comparison: Comparison) -> str:
-    """How to come by more of them: runs typed alone and `eke fit` refuse `sweep.repeats`."""
+    """Advice on getting more repeats (single runs and `eke fit` reject `sweep.repeats`)."""
     repeats = f"sweep.repeats={MIN_REPEATS}"
     if any(command[0] != "fit" for command in comparison.commands):
-        return f"{repeats} and the same command measures what is missing"
+        return f"{repeats} and the same command measures the missing ones"
     return f"{program()} -m with {repeats} runs each {MIN_REPEATS} times"
 
 
-def told(claim: Claim, more_repeats: str) -> str:
-    """A claim in words.
+def claim_sentence(claim: Claim, more_repeats: str) -> str:
+    """Sentence for a claim.
 
     Args:
-        claim: what is claimed.
-        more_repeats: how to have them measured.
+        claim: the claim.
+        more_repeats: advice on getting more repeats.
     """
     names = [row.variant.label for row in claim.rows]
     base = claim.part.baseline.label if claim.part and claim.part.baseline else ""
     if claim.kind is Kind.nothing:
-        return "Nothing has ended well yet: there is nothing to compare."
+        return "No run has succeeded yet: there is nothing to compare."
     if claim.kind is Kind.none_well:
-        return "No run ended well: there is nothing to compare."
+        return "No run succeeded: there is nothing to compare."
     if claim.kind is Kind.only_one:
-        return f"One configuration ended well ({names[0]}): nothing to compare."
+        return f"Only one configuration succeeded ({names[0]}): nothing to compare."
     if claim.kind is Kind.no_baseline:
-        return "Without a baseline there is nothing to compare with; --baseline names one."
+        return "There is no baseline to compare with; choose one with --baseline."
     if claim.kind is Kind.no_speed:
-        return "No speed was measured that could be compared."
+        return "No comparable speed was measured."
     if claim.kind is Kind.unquiet:
         return (
-            f"The machine was not quiet: speeds of {base}'s own repeats differ by "
-            f"{claim.value:.2f}x; more repeats on a quiet machine say more."
+            f"Measurements are noisy: speeds of {base}'s repeats differ by {claim.value:.2f}x; "
+            "use more repeats on an idle machine."
         )
     if claim.kind is Kind.other:
         return (
             f"Not compared with {base}: {_first_of(names)} ({ANOTHER_TRAINING}); eke report SWEEP "
-            "reads one sweep alone, --baseline compares with another."
+            "reads a single sweep, --baseline chooses another baseline."
         )
     if claim.kind is Kind.peers:
-        return f"Not told apart from it: {_first_of(names)}."
+        return f"Not distinguishable from it: {_first_of(names)}."
     if claim.measure is PEAK:
         return _of_memory(claim, base)
     return _of_speed(claim, base, more_repeats)
@@ -221,20 +220,20 @@ def _of_speed(claim: Claim, base: str, more_repeats: str) -> str:
         if ratio.value > 1:
             what = f"highest: {name} with {times(ratio)} the speed of {base}"
             what += f", {loss_words(row.quality)}" if row.quality.parity is Parity.other else ""
-        return f"Too few repeats to tell differences from chance ({what}); {more_repeats}."
+        return f"Too few repeats to separate differences from chance ({what}); {more_repeats}."
     if claim.kind is Kind.not_better:
         return (
-            f"Nothing is shown to be faster than {base}: the highest speed of the others is "
-            f"that of {name}, {in_words(ratio)}."
+            f"Nothing is significantly faster than {base}; the fastest other is {name}, "
+            f"{in_words(ratio)}."
         )
     if claim.kind is Kind.at_worse_loss:
         return (
-            f"Nothing is shown to be faster than {base} at no worse a loss: {name} has "
+            f"Nothing is significantly faster than {base} without a higher loss: {name} has "
             f"{times(ratio)} its speed, and {loss_words(row.quality)}."
         )
     if claim.kind is Kind.ahead:
-        return f"Higher, but not shown to be faster than {base}: {_with_values(claim)}."
-    which = "fastest" if claim.is_first else "the fastest that is shown to be faster"
+        return f"Higher, but not significantly faster than {base}: {_with_values(claim)}."
+    which = "fastest" if claim.is_first else "the fastest with a significant difference"
     text = f"{name} is {which}{_among(claim)}: {times(ratio)} the samples/s of {base}"
     if PEAK.key in row.ratios:
         text += f" at {times(row.ratios[PEAK.key])} its peak memory"
@@ -245,18 +244,19 @@ def _of_memory(claim: Claim, base: str) -> str:
     row, ratio = claim.rows[0], claim.ratios[0]
     name = row.variant.label
     if claim.kind is Kind.ahead:
-        return f"Lower, but not shown to take less than {base}: {_with_values(claim)}."
+        return f"Lower, but not significantly less than {base}: {_with_values(claim)}."
     if claim.kind is Kind.not_better:
         return (
-            f"Nothing is shown to take less memory than {base}: the lowest peak of the "
-            f"others is that of {name}, {in_words(ratio)}."
+            f"Nothing takes significantly less memory than {base}; the lowest other peak is that "
+            f"of {name}, {in_words(ratio)}."
         )
     if claim.kind is Kind.few and ratio.value >= 1:
-        return f"No lower peak of memory than that of {base} was measured."
+        return f"No configuration has a lower peak memory than {base}."
     which = {
-        Kind.few: "has the lowest peak of memory measured",
-        Kind.at_worse_loss: "takes less memory, as nothing does at no worse a loss",
-        Kind.best: f"takes least memory{'' if claim.is_first else ' that is shown'}{_among(claim)}",
+        Kind.few: "has the lowest measured peak memory",
+        Kind.at_worse_loss: "takes less memory, but has a higher loss, as all that do",
+        Kind.best: f"takes the least memory{_among(claim)}"
+        + ("" if claim.is_first else " with a significant difference"),
     }[claim.kind]
     text = f"{name} {which}: {times(ratio)} the peak of the baseline"
     if SAMPLES.key in row.ratios:

@@ -1,16 +1,11 @@
-"""The one object that every picture, table and file of a report is made of.
-
-What the others are compared with: said by the user, or the first that ended well.
-
-How ratios and losses are told: one wording for terminal, page, Markdown and W&B.
-"""
+"""Comparison of runs: baseline, ratios, effects and losses; the data of every report format."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import closest, format_number
 from eke.results.report.compare.curves import (
     MARGIN,
@@ -22,13 +17,13 @@ from eke.results.report.compare.curves import (
     quiet_notes,
 )
 from eke.results.report.compare.effects import (
-    Beside,
     Effect,
+    PublishedMatch,
     Rung,
     alone,
-    beside,
     ladder,
     main_effects,
+    match_published,
     pareto,
 )
 from eke.results.report.compare.load_records import Gathered, gather
@@ -45,22 +40,22 @@ from eke.results.report.compare.measures import (
 from eke.results.report.compare.statistics import (
     SAME,
     Compared,
-    Decision,
     Estimate,
     Ratio,
+    Significance,
     correct,
     estimate,
 )
 from eke.results.report.compare.variants import Machine, Variant, group
 
 ROW = "baseline"
-"""A row of this name is the baseline unless another is asked for."""
+"""Row that is the default baseline."""
 
 
-def choose(
+def choose_baselines(
     variants: Sequence[Variant], machines: Sequence[Machine], asked: str, keys: Sequence[str]
 ) -> tuple[dict[str, Variant], list[str]]:
-    """The baseline of each machine, and what has to be said about the choice.
+    """Choose the baseline of each machine; returns it with notes.
 
     Args:
         variants: all of them.
@@ -69,13 +64,13 @@ def choose(
         keys: factors that differ.
 
     Raises:
-        ConfigError: no configuration is meant by `asked`, or several on one machine.
+        ConfigError: `asked` matches no configuration, or several on one machine.
     """
     meant = [v for v in variants if _is_meant(v, asked or ROW)]
     if asked and not meant:
         example = _example(variants)
-        why = f"no run has it; what differs is {', '.join(keys) or 'nothing'}"
-        raise ConfigError(Problem("--baseline", asked, why, f"--baseline {example}"))
+        why = f"no run has it; differing: {', '.join(keys) or 'nothing'}"
+        raise ConfigError(Problem("--baseline", asked, why, Fix(remark=f"--baseline {example}")))
     chosen: dict[str, Variant] = {}
     notes: list[str] = []
     for machine in machines:
@@ -83,7 +78,7 @@ def choose(
         good = [v for v in here if v.records]
         if asked and len(here) > 1:
             why = f"{len(here)} configurations have it: {'; '.join(v.label for v in here[:4])}"
-            fix = f"--baseline {_spelled(here[0], keys, variants)}"
+            fix = Fix(remark=f"--baseline {_spelled(here[0], keys, variants)}")
             raise ConfigError(Problem("--baseline", asked, why, fix))
         if good:
             chosen[machine.letter] = good[0]
@@ -91,7 +86,7 @@ def choose(
         where = f" on machine {machine.letter}" if len(machines) > 1 else ""
         if here or asked:
             notes.append(
-                f"the baseline did not end well{where}: nothing is compared with it"
+                f"the baseline failed{where}: nothing is compared with it"
                 if here
                 else f"the baseline did not run{where}: nothing is compared there"
             )
@@ -104,7 +99,7 @@ def choose(
 
 
 def _is_meant(variant: Variant, asked: str) -> bool:
-    # `eke fit` names its rows by what was changed, so a row's name may have a `=`, too.
+    # Rows of `eke fit` are named by their overrides, so a row's name may contain `=`.
     if "=" not in asked or asked in (*variant.rows, variant.label):
         return asked in (*variant.rows, variant.label)
     pairs = [part.partition("=")[::2] for part in asked.split(",")]
@@ -112,7 +107,7 @@ def _is_meant(variant: Variant, asked: str) -> bool:
 
 
 def _spelled(variant: Variant, keys: Sequence[str], variants: Sequence[Variant]) -> str:
-    """What means this one alone, as a shell takes it."""
+    """Shell-quoted selector that matches only this variant."""
     if variant.row and sum(variant.row in each.rows for each in variants) == 1:
         return shlex.quote(variant.row)
     told: list[str] = []
@@ -135,37 +130,37 @@ COMPARED = (SAMPLES.key, "throughput.tokens_per_s", STEP.key, PEAK.key, RESERVED
 """Measures with a ratio to the baseline."""
 
 EFFECTS = (SAMPLES.key, PEAK.key)
-"""Measures of which effects are told."""
+"""Measures with effects."""
 
 MAX_CURVES = 200
-"""Variants whose steps are read, the baseline and the front first."""
+"""Variants with curves; baseline and Pareto front first."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One configuration on one kind of machine, in numbers."""
+class ComparisonRow:
+    """Numbers of one configuration on one kind of machine."""
 
     variant: Variant
     estimates: Mapping[str, Estimate]
     """Measure -> value over the repeats."""
     ratios: Mapping[str, Ratio]
-    """Measure -> over the baseline; decisions corrected for their number."""
+    """Measure -> ratio to the baseline; decisions corrected for multiple comparisons."""
     quality: Quality
     is_baseline: bool = False
     on_front: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Phase of a step -> its share."""
+    """Phase of a step -> fraction of its time."""
     curve: Curve | None = None
     loss_at_equal_time: float | None = None
 
     @property
     def prediction_error(self) -> float | None:
-        """Predicted over measured tensors, less one."""
+        """Relative error of the predicted peak memory."""
         return self._error(PREDICTED, PEAK)
 
     @property
     def step_prediction_error(self) -> float | None:
-        """Predicted over measured time of a step, less one."""
+        """Relative error of the predicted step time."""
         return self._error(PREDICTED_STEP, STEP)
 
     def _error(self, expected: Measure, measure: Measure) -> float | None:
@@ -175,7 +170,7 @@ class Row:
 
 @dataclass(frozen=True)
 class OneMachine:
-    """The comparison on one kind of machine; numbers of two are never put together."""
+    """Comparison on one kind of machine; numbers of several are never combined."""
 
     machine: Machine
     baseline: Variant | None
@@ -183,44 +178,44 @@ class OneMachine:
     alone: tuple[tuple[Variant, str], ...] = ()
     """Variants that differ from the baseline in one factor."""
     ladder: tuple[Rung, ...] = ()
-    beside: tuple[Beside, ...] = ()
-    """What others have published of the same rows."""
+    published: tuple[PublishedMatch, ...] = ()
+    """Published tables of the same rows."""
     noise: Mapping[str, Compared] = field(default_factory=dict)
-    """Measure of COMPARED -> comparisons of any variants, named by their `id`."""
+    """Measure of COMPARED -> comparisons of variants, by their `id`."""
     equal_time_s: float | None = None
-    """Steps' time of the shortest run with a curve: losses are compared there."""
+    """Training time at which losses are compared: that of the shortest run with a curve."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a report says."""
+    """Contents of a report."""
 
     folders: tuple[str, ...]
     sweeps: tuple[str, ...]
     commands: tuple[tuple[str, ...], ...]
     factors: tuple[str, ...]
-    """Keys that tell configurations apart."""
+    """Keys in which configurations differ."""
     shared: Mapping[str, str]
-    """Group -> option that all have."""
+    """Group -> option common to all."""
     machines: tuple[OneMachine, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
 
 
-def compare(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
-    """Everything under some folders as one comparison.
+def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> Comparison:
+    """Compare all runs in some folders.
 
     Args:
         folders: runs, sweeps, or folders of runs.
         baseline: `key=value,...` or a row's name; empty for the row `baseline`, or the first cell.
-        by: tell the effects of this factor alone; empty for all.
+        by: show only effects of this factor; empty for all.
 
     Raises:
-        ConfigError: no run, no such baseline, no such factor.
+        ConfigError: no runs, unknown baseline, or unknown factor.
     """
     gathered = gather(folders)
     variants, machines, keys = group(gathered.entries)
-    chosen, notes = choose(variants, machines, baseline, keys)
+    chosen, notes = choose_baselines(variants, machines, baseline, keys)
     shown = _factors_of(by, keys)
     parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
     rows = {id(row.variant): row for _, found in parts for row in found}
@@ -253,7 +248,7 @@ def _on(
     shown: Sequence[str],
     keys: Sequence[str],
     sweeps: Sequence[str],
-) -> tuple[OneMachine, list[Row]]:
+) -> tuple[OneMachine, list[ComparisonRow]]:
     here = [v for v in variants if v.machine == machine.letter]
     good = [v for v in here if v.records]
     front = pareto(good)
@@ -263,7 +258,7 @@ def _on(
     rows, moment = _with_curves(rows, [v for v in (baseline, *front, *good) if v])
     if baseline is None:
         return OneMachine(machine, None, noise=noise, equal_time_s=moment), rows
-    # All factors part the pairs, whichever effects are shown.
+    # Pairs agree in all factors, including those not shown.
     effects = main_effects(baseline, good, keys, {key: noise[key] for key in EFFECTS})
     others = [v for v in good if v is not baseline]
     part = OneMachine(
@@ -272,7 +267,7 @@ def _on(
         tuple(e for e in effects if e.factor in shown),
         tuple(alone(baseline, others)),
         tuple(ladder(baseline, others, {id(row.variant): row.ratios for row in rows})),
-        tuple(beside(sweeps, good)),
+        tuple(match_published(sweeps, good)),
         noise,
         moment,
     )
@@ -281,22 +276,24 @@ def _on(
 
 def _row(
     variant: Variant, baseline: Variant | None, on_front: bool, noise: Mapping[str, Compared]
-) -> Row:
+) -> ComparisonRow:
     measured = {m.key: estimate(variant.sample(m.key)) for m in MEASURES}
     estimates = {key: each for key, each in measured.items() if each}
     compared = {} if baseline is None or variant is baseline else noise
     found = {key: each.ratio((id(baseline), id(variant))) for key, each in compared.items()}
     ratios = {key: each for key, each in found.items() if each}
     judged = Quality.unknown() if baseline is None else quality(baseline, variant)
-    return Row(variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant))
+    return ComparisonRow(
+        variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
+    )
 
 
-def _bare(variant: Variant) -> Row:
-    return Row(variant, {}, {}, Quality.unknown())
+def _bare(variant: Variant) -> ComparisonRow:
+    return ComparisonRow(variant, {}, {}, Quality.unknown())
 
 
-def _corrected(rows: Sequence[Row]) -> list[Row]:
-    """Decisions that hold for all comparisons of a machine together."""
+def _corrected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Correct decisions for the number of comparisons on a machine."""
     decided = {
         key: correct({n: row.ratios[key] for n, row in enumerate(rows) if key in row.ratios})
         for key in COMPARED
@@ -307,7 +304,9 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _with_curves(rows: Sequence[Row], wanted: Sequence[Variant]) -> tuple[list[Row], float | None]:
+def _with_curves(
+    rows: Sequence[ComparisonRow], wanted: Sequence[Variant]
+) -> tuple[list[ComparisonRow], float | None]:
     chosen = list({id(v): v for v in wanted}.values())[:MAX_CURVES]
     curves = {id(v): curve for v in chosen if (curve := curve_of(v))}
     if not curves:
@@ -322,7 +321,7 @@ def _with_curves(rows: Sequence[Row], wanted: Sequence[Variant]) -> tuple[list[R
 
 
 def _phases(variant: Variant) -> dict[str, float]:
-    """Shares of a step, from the medians of each repeat's phases."""
+    """Fractions of a step, from the medians of each repeat's phases."""
     totals: dict[str, float] = {}
     for record in variant.records:
         if record.shared_device:
@@ -337,14 +336,14 @@ def _factors_of(by: str, keys: Sequence[str]) -> Sequence[str]:
     if not by:
         return keys
     if by not in keys:
-        why = f"does not tell these runs apart; what differs is {', '.join(keys) or 'nothing'}"
-        fix = f"--by {closest(by, keys) or keys[0]}" if keys else "leave --by out"
+        why = f"does not differ among these runs; differing: {', '.join(keys) or 'nothing'}"
+        fix = Fix(remark=f"--by {closest(by, keys) or keys[0]}" if keys else "omit --by")
         raise ConfigError(Problem("--by", by, why, fix))
     return [by]
 
 
 def _shared(variants: Sequence[Variant], keys: Sequence[str]) -> dict[str, str]:
-    """Options of groups that all recorded variants have."""
+    """Options common to all recorded variants."""
     recorded = [v.settings for v in variants if v.machine]
     if not recorded:
         return {}
@@ -359,7 +358,7 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
     notes = []
     if len(machines) > 1:
         names = ", ".join(f"{m.letter} ({m.facts.get('device', '?')})" for m in machines)
-        notes.append(f"runs of {len(machines)} kinds of machines, never put together: {names}")
+        notes.append(f"runs of {len(machines)} kinds of machines, compared separately: {names}")
     for machine in machines:
         if len(machine.sources) > 1:
             count = format_number(len(machine.sources), "version")
@@ -369,16 +368,16 @@ def _notes(gathered: Gathered, machines: Sequence[Machine]) -> list[str]:
     shared = sum(bool(e.record and e.record.shared_device) for e in gathered.entries)
     if shared:
         runs = format_number(shared, "run")
-        notes.append(f"{runs} shared a device with others: no speed is taken from there")
+        notes.append(f"{runs} shared a device with others: their speeds are ignored")
     return notes
 
 
 PERCENT = f"{100 * MARGIN:.0f} %"
-"""The margin of losses, in words."""
+"""The margin of losses as text."""
 
 
 def times(ratio: Ratio) -> str:
-    """`2.31x (2.27 to 2.35)`; without an interval where there are too few repeats."""
+    """Format a ratio: `2.31x (2.27 to 2.35)`; no interval with too few repeats."""
     text = f"{_digits(ratio.value)}x"
     if ratio.low is None or ratio.high is None:
         return text
@@ -387,37 +386,37 @@ def times(ratio: Ratio) -> str:
 
 
 def in_words(ratio: Ratio) -> str:
-    """A ratio with what it says: `not resolved: 1.03x (0.99 to 1.07)`."""
+    """Format a ratio with its decision: `not resolved: 1.03x (0.99 to 1.07)`."""
     text = times(ratio)
-    if ratio.decision is Decision.same:
+    if ratio.decision is Significance.same:
         return f"the same within {100 * SAME:.0f} %: {text}"
-    if ratio.decision is Decision.hint:
-        return f"a hint, not resolved among so many comparisons: {text}"
-    if ratio.decision in (Decision.higher, Decision.lower):
+    if ratio.decision is Significance.hint:
+        return f"a hint, not significant among this many comparisons: {text}"
+    if ratio.decision in (Significance.higher, Significance.lower):
         return text
     return f"{ratio.decision.value}: {text}"
 
 
 def mark(ratio: Ratio) -> str:
-    """The decision as a sign beside a number."""
+    """Sign for a decision, shown after a number."""
     return {
-        Decision.higher: "+",
-        Decision.lower: "-",
-        Decision.same: "=",
-        Decision.hint: "?",
-        Decision.unresolved: "~",
-        Decision.single: "",
+        Significance.higher: "+",
+        Significance.lower: "-",
+        Significance.same: "=",
+        Significance.hint: "?",
+        Significance.unresolved: "~",
+        Significance.single: "",
     }[ratio.decision]
 
 
 MARKS = (
     "+ higher, - lower, = the same within 2 %, ~ not resolved, "
-    "? a hint that does not hold among so many comparisons, no sign: too few repeats"
+    "? a hint, not significant among this many comparisons, no sign: too few repeats"
 )
 
 
 def loss_words(quality: Quality) -> str:
-    """The loss beside the baseline's, as the end of a sentence."""
+    """Compare the loss with the baseline's, as the end of a sentence."""
     which = "eval loss" if quality.measure.startswith("loss.eval") else "train loss"
     if quality.parity is Parity.unknown:
         return "no loss to compare"
@@ -438,7 +437,7 @@ def loss_words(quality: Quality) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count, and never an exponent in the usual range."""
+    """Format with three significant digits, without an exponent in the usual range."""
     if value >= 100:
         return f"{value:.0f}"
     if value >= 10:

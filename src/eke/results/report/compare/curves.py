@@ -1,8 +1,6 @@
-"""Training loss over the time that training took, start-up, evaluation and compiling left out.
+"""Loss curves, comparison of losses with the baseline, and noise of repeats.
 
-Does a configuration still learn the same? Its loss beside the baseline's, at equal samples.
-
-Was the machine quiet? What repeats of one configuration, and their times, say about it.
+Curves are over training time alone, without start-up, evaluation and compiling.
 """
 
 import math
@@ -25,10 +23,10 @@ from eke.results.report.compare.statistics import Compared, Sample, ratio
 from eke.results.report.compare.variants import Variant
 
 MAX_POINTS = 200
-"""Of a drawn curve: more than a chart of 700 pixels shows."""
+"""Points of a curve; a chart of 700 pixels shows no more."""
 
 WINDOW_FRAC = 0.05
-"""Share of a run's steps that a loss at a moment is the mean of: a micro-batch's loss is noisy."""
+"""Fraction of a run's steps in the moving average of the loss."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +34,24 @@ class Curve:
     """One run's loss over time."""
 
     seconds: tuple[float, ...]
-    """Steps' own time so far; a step that warms up or compiles counts as long as the median of
-    the others, where there are any."""
+    """Cumulative time of the steps; warm-up and compiling steps count as the median of the others,
+    if there are any."""
     losses: tuple[float, ...]
-    """Mean of the last steps (WINDOW_FRAC of them)."""
+    """Moving average over WINDOW_FRAC of the steps."""
 
     def at(self, seconds: float) -> float | None:
-        """The loss when so much time was spent; None before the first step."""
+        """Loss at a time; None before the first step."""
         number = bisect_right(self.seconds, seconds)
         return self.losses[number - 1] if number else None
 
     @property
     def end(self) -> float:
-        """Seconds of the whole run."""
+        """Total time in seconds."""
         return self.seconds[-1]
 
 
 def curve_of(variant: Variant) -> Curve | None:
-    """Of its first repeat that ended well and has steps to show."""
+    """Curve of the first successful repeat with metrics."""
     for entry in variant.entries:
         if entry.folder is None or entry.record is None or entry.outcome != Outcome.ok.name:
             continue
@@ -63,7 +61,7 @@ def curve_of(variant: Variant) -> Curve | None:
 
 
 def read_curve(paths: RunPaths) -> Curve | None:
-    """From metrics.jsonl; None where that says nothing."""
+    """Read a curve from metrics.jsonl; None without usable rows."""
     try:
         rows, _ = metrics.read_rows(paths.metrics)
     except OSError:
@@ -91,7 +89,7 @@ def read_curve(paths: RunPaths) -> Curve | None:
 
 
 def _thin(seconds: Sequence[float], losses: Sequence[float]) -> Curve:
-    """At most MAX_POINTS, the last one among them."""
+    """Reduce to about MAX_POINTS, keeping the last."""
     every = math.ceil(len(seconds) / MAX_POINTS)
     kept = sorted({*range(0, len(seconds), every), len(seconds) - 1})
     return Curve(tuple(seconds[n] for n in kept), tuple(losses[n] for n in kept))
@@ -102,19 +100,19 @@ def _is_finite(value: object) -> bool:
 
 
 MARGIN = 0.01
-"""How much higher a loss may be and still count as no worse: chosen, and said where it is used."""
+"""Relative increase up to which a loss counts as no worse: a choice, stated in the report."""
 
 EQUAL = 1e-5
-"""Relative difference up to which two losses are those of the same mathematics: the bound of
+"""Relative difference up to which losses count as numerically equivalent: the bound of
 tests/equivalence for float32 over 20 steps."""
 
 
 ANOTHER_TRAINING = "another model, task or data"
-"""Why neither losses nor what pays can be told of two configurations."""
+"""Reason that losses and speeds of two configurations are not comparable."""
 
 
 class Parity(Enum):
-    """The loss beside the baseline's."""
+    """Loss relative to the baseline's."""
 
     baseline = "baseline"
     equal = "equal"
@@ -128,7 +126,7 @@ class Parity(Enum):
 
 @dataclass(frozen=True)
 class Quality:
-    """The verdict on a configuration's loss."""
+    """Comparison of a configuration's loss with the baseline's."""
 
     parity: Parity
     measure: str = ""
@@ -139,15 +137,15 @@ class Quality:
 
     @classmethod
     def unknown(cls) -> "Quality":
-        """Nothing to compare, or nothing to compare with."""
+        """No loss, or no baseline."""
         return cls(Parity.unknown)
 
 
 def quality(base: Variant, other: Variant) -> Quality:
     """Compare losses of one machine's variants.
 
-    Fewer than three seeds resolve no difference, which counts against nothing: under dropout and
-    with other numerics, two trainings of one seed differ by chance.
+    Fewer than three seeds resolve no difference: with dropout or other numerics, two trainings
+    with one seed differ by chance.
     """
     if other is base:
         return Quality(Parity.baseline)
@@ -162,7 +160,7 @@ def quality(base: Variant, other: Variant) -> Quality:
 
 
 def _judged(key: str, before: Sample, after: Sample) -> Quality:
-    """The verdict on two losses by seed; fewer than three seeds can only show that they equal."""
+    """Compare two losses by seed; fewer than three seeds can only show equality."""
     logs = [math.log(after[seed] / before[seed]) for seed in before if seed in after]
     found = ratio(before, after)
     assert found is not None
@@ -180,7 +178,7 @@ def _judged(key: str, before: Sample, after: Sample) -> Quality:
 
 
 def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
-    """Why two losses say nothing about each other; empty if they do."""
+    """Reason that two losses are not comparable; empty if they are."""
     if not _learn_alike(base, other):
         return ANOTHER_TRAINING
     seen = [fmean([samples_seen(r) or 0 for r in records]) for records in (base, other)]
@@ -190,7 +188,7 @@ def _differs(base: Sequence[Record], other: Sequence[Record]) -> str:
 
 
 def is_another_training(base: Variant, other: Variant) -> bool:
-    """Whether they learn different things, so that neither's speed pays for the other."""
+    """Whether model, task or data differ, so that speeds are not comparable."""
     return bool(base.records and other.records) and not _learn_alike(base.records, other.records)
 
 
@@ -200,7 +198,7 @@ def _learn_alike(base: Sequence[Record], other: Sequence[Record]) -> bool:
 
 
 def _learns(record: Record) -> list[Any]:
-    """What a run learns, and from what."""
+    """Model, task and data of a run."""
     config = record.config
     model, task, data = (config.get(group) for group in ("model", "task", "data"))
     length = data.get("seq_len") if isinstance(data, dict) else None
@@ -208,14 +206,14 @@ def _learns(record: Record) -> list[Any]:
 
 
 SPREAD = 1.3
-"""Times the slowest repeat, above which a baseline's speed says little of what is faster."""
+"""Fastest over slowest repeat above which the baseline counts as noisy."""
 
 FAR_S = 600.0
-"""Between a pair, beyond what its round measured there: a laptop cools down in less."""
+"""Idle seconds between a pair that are reported: a laptop cools down in less."""
 
 
-def spread(variant: Variant) -> float:
-    """Fastest over slowest repeat; 1 where no speed was measured."""
+def repeat_spread(variant: Variant) -> float:
+    """Fastest over slowest repeat; 1 without speeds."""
     speeds = variant.sample(SAMPLES.key).values()
     return max(speeds) / min(speeds) if speeds else 1.0
 
@@ -223,7 +221,7 @@ def spread(variant: Variant) -> float:
 def quiet_notes(
     base: Variant | None, variants: Sequence[Variant], noise: Mapping[str, Compared]
 ) -> list[str]:
-    """Noisy configurations of one machine, and pairs that were measured far apart.
+    """Notes on noisy configurations of a machine and on pairs measured at distant times.
 
     Args:
         base: the machine's baseline.
@@ -234,7 +232,7 @@ def quiet_notes(
         return []
     here = [each for each in variants if each.machine == base.machine]
     notes = [
-        f"{each.label}: noisier than the others, its repeats' speeds differ by {spread(each):.2f}x"
+        f"{each.label}: noisier than the others, repeats differ by {repeat_spread(each):.2f}x"
         for each in here if noise[SAMPLES.key].is_noisy(id(each))
     ]  # fmt: skip
     apart = sorted(_apart(base, here), reverse=True)
@@ -242,14 +240,14 @@ def quiet_notes(
         seconds, label = apart[0]
         others = f" (and {len(apart) - 1} more pairs)" if len(apart) > 1 else ""
         notes.append(
-            f"a repeat of {label} was measured {seconds / 60:.0f} min apart from the "
-            f"baseline's{others}: what the machine did meanwhile is part of the difference"
+            f"a repeat of {label} was measured {seconds / 60:.0f} min before or after the "
+            f"baseline's{others}: the machine may have changed in between"
         )
     return notes
 
 
 def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]]:
-    """Seconds between the ends of a pair, and whose, where its round does not explain them."""
+    """Seconds between the ends of distant pairs, with labels, unless their round explains them."""
     rounds: dict[tuple[int, int], list[tuple[float, float, Variant]]] = {}
     for each in variants:
         for repeat, record in each.by_repeat():
@@ -261,7 +259,7 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
         start = next((end for end, _, each in runs if each is base), None)
         for end, _, each in runs if start is not None else []:
             first, last = sorted((start or end, end))
-            # Twice, for evaluation and what lies between runs.
+            # Twice, for evaluation and the time between runs.
             busy = 2 * sum(took for moment, took, _ in runs if first < moment <= last)
             if last - first > busy + FAR_S:
                 found.append((last - first, each.label))
@@ -269,7 +267,7 @@ def _apart(base: Variant, variants: Sequence[Variant]) -> list[tuple[float, str]
 
 
 def _end(record: Record) -> float | None:
-    """When it was written."""
+    """Time of the record, in seconds since 1970."""
     try:
         return datetime.fromisoformat(str(record.environment.get("time"))).timestamp()
     except ValueError:

@@ -1,9 +1,4 @@
-"""What each technique does: over pairs that differ in nothing else, alone, one upon another.
-
-Which configurations nothing else beats in both memory and speed.
-
-What others have published of a named sweep's rows, as effects beside one's own.
-"""
+"""Effects of techniques: over matched pairs, alone, cumulative, Pareto front, published tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,24 +15,24 @@ from eke.results.report.compare.statistics import (
     ratio,
 )
 from eke.results.report.compare.variants import Variant
-from eke.results.report.published import Figures, Published, published_for
+from eke.results.report.published import Figures, PublishedTable, published_for
 
 MAX_VARIANTS = 1000
-"""Above it nobody reads a ladder, and finding the longest one takes the square of it."""
+"""Limit for ladders: finding the longest one takes quadratic time."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One value of one factor against the baseline's value, everything else equal."""
+    """Effect of one value of a factor relative to the baseline's, all else equal."""
 
     factor: str
     value: str
     reference: str
     pairs: int
-    """Pairs of configurations that differ in nothing else."""
+    """Number of pairs that differ in nothing else."""
     ratios: Mapping[str, Ratio]
     """Measure -> geometric mean over the pairs. With fewer than three pairs the interval is that
-    of their repeats, and says nothing about other pairs."""
+    of their repeats and does not generalize to other pairs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Rung:
 
     variant: Variant
     added: str
-    """What it has beyond the one before."""
+    """Settings added to the previous rung."""
     ratios: Mapping[str, Ratio]
     """Measure -> ratio to the baseline."""
 
@@ -54,13 +49,13 @@ class Rung:
 def main_effects(
     base: Variant, variants: Sequence[Variant], keys: Sequence[str], noise: Mapping[str, Compared]
 ) -> list[Effect]:
-    """Effects of every factor's values, for one machine's variants that ended well.
+    """Effects of every factor's values among one machine's successful variants.
 
     Args:
         base: the baseline.
         variants: all of them.
         keys: factors.
-        noise: measure -> comparisons of the variants, named by their `id`.
+        noise: measure -> comparisons of the variants, by their `id`.
     """
     effects = []
     for key in keys:
@@ -80,14 +75,14 @@ def main_effects(
 
 
 def _rests(each: Variant, key: str) -> list[tuple[tuple[str, str], ...]]:
-    """What partners agree in: every other factor, with or without what their options bring."""
+    """Settings that a pair must share: all other factors, with or without options' defaults."""
     others = [(k, v) for k, v in each.factors.items() if k != key]
     typed = [(k, v) for k, v in others if k not in each.implied or not k.startswith(f"{key}.")]
     return list(dict.fromkeys((tuple(others), tuple(typed))))
 
 
 def _corrected(effects: Sequence[Effect], measures: Sequence[str]) -> list[Effect]:
-    """Decisions that hold for all of them together."""
+    """Correct decisions for the number of effects."""
     decided = {
         key: correct({n: e.ratios[key] for n, e in enumerate(effects) if key in e.ratios})
         for key in measures
@@ -107,14 +102,14 @@ def alone(base: Variant, variants: Sequence[Variant]) -> list[tuple[Variant, str
 def ladder(
     base: Variant, variants: Sequence[Variant], ratios: Mapping[int, Mapping[str, Ratio]]
 ) -> list[Rung]:
-    """The longest chain from the baseline in which each variant keeps what the one before changed.
+    """The longest chain from the baseline in which each variant adds settings to the previous one.
 
     Args:
         base: the baseline.
-        variants: the others that ended well.
-        ratios: `id` of a variant -> its ratios to the baseline, as decided among all of them.
+        variants: the other successful ones.
+        ratios: `id` of a variant -> its corrected ratios to the baseline.
 
-    Empty when it would have fewer than two rungs, which `alone` shows already.
+    Empty with fewer than two rungs, which `alone` shows already.
     """
     if len(variants) > MAX_VARIANTS:
         return []
@@ -140,7 +135,7 @@ def ladder(
 
 
 def changed(base: Variant, other: Variant) -> dict[str, str]:
-    """Factors with another value than the baseline's, without what another option brings."""
+    """Factors that differ from the baseline's, without defaults of another option."""
     different = {k: v for k, v in other.factors.items() if v != base.factors.get(k, "")}
     brought = {key for key in base.implied & other.implied if key.split(".")[0] in different}
     return {key: value for key, value in different.items() if key not in brought}
@@ -158,14 +153,14 @@ def _over(
         named = [(id(a), id(b)) for a, b in pairs if a.sample(key) and b.sample(key)]
         if len(named) < MIN_REPEATS:
             effects[key] = compared.ratio(*named)
-        else:  # the interval holds how much the effect varies between them
+        else:  # the interval includes the variation between pairs
             found = [compared.ratio(pair) for pair in named]
             effects[key] = of_logs([math.log(each.value) for each in found if each])
     return {key: each for key, each in effects.items() if each}
 
 
 def pareto(variants: Sequence[Variant]) -> list[Variant]:
-    """The front of least memory and most samples per second, from little memory to much."""
+    """Pareto front of memory and samples per second, by increasing memory."""
     points = []
     for each in variants:
         memory, speed = (estimate(each.sample(m.key)) for m in (PEAK, SAMPLES))
@@ -183,7 +178,7 @@ def pareto(variants: Sequence[Variant]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of a sweep: times its baseline, here and there."""
+    """One row of a sweep relative to the baseline, measured and published."""
 
     row: str
     speed: Ratio | None
@@ -193,22 +188,22 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A published table and one's own numbers of the same rows."""
+class PublishedMatch:
+    """A published table with the measured numbers of the same rows."""
 
-    table: Published
+    table: PublishedTable
     rows: tuple[PublishedRow, ...]
 
 
-def beside(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[Beside]:
-    """Published tables about some sweeps, beside one machine's variants.
+def match_published(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[PublishedMatch]:
+    """Published tables of some sweeps, with one machine's variants.
 
     Args:
         sweeps: names of sweep definitions.
         variants: of one machine.
 
     Returns:
-        Tables of which the baseline and at least one other row have been measured here.
+        Tables whose baseline and at least one other row were measured.
     """
     by_row = {row: v for v in variants if v.records for row in v.rows}
     found = []
@@ -217,11 +212,11 @@ def beside(sweeps: Sequence[str], variants: Sequence[Variant]) -> list[Beside]:
         others = [row for row in table.rows if row != table.baseline and row in by_row]
         if base is not None and others:
             rows = [_row(table, row, base, by_row[row]) for row in others]
-            found.append(Beside(table, tuple(rows)))
+            found.append(PublishedMatch(table, tuple(rows)))
     return found
 
 
-def _row(table: Published, row: str, base: Variant, other: Variant) -> PublishedRow:
+def _row(table: PublishedTable, row: str, base: Variant, other: Variant) -> PublishedRow:
     there, before = table.rows[row], table.rows[table.baseline]
     memory = None
     if there.peak_memory_mb and before.peak_memory_mb:
@@ -236,7 +231,7 @@ def _row(table: Published, row: str, base: Variant, other: Variant) -> Published
 
 
 def _speed(there: Figures, before: Figures) -> float | None:
-    """Times the baseline's, from whichever figure a source prints of both."""
+    """Speed relative to the baseline, from the first figure published for both."""
     for after, base in (
         (there.samples_per_s, before.samples_per_s),
         (before.runtime_s, there.runtime_s),

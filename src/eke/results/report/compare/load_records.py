@@ -1,7 +1,4 @@
-"""Every run and every cell under some folders, as found: nothing is dropped, nothing computed.
-
-What sets configurations apart: groups whose option differs, and keys that differ beyond them.
-"""
+"""Load the runs and sweep cells of some folders, and find the keys in which they differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,38 +21,38 @@ from eke.plan.record import (
 )
 
 NOT_RUN = "not run"
-"""What stands for the outcome of a cell that has none yet."""
+"""Outcome shown for a cell without one."""
 
 UNREADABLE = "unreadable"
-"""What stands for the outcome of a run whose record cannot be read."""
+"""Outcome shown for a run whose record is unreadable."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a sweep, or one run that belongs to none."""
+    """One cell of a sweep, or one run outside of sweeps."""
 
     overrides: tuple[str, ...]
     outcome: str
-    """A member name of Outcome, or one of the words above."""
+    """A member name of Outcome, or a constant above."""
     reason: str = ""
-    """Why it did not end well."""
+    """Reason of the failure."""
     row: str = ""
-    """Name of the sweep definition's row; empty where there is none."""
+    """Name of the sweep definition's row, if any."""
     rule: str = ""
-    """Id of the rule that refused it."""
+    """Id of the rule that rejected it."""
     record: Record | None = None
     folder: Path | None = None
-    """None for a cell that never had one."""
+    """None for a cell that never ran."""
     sweep: str = ""
     """Folder name of its sweep."""
     also: tuple[str, ...] = ()
-    """Names of other rows that are the very same run."""
+    """Names of other rows with the same run."""
     is_known: bool = True
-    """False where neither record nor plan tells what was typed."""
+    """False if neither record nor plan has the overrides."""
 
     @property
     def repeat(self) -> tuple[int, int]:
-        """Seed and number of the repeat: runs that differ in nothing else are repeats."""
+        """Seed and number of the repeat; repeats differ in nothing else."""
         if self.record is None:
             typed = dict(text.lstrip("+").partition("=")[::2] for text in self.overrides)
             return _integer(typed.get("seed")), _integer(typed.get("repeat"))
@@ -64,15 +61,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What lies in the folders."""
+    """Contents of the folders."""
 
     entries: tuple[Entry, ...]
     sweeps: tuple[str, ...]
     """Names of the sweep definitions, of those that have one (`guide_table`)."""
     commands: tuple[tuple[str, ...], ...]
-    """What was typed for each sweep, behind `train.py`."""
+    """Command-line arguments of each sweep."""
     notes: tuple[str, ...]
-    """What could not be read, and why."""
+    """Files that could not be read, and why."""
 
 
 def gather(folders: Sequence[Path]) -> Gathered:
@@ -82,7 +79,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
         folders: runs, sweeps or folders of runs.
 
     Raises:
-        ConfigError: there is no run in any of them.
+        ConfigError: the folders have no runs.
     """
     entries: list[Entry] = []
     names: list[str] = []
@@ -97,7 +94,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
             name, command = content.get("name"), tuple(map(str, content.get("command") or ()))
             entries += list(_cells(sweep, content["cells"], known))
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-            why = f"not a readable sweep ({error}); its runs are shown by themselves"
+            why = f"not a readable sweep ({error}); its runs are listed individually"
             notes.append(f"{SweepPaths(sweep).sweep}: {why}")
             continue
         seen = known
@@ -145,14 +142,14 @@ def _cells(sweep: Path, cells: Sequence[Any], seen: set[Path]) -> Iterator[Entry
             rows.setdefault(run, []).append(str(cell["row"]))
     for run, cell in zip(runs, plain, strict=True):
         if run is not None and run in seen:
-            continue  # the very same run as an earlier cell, or one of another sweep
+            continue  # the same run as an earlier cell, or as one of another sweep
         if run is not None:
             seen.add(run)
         yield _cell(sweep, cell, run, tuple(rows.get(run, [])[1:]) if run else ())
 
 
 def _run_of(sweep: Path, cell: dict[str, Any]) -> Path | None:
-    """A cell's run: beside the sweep's folder, wherever both have been moved to."""
+    """Folder of a cell's run, next to the sweep's folder (both may have been moved)."""
     name = Path(cell.get("folder") or cell.get("run_id") or "").name
     return (sweep.parent / name).resolve() if name else None
 
@@ -162,14 +159,14 @@ def _cell(sweep: Path, cell: dict[str, Any], run: Path | None, also: tuple[str, 
     row, rule = str(cell.get("row") or ""), str(cell.get("rule") or "")
     outcome, reason = str(cell.get("outcome") or NOT_RUN), str(cell.get("reason") or "")
     if run is not None and outcome not in (Outcome.refused.name, Outcome.skipped.name):
-        # The record is the truth; the sweep's file may be older.
+        # The record is authoritative; sweep.json may be older.
         told, why = outcome, reason
         outcome, reason, record = _read(run)
         if outcome == NOT_RUN and told == Outcome.crashed.name:  # before it could have one
             outcome, reason = told, why
         elif outcome == NOT_RUN:
             reason = missing_run("" if told == NOT_RUN else told, run)
-        rule = "" if record else rule  # it has been started since
+        rule = "" if record else rule  # it was started later
     else:
         record = None
     return Entry(overrides, outcome, reason, row, rule, record, run, sweep.name, also)
@@ -183,7 +180,7 @@ def _alone(run: Path) -> Entry:
 
 
 def _read(run: Path) -> tuple[str, str, Record | None]:
-    """Outcome, reason and record of a run's folder."""
+    """Read outcome, reason and record of a run folder."""
     try:
         record = read_record(RunPaths(run))
     except UnreadableRecord as error:
@@ -194,7 +191,7 @@ def _read(run: Path) -> tuple[str, str, Record | None]:
 
 
 def _typed(run: Path) -> tuple[str, ...] | None:
-    """What was typed, as the plan has it; None where it cannot be read."""
+    """Overrides of the plan; None if it is unreadable."""
     try:
         return tuple(map(str, read_json(RunPaths(run).plan, RECORD_LIMIT)["overrides"]))
     except (OSError, ValueError, KeyError, TypeError):
@@ -213,29 +210,29 @@ def _unique(values: Any) -> list[Any]:
 
 
 Factors = Mapping[str, str]
-"""Key path or group -> value, as typed."""
+"""Key path or group -> value as text."""
 
 REPEATED = ("seed", "repeat")
-"""Keys of repeats: runs that differ in nothing else are one configuration."""
+"""Keys of repeats; runs that differ in nothing else share a configuration."""
 
 SUMMARIES = ("recipe", "experiment")
-"""Groups that only choose options of others: what they chose tells more."""
+"""Groups that only select options of other groups, which are compared instead."""
 
 ABSENT = ""
-"""The value of a key that a configuration has not."""
+"""Value of a key that a configuration lacks."""
 
 
 def configuration(record: Record) -> dict[str, Any]:
-    """What a record's run was asked for, without what only names or repeats it."""
+    """Configuration of a record, without names and keys of repeats."""
     try:
         kept = meaningful(record.config)
-    except (AttributeError, KeyError, TypeError):  # of another version of the schema
+    except (AttributeError, KeyError, TypeError):  # written with another version of the schema
         kept = {key: value for key, value in record.config.items() if key not in PRESENTATION}
     return {key: value for key, value in kept.items() if key not in REPEATED}
 
 
 def settings(record: Record) -> dict[str, str]:
-    """Every group's option and every key of a record, as typed."""
+    """Option of every group and value of every key of a record, as text."""
     chosen = {
         group: str(option)
         for group, option in record.choices.items()
@@ -245,7 +242,7 @@ def settings(record: Record) -> dict[str, str]:
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
-    """What was typed for a cell that has no record."""
+    """Settings in the overrides, for a cell without a record."""
     pairs = (text.lstrip("+").partition("=")[::2] for text in overrides)
     return {
         key: value
@@ -254,13 +251,13 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     }
 
 
-def differing(found: Sequence[Factors]) -> list[str]:
-    """Keys that tell configurations apart, groups first.
+def differing_keys(found: Sequence[Factors]) -> list[str]:
+    """Keys in which configurations differ, groups first.
 
-    A key whose group's option says its value is left out: `optimizer=adafactor` is enough.
+    A key determined by its group's option is omitted: `optimizer=adafactor` is enough.
 
     Args:
-        found: the settings of configurations that have a record.
+        found: settings of configurations with a record.
     """
     values = _values(found)
     keys = [key for key, seen in values.items() if len(seen) > 1]
@@ -273,14 +270,14 @@ def differing(found: Sequence[Factors]) -> list[str]:
 def implied(
     keys: Sequence[str], found: Sequence[Factors], typed: Sequence[tuple[str, ...]]
 ) -> list[frozenset[str]]:
-    """Of each configuration, the keys whose value its option brings: they belong to the option.
+    """Keys of each configuration whose value is its option's default.
 
-    An option brings the one value that a key has in all configurations which did not type it.
+    An option's default is the single value of a key in all configurations that do not override it.
 
     Args:
-        keys: of `differing`.
-        found: the settings of configurations that have a record.
-        typed: what was typed for each of these.
+        keys: from `differing_keys`.
+        found: settings of configurations with a record.
+        typed: overrides of each of these.
     """
     below = [(key, key.split(".")[0]) for key in keys if "." in key]
     brought: dict[tuple[str, str], set[str]] = {}
@@ -303,13 +300,13 @@ def complete(
     typed: Sequence[tuple[str, ...]],
     lone: Sequence[Factors],
 ) -> list[str]:
-    """`keys`, and those by which cells without a record differ: for names, never for effects.
+    """`keys` and those in which cells without a record differ: for labels, never for effects.
 
     Args:
-        keys: of `differing`.
+        keys: from `differing_keys`.
         found: settings of configurations with a record.
-        typed: what was typed for each of these.
-        lone: what was typed for the cells without a record.
+        typed: overrides of each of these.
+        lone: settings of the cells without a record.
     """
     more = dict.fromkeys(key for each in lone for key in each if key not in keys)
     return [
@@ -323,7 +320,7 @@ def complete(
 
 
 def usual(key: str, found: Sequence[Factors], typed: Sequence[tuple[str, ...]]) -> str:
-    """The value of a key where nobody typed it; unknown if it was typed everywhere."""
+    """Value of a key where it is not overridden; unknown if it always is."""
     values = {
         each.get(key, ABSENT)
         for each, overrides in zip(found, typed, strict=True)
@@ -338,7 +335,7 @@ def _values(found: Sequence[Factors]) -> dict[str, set[str]]:
 
 
 def _follows(key: str, group: str, found: Sequence[Factors]) -> bool:
-    """Whether the option of its group says what a key is."""
+    """Whether the option of its group determines a key."""
     by_option: dict[str, set[str]] = {}
     for each in found:
         if group in each:
@@ -347,16 +344,16 @@ def _follows(key: str, group: str, found: Sequence[Factors]) -> bool:
 
 
 class Telling:
-    """What tells each of many configurations from the others, without what that itself says.
+    """Distinguishing settings of each configuration, without redundant ones.
 
-    Of what was not typed for it, a key is left out where all configurations with the same option of
-    its group agree on it, and one that nobody typed (a checkpoint's hash) where another key of its
-    group determines it.
+    Overridden keys are always kept. Others are omitted if all configurations with the same option
+    agree on them, and those never overridden (a checkpoint's hash) if another key of the group
+    determines them.
 
     Args:
-        keys: of `differing`.
-        found: the settings of all configurations.
-        typed: what was typed for each of these.
+        keys: from `differing_keys`.
+        found: settings of all configurations.
+        typed: overrides of each of these.
     """
 
     def __init__(
@@ -367,11 +364,11 @@ class Telling:
         self._answers: dict[tuple[str, str], bool] = {}
 
     def of(self, one: Factors, overrides: Sequence[str]) -> Factors:
-        """Of one configuration.
+        """Distinguishing settings of one configuration.
 
         Args:
             one: its settings.
-            overrides: what was typed for it.
+            overrides: its overrides.
         """
         mine = typed_settings(overrides)
         told = (key for key in self._keys if key in one)
@@ -381,7 +378,7 @@ class Telling:
         group = key.split(".")[0]
         if "." not in key or group not in one:
             return True
-        case = key, one[group]  # thousands of configurations have few options
+        case = key, one[group]  # there are many configurations and few options
         if case not in self._answers:
             self._answers[case] = self._is_news(key, group, one[group])
         return self._answers[case]

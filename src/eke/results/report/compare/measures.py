@@ -1,4 +1,4 @@
-"""What one record says in numbers; a quantity that was not measured is absent."""
+"""Measures of a record; quantities that were not measured are absent."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from eke.plan.record import Record
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity that configurations are compared by."""
+    """A quantity in which configurations are compared."""
 
     key: str
-    """Path of the record, where there is one."""
+    """Path in the record, if any."""
     title: str
     unit: str
     is_speed: bool
-    """Falsified by whoever shares the device."""
+    """Whether it is invalid on a shared device."""
 
 
 SAMPLES = Measure("throughput.samples_per_s", "samples/s", "1/s", True)
@@ -32,7 +32,7 @@ PREDICTED_STEP = Measure("timing.predicted_step_s.expected", "predicted step", "
 EVAL_LOSS = Measure("loss.eval_final", "eval loss", "nats per target", False)
 TRAIN_LOSS = Measure("loss.train_final", "train loss", "nats per target", False)
 LOSSES = (EVAL_LOSS.key, TRAIN_LOSS.key)
-"""A seed decides them: its repeats are one observation."""
+"""Determined by the seed: its repeats are one observation."""
 
 STARTUP = Measure("timing.startup_s", "start-up", "s", True)
 COMPILE = Measure("timing.compile_s", "compiling", "s", True)
@@ -44,10 +44,10 @@ MEASURES = (
 )  # fmt: skip
 
 
-def measured(record: Record) -> dict[str, float]:
-    """Key of a measure -> its value; positive and finite.
+def measured_values(record: Record) -> dict[str, float]:
+    """Key of a measure -> value; positive and finite.
 
-    Speeds of a run that shared its device are absent: they measure the neighbour as well.
+    Speeds of a run on a shared device are absent, since other processes affect them.
     """
     memory, predicted = record.memory.measured, record.memory.predicted
     step = record.timing.predicted_step_s
@@ -80,7 +80,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def device_hours(record: Record) -> float | None:
-    """Hours of all training steps times devices."""
+    """Training hours times number of devices."""
     seconds = record.timing.train_s
     return None if seconds is None else seconds * num_devices(record) / 3600
 
@@ -92,7 +92,7 @@ def num_devices(record: Record) -> int:
 
 
 def samples_seen(record: Record) -> int | None:
-    """Training samples until the end; None where the plan does not say."""
+    """Training samples of the whole run; None if the plan lacks them."""
     batch = record.plan.get("batch", {})
     try:
         per_step = batch["per_device"] * batch["accumulation"] * num_devices(record)

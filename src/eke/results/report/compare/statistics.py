@@ -1,4 +1,4 @@
-"""Intervals over repeats, and when a difference may be claimed.
+"""Confidence intervals over repeats, and decisions about differences.
 
 Rates and bytes are compared on a logarithmic scale, so that a ratio and its inverse have one
 answer. A ratio's interval is Student's t over the differences of logarithms of runs that belong
@@ -33,31 +33,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.95
-"""Share of intervals that hold the true value."""
+"""Coverage: fraction of intervals that contain the true value."""
 
 MIN_REPEATS = 3
-"""Below it there is no interval and no claim: with two, Student's t is 12.7 standard errors."""
+"""Repeats needed for an interval: with two, Student's t is 12.7 standard errors."""
 
 SAME = 0.02
-"""An interval that lies within this of 1 says that two things are the same, for any use."""
+"""Two values count as equal if the interval of their ratio is within this of 1."""
 
 
-class Decision(Enum):
-    """What may be said of a ratio."""
+class Significance(Enum):
+    """Statistical decision about a ratio."""
 
     higher = "higher"
     lower = "lower"
     same = "same"
-    """Within SAME, whole interval."""
+    """The whole interval is within SAME."""
     hint = "hint"
-    """The interval leaves out 1, but not after the correction for the number of comparisons."""
+    """The interval excludes 1, but not after correction for multiple comparisons."""
     unresolved = "not resolved"
     single = "too few repeats"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A quantity over repeats: the geometric mean, and its interval where there are enough."""
+    """Geometric mean over repeats, with an interval if there are enough."""
 
     value: float
     low: float | None
@@ -67,24 +67,24 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One configuration's quantity over the baseline's."""
+    """Ratio of a quantity to the baseline's."""
 
     value: float
     low: float | None
     high: float | None
     n: int
     """Runs, or pairs of runs, of the smaller side."""
-    decision: Decision
+    decision: Significance
     p: float | None = None
-    """Of equality, before any correction."""
+    """P-value of equality, uncorrected."""
 
 
 Sample = Mapping[Hashable, float]
-"""Which repeat -> what was measured; positive."""
+"""Repeat -> measured value; positive."""
 
 
 def estimate(sample: Sample) -> Estimate | None:
-    """Geometric mean with its interval; None of nothing."""
+    """Geometric mean with its interval; None without values."""
     logs = [math.log(value) for value in sample.values()]
     if not logs:
         return None
@@ -111,21 +111,21 @@ def ratio(base: Sample, other: Sample) -> Ratio | None:
     first, second = ([math.log(v) for v in sample.values()] for sample in (base, other))
     mean, n = fmean(second) - fmean(first), min(len(first), len(second))
     if n < MIN_REPEATS:
-        return Ratio(math.exp(mean), None, None, n, Decision.single)
+        return Ratio(math.exp(mean), None, None, n, Significance.single)
     error, freedom = _welch(first, second)
     return _by_t(mean, error, freedom, n)
 
 
 def of_logs(logs: Sequence[float]) -> Ratio:
-    """The ratio that some logarithms of ratios are samples of."""
+    """Ratio and interval from logarithms of ratios."""
     mean, n = fmean(logs), len(logs)
     if n < MIN_REPEATS:
-        return Ratio(math.exp(mean), None, None, n, Decision.single)
+        return Ratio(math.exp(mean), None, None, n, Significance.single)
     return _by_t(mean, math.sqrt(variance(logs) / n), n - 1, n)
 
 
 def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
-    """Decisions of several comparisons with one baseline, by Holm's method."""
+    """Correct the decisions of several comparisons with one baseline by Holm's method."""
     tested = sorted(
         (key for key, each in ratios.items() if each.p is not None),
         key=lambda key: ratios[key].p or 0.0,
@@ -134,13 +134,13 @@ def correct(ratios: Mapping[Hashable, Ratio]) -> dict[Hashable, Ratio]:
     for rank, key in enumerate(tested):
         each = ratios[key]
         holds = holds and (each.p or 0.0) <= (1 - LEVEL) / (len(tested) - rank)
-        if not holds and each.decision in (Decision.higher, Decision.lower):
-            decided[key] = replace(each, decision=Decision.hint)
+        if not holds and each.decision in (Significance.higher, Significance.lower):
+            decided[key] = replace(each, decision=Significance.hint)
     return decided
 
 
 def variance(values: Sequence[float]) -> float:
-    """Unbiased; in plain floats, a tenth of the time of the standard library's exact one."""
+    """Unbiased variance in floats, ten times as fast as the standard library's."""
     mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -164,12 +164,12 @@ def _by_t(mean: float, error: float, freedom: float, n: int) -> Ratio:
     return ratio_of(mean, quantile(freedom) * error, _p(mean, error, freedom), n)
 
 
-def _decision(low: float, high: float) -> Decision:
+def _decision(low: float, high: float) -> Significance:
     if low >= 1 - SAME and high <= 1 + SAME:
-        return Decision.same
+        return Significance.same
     if low > 1:
-        return Decision.higher
-    return Decision.lower if high < 1 else Decision.unresolved
+        return Significance.higher
+    return Significance.lower if high < 1 else Significance.unresolved
 
 
 def _p(mean: float, error: float, freedom: float) -> float:
@@ -222,7 +222,7 @@ ROUNDS = 4
 
 
 class Noise:
-    """What is known of the noise of some configurations: likelihoods, and chances of priors.
+    """Posterior of the noise of some configurations: likelihoods and probabilities of priors.
 
     Args:
         logs: logarithms, (..., repeats, configurations); NaN where one is missing. Each
@@ -270,14 +270,14 @@ class Noise:
         return chances
 
     def is_noisy(self, one: int) -> Array:
-        """Whether one configuration is noisier than the others, and that is as good as sure."""
+        """Whether one configuration is noisier than the others, with probability SURE."""
         above = self._centers[:, None] + NOISY <= GRID
         sure: Array = (self._chance * (self.variances(one) * above).sum(-1)).sum(-1) > SURE
         return sure
 
 
 def chance_beyond(distance: Array, sums: Array, scale: Array, n: int) -> Array:
-    """Chance that means of `n` repeats lie so far apart, where only noise differs.
+    """Probability that means of `n` repeats differ this much by noise alone.
 
     Args:
         distance: of logarithms, (...).
@@ -296,7 +296,7 @@ class Compared:
     """Comparisons of one machine's configurations in one measure, with the noise of all of them.
 
     Args:
-        samples: of each configuration, by whatever names it.
+        samples: of each configuration, by any key.
     """
 
     def __init__(self, samples: Mapping[Hashable, Sample]) -> None:
@@ -313,7 +313,7 @@ class Compared:
             self._noise = Noise(np.log(np.array(rows)))
 
     def is_noisy(self, key: Hashable) -> bool:
-        """Whether it is noisier than the others allow."""
+        """Whether a configuration is noisier than the others."""
         noise, place = self._noise, self._place.get(key)
         return noise is not None and place is not None and bool(noise.is_noisy(place))
 
@@ -347,7 +347,7 @@ class Compared:
 
 
 def _half(sums: Array, scale: Array, n: int) -> float:
-    """Half of the interval: so far apart are means with the chance of 1 - LEVEL."""
+    """Half of the interval: the difference with probability 1 - LEVEL."""
     from scipy.optimize import brentq
 
     errors = np.sqrt(np.exp(GRID) * scale / n)
@@ -361,7 +361,7 @@ def _half(sums: Array, scale: Array, n: int) -> float:
 
 
 def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """What is left without the repeats' weighted means; its squares and degrees of freedom."""
+    """Residuals of the repeats' weighted means, their squares and degrees of freedom."""
     known = ~np.isnan(rest)
     weights = np.where(known, weight[..., None, :], 0.0)
     share = weights / weights.sum(-1, keepdims=True)
@@ -373,7 +373,7 @@ def _residual(rest: Array, weight: Array) -> tuple[Array, Array, Array]:
 
 @cache
 def _priors(rows: int) -> tuple[Array, Array, Array]:
-    """Each prior's chances of GRID's variances, its center, and its own chance."""
+    """Each prior's probabilities of GRID's variances, its center, and its probability."""
     priors, centers, chances = [], [], []
     for center in CENTERS:
         above = GRID - center

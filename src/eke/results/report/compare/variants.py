@@ -1,4 +1,4 @@
-"""Entries that are repeats of one configuration on one kind of machine, put together."""
+"""Variants: the repeats of one configuration on one kind of machine."""
 
 import hashlib
 from collections import Counter
@@ -16,20 +16,20 @@ from eke.results.report.compare.load_records import (
     Telling,
     complete,
     configuration,
-    differing,
+    differing_keys,
     implied,
     settings,
     typed_settings,
     usual,
 )
-from eke.results.report.compare.measures import LOSSES, measured
+from eke.results.report.compare.measures import LOSSES, measured_values
 from eke.results.report.compare.statistics import Sample
 
 NO_MACHINE = ""
-"""Of a cell that never ran."""
+"""Machine of a cell that never ran."""
 
 LOOSE = ("eke_source",)
-"""Parts of a machine's fingerprint that do not part repeats; that they differ is said."""
+"""Fingerprint keys in which repeats may differ; a note reports it."""
 
 
 @dataclass(frozen=True)
@@ -40,47 +40,47 @@ class Variant:
     machine: str
     """A letter; empty for cells that never ran."""
     settings: Factors
-    """Everything it was asked for; only what was typed where there is no record."""
+    """All settings; without a record, only the overrides."""
     factors: Factors
-    """Of that only what sets it apart."""
+    """The settings in which variants differ."""
     label: str
     implied: frozenset[str] = frozenset()
-    """Keys of `factors` whose value the option of their group brings."""
+    """Keys of `factors` with their option's default."""
 
     @property
     def row(self) -> str:
-        """Name of the sweep definition's first row that is this configuration."""
+        """Name of the first sweep row with this configuration."""
         return next(iter(self.rows), "")
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of all rows that are this configuration."""
+        """Names of all sweep rows with this configuration."""
         named = [name for entry in self.entries for name in (entry.row, *entry.also) if name]
         return tuple(dict.fromkeys(named))
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Outcome -> how many repeats ended so."""
+        """Outcome -> number of repeats."""
         return dict(Counter(entry.outcome for entry in self.entries))
 
     @property
     def records(self) -> list[Record]:
-        """Of the repeats that ended well."""
+        """Records of the successful repeats."""
         return [record for _, record in self.by_repeat()]
 
     @cached_property
     def _measured(self) -> dict[tuple[int, int, int], dict[str, float]]:
-        """Seed, repeat and how often before -> measures, of the repeats that ended well."""
+        """Seed, repeat and duplicate number -> measures of the successful repeats."""
         values: dict[tuple[int, int, int], dict[str, float]] = {}
         for repeat, record in self.by_repeat():
             again = 0
             while (*repeat, again) in values:
                 again += 1
-            values[*repeat, again] = measured(record)
+            values[*repeat, again] = measured_values(record)
         return values
 
     def by_repeat(self) -> list[tuple[tuple[int, int], Record]]:
-        """Seed and repeat of those that ended well, with the record."""
+        """Seed, repeat and record of the successful repeats."""
         return [
             (entry.repeat, entry.record)
             for entry in self.entries
@@ -88,9 +88,9 @@ class Variant:
         ]
 
     def sample(self, key: str) -> Sample:
-        """Repeat -> a measure's value, of the repeats that ended well and have it.
+        """Repeat -> value of a measure, for the successful repeats that have it.
 
-        Of a loss: seed -> mean over its repeats, which are copies of one training.
+        For losses: seed -> mean over its repeats, which are copies of one training.
         """
         found: dict[Hashable, list[float]] = {}
         for repeat, values in self._measured.items():
@@ -101,7 +101,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Machine:
-    """What some records were measured on."""
+    """One kind of machine."""
 
     letter: str
     facts: dict[str, str]
@@ -112,7 +112,7 @@ class Machine:
 
 
 def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[str]]:
-    """Variants in the order of their first entries, machines, and the keys that differ."""
+    """Group entries: variants in order of first entry, machines, and differing keys."""
     machines = find_machines(entries)
     letters = {_machine_key(m.facts): m.letter for m in machines}
     groups: dict[tuple[str, str], list[Entry]] = {}
@@ -125,10 +125,10 @@ def group(entries: Sequence[Entry]) -> tuple[list[Variant], list[Machine], list[
     order = {id(entry): number for number, entry in enumerate(entries)}
     for entry in entries:
         if not entry.is_known:
-            # It may be anything, also what another one is.
+            # Its configuration is unknown: it may equal another one.
             groups[NO_MACHINE, str(entry.folder)] = [entry]
         elif entry.record is None:
-            # Beside the repeats that have a record, if there are any.
+            # Joins the repeats with a record, if any.
             key = homes.setdefault(_typed(entry), (NO_MACHINE, canonical(_typed(entry))))
             groups.setdefault(key, []).append(entry)
     for members in groups.values():
@@ -165,7 +165,7 @@ def _describe(
         if k not in found and es[0].is_known
     }
     known, overrides = list(found.values()), list(typed.values())
-    different = differing(known)
+    different = differing_keys(known)
     telling = complete(different, known, overrides, list(lone.values()))
     telling = _as_typed(telling, [es[0].overrides for es in groups.values()])
     keys = [key for key in telling if key in different] if known else telling
@@ -190,7 +190,7 @@ def _describe(
 
 
 def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Variant]:
-    """A row's name that sweeps give to several configurations, with what sets these apart."""
+    """Extend labels shared by several variants with the settings in which they differ."""
     by_name: dict[str, list[Variant]] = {}
     for variant in variants:
         by_name.setdefault(variant.label if variant.rows else "", []).append(variant)
@@ -200,7 +200,7 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
         for key in keys:
             values = [v.factors.get(key, v.settings.get(key, "")) for v in same]
             longer = [(*p, f"{key}={v}") for p, v in zip(parts, values, strict=False)]
-            # A key that tells no two of them apart that the ones before did not says nothing.
+            # Skip keys that distinguish no further variants.
             parts = longer if len(set(longer)) > len(set(parts)) else parts
         labels |= {id(v): " ".join(p) for v, p in zip(same, parts, strict=False)}
     return [
@@ -210,7 +210,7 @@ def _rows_apart(variants: Sequence[Variant], keys: Sequence[str]) -> list[Varian
 
 
 def _as_typed(keys: Sequence[str], overrides: Sequence[tuple[str, ...]]) -> list[str]:
-    """Keys in the order in which they were typed; those that nobody typed last."""
+    """Keys in the order of the overrides; those never overridden last."""
     typed = list(dict.fromkeys(key for each in overrides for key in typed_settings(each)))
     return sorted(keys, key=lambda key: typed.index(key) if key in typed else len(typed))
 
@@ -227,7 +227,7 @@ def _label(members: Sequence[Entry], telling_factors: Factors) -> str:
 
 
 def _typed(entry: Entry) -> tuple[str, ...]:
-    """What was typed, but for what only tells repeats apart."""
+    """Overrides without the keys of repeats."""
     return tuple(text for text in entry.overrides if not text.startswith(("repeat=", "seed=")))
 
 

@@ -1,7 +1,6 @@
-"""What others have published of the named sweeps' rows, to be shown beside what was measured.
+"""Published results for rows of named sweeps, one YAML file per table.
 
-One YAML file a table, with the figures that its source prints and no others. Nothing here was
-measured by eke.
+The files have only figures printed in their source; none was measured by eke.
 """
 
 import math
@@ -20,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Figures:
-    """What a source prints of one row; None is what it does not print."""
+    """Published figures of one row; None where the source has none."""
 
     samples_per_s: float | None = None
     """Training samples per second."""
@@ -29,37 +28,37 @@ class Figures:
     runtime_s: float | None = None
     """Seconds from the first step to the last."""
     peak_memory_mb: float | None = None
-    """Of each GPU, in units of 2^20 bytes; what is counted, the notes say."""
+    """Per GPU, in units of 2^20 bytes; the notes say what is counted."""
     diff_frac: float | None = None
-    """Speed relative to the baseline's, less one: 0.27 is 27 % faster."""
+    """Relative speed difference from the baseline: 0.27 is 27 % faster."""
     train_loss: float | None = None
     """Mean over the training."""
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     """One table."""
 
     name: str
-    """The file's."""
+    """File name without suffix."""
     title: str
     source: str
     """URL."""
     hardware: str
     date: str
-    """Of the measurement, or the edition that has it."""
+    """Date of the measurement or of the source."""
     sweep: str
-    """The named sweep whose rows these are."""
+    """Named sweep with these rows."""
     baseline: str
-    """The row that others are compared with."""
+    """Row of the baseline."""
     notes: str
-    """How the numbers were obtained, and what is missing."""
+    """Method of measurement, and missing figures."""
     rows: Mapping[str, Figures]
-    """Row of the sweep -> its figures; rows without any are absent."""
+    """Row of the sweep -> figures; rows without figures are absent."""
 
 
-def published_for(sweep: str) -> tuple[Published, ...]:
-    """The tables about a named sweep, in the order of their names; none for the empty name.
+def published_for(sweep: str) -> tuple[PublishedTable, ...]:
+    """Tables of a named sweep, sorted by name; none for an empty name.
 
     Args:
         sweep: the option of the group `sweep`.
@@ -71,20 +70,20 @@ def published_for(sweep: str) -> tuple[Published, ...]:
 
 
 @cache
-def all_published() -> tuple[Published, ...]:
-    """Every table, in the order of their names.
+def all_published() -> tuple[PublishedTable, ...]:
+    """All tables, sorted by name.
 
     Raises:
         EkeError: a file cannot be read; says which, and what is wrong with it.
     """
-    return tuple(read_published(file) for file in sorted(FOLDER.glob("*.yaml")))
+    return tuple(read_table(file) for file in sorted(FOLDER.glob("*.yaml")))
 
 
-def read_published(file: Path) -> Published:
-    """One table.
+def read_table(file: Path) -> PublishedTable:
+    """Read one table.
 
     Raises:
-        EkeError: it cannot be read; says what is wrong with it.
+        EkeError: the file is invalid.
     """
     try:
         content = yaml.safe_load(file.read_text())
@@ -94,15 +93,15 @@ def read_published(file: Path) -> Published:
     if problem:
         raise EkeError(f"{file}: {problem}")
     rows = {name: Figures(**figures) for name, figures in content["rows"].items()}
-    return Published(**{**content, "name": file.stem, "rows": rows})
+    return PublishedTable(**{**content, "name": file.stem, "rows": rows})
 
 
-_TEXTS = tuple(f.name for f in fields(Published) if f.name not in ("name", "rows"))
+_TEXTS = tuple(f.name for f in fields(PublishedTable) if f.name not in ("name", "rows"))
 _FIGURES = tuple(f.name for f in fields(Figures))
 
 
 def _problem(content: Any) -> str:
-    """What is wrong with a file's content; empty for nothing."""
+    """Error in a file's content; empty if valid."""
     if not isinstance(content, dict):
         return "is no mapping"
     wanted = {*_TEXTS, "rows"}

@@ -1,1 +1,1 @@
-"""One comparison as a terminal's table, a page, Markdown, and files for machines."""
+"""Report formats: terminal, HTML page, Markdown, JSON and CSV."""

@@ -1,4 +1,4 @@
-"""The pictures of a report as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/).
+"""Charts of a report as Vega-Lite specifications (https://vega.github.io/vega-lite/docs/).
 
 Plain dictionaries: what a page draws, and what `vl_convert` checks in the tests. Every mark has a
 tooltip; sizes follow the page.
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from eke.common.text import GIB, MIB, format_bytes, format_seconds
-from eke.results.report.compare import Comparison, OneMachine, Row
+from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import times
 from eke.results.report.compare.measures import (
     PEAK,
@@ -26,23 +26,23 @@ Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 COLORS = ["#1f77b4", "#ff7f0e"]
-"""Of speed and memory; seen on a light and on a dark page, and by the colour-blind."""
+"""Colours of speed and memory; readable on light and dark pages and by the colour-blind."""
 
 CHARS_FOR_LABELS = 44
-"""Of a name beside a bar: half of a picture's width."""
+"""Characters of a bar's label: half of the chart's width."""
 
 MAX_POINTS = 1000
-"""Of a scatter plot: the front and the baseline come first."""
+"""Points of a scatter plot, front and baseline first."""
 
 MAX_BARS = 40
-"""Of a bar chart: more is longer than a screen."""
+"""Bars of a chart, about a screen."""
 
 MAX_LINES = 12
-"""Of a line chart: more cannot be told apart."""
+"""Lines of a chart; more cannot be distinguished."""
 
 
 def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
-    """Title, note and specification of every picture that has something to show."""
+    """Title, note and specification of every chart with data."""
     found: list[tuple[str, str, Spec | None]] = []
     for part in comparison.machines:
         rows = [r for r in comparison.rows if r.variant.machine == part.machine.letter]
@@ -55,7 +55,7 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
              effects(part)),
             (f"One upon another{where}", "Each bar adds one technique.", rungs(part)),
             (f"Loss over time{where}", "Training loss over the time of the steps alone, one run "
-             "each.", losses(rows)),
+             "each.", loss_curves(rows)),
             (f"Where a step's time goes{where}", "Per sample, by the medians of a step's parts.",
              phases(rows)),
             (f"Predicted and measured memory{where}", "On the line, the forecast was right.",
@@ -66,7 +66,7 @@ def charts(comparison: Comparison) -> list[tuple[str, str, Spec]]:
     return [(title, note, spec) for title, note, spec in found if spec]
 
 
-def scatter(rows: Sequence[Row]) -> Spec | None:
+def scatter(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Peak memory against samples per second, with the Pareto front."""
     size, unit = _unit(rows)
     points = [
@@ -106,8 +106,8 @@ def scatter(rows: Sequence[Row]) -> Spec | None:
     )  # fmt: skip
 
 
-def relative(rows: Sequence[Row]) -> Spec | None:
-    """Speed and memory over the baseline's, with intervals."""
+def relative(rows: Sequence[ComparisonRow]) -> Spec | None:
+    """Speed and memory relative to the baseline, with intervals."""
     found = [
         _dot(row.variant.label, what, row.ratios[key])
         for row in _fastest(rows)
@@ -130,7 +130,7 @@ def effects(part: OneMachine) -> Spec | None:
 
 
 def rungs(part: OneMachine) -> Spec | None:
-    """The ladder: one technique upon another."""
+    """The ladder of cumulative techniques."""
     found = [
         _dot(f"+ {rung.added}", what, rung.ratios[key])
         for rung in part.ladder
@@ -140,7 +140,7 @@ def rungs(part: OneMachine) -> Spec | None:
     return _dots(found) if found else None
 
 
-def losses(rows: Sequence[Row]) -> Spec | None:
+def loss_curves(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Training loss over seconds of steps."""
     drawn = [row for row in _first(rows, len(rows)) if row.curve][:MAX_LINES]
     points = [
@@ -162,7 +162,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
     return _spec(points, 300, mark=mark, encoding={"x": x, "y": y, "color": color, "tooltip": tips})
 
 
-def phases(rows: Sequence[Row]) -> Spec | None:
+def phases(rows: Sequence[ComparisonRow]) -> Spec | None:
     """Time of one sample spent waiting for data, in forward, backward and optimizer."""
     found = [
         {"name": row.variant.label, "phase": name, "order": order, "seconds": share / speed.value,
@@ -185,19 +185,19 @@ def phases(rows: Sequence[Row]) -> Spec | None:
     return _spec(found, _height(found), mark={"type": "bar"}, encoding=encoding)
 
 
-def predictions(rows: Sequence[Row]) -> Spec | None:
-    """Forecast of the peak of tensors against its measurement."""
+def predictions(rows: Sequence[ComparisonRow]) -> Spec | None:
+    """Predicted against measured peak memory."""
     size, unit = _unit(rows)
     return _predicted(rows, PREDICTED, PEAK, size, unit, format_bytes)
 
 
-def step_predictions(rows: Sequence[Row]) -> Spec | None:
-    """Estimate of a step's time against its measurement."""
+def step_predictions(rows: Sequence[ComparisonRow]) -> Spec | None:
+    """Predicted against measured step time."""
     return _predicted(rows, PREDICTED_STEP, STEP, 1.0, "s", format_seconds)
 
 
 def _predicted(
-    rows: Sequence[Row],
+    rows: Sequence[ComparisonRow],
     expected: Measure,
     measure: Measure,
     size: float,
@@ -250,7 +250,7 @@ def _dots(values: Sequence[Mapping[str, Any]]) -> Spec:
 
 
 def _whiskers(values: Sequence[Mapping[str, Any]], encoding: Spec) -> list[Spec]:
-    """A layer of intervals; none where no value has one."""
+    """Layer of intervals; none if no value has one."""
     if not any(value["low"] is not None for value in values):
         return []
     filled = {"filter": "isValid(datum.low)"}
@@ -270,7 +270,7 @@ def _names() -> dict[str, Any]:
 
 
 def _labelled(values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With what stands beside a mark; tooltips have the whole name."""
+    """Add shortened labels for marks; tooltips have the full name."""
     names = list(dict.fromkeys(value["name"] for value in values))
     short = shortened(names, CHARS_FOR_LABELS)
     labels = dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
@@ -293,7 +293,7 @@ def _spec(values: Sequence[Mapping[str, Any]], height: Any, **rest: Any) -> Spec
 
 
 def _height(values: Sequence[Mapping[str, Any]]) -> int:
-    """Pixels for one line of text a name."""
+    """Height in pixels for one line per name."""
     return 30 * len({value["name"] for value in values})
 
 
@@ -302,24 +302,24 @@ def _about(part: OneMachine) -> str:
     return f"The baseline is {name}. Lines are 95 % intervals over repeats."
 
 
-def _unit(rows: Sequence[Row]) -> tuple[int, str]:
-    """Bytes of the unit in which the largest peak is readable."""
+def _unit(rows: Sequence[ComparisonRow]) -> tuple[int, str]:
+    """Bytes and name of a readable unit for the largest peak."""
     peaks = [found.value for row in rows if (found := row.estimates.get(PEAK.key))]
     return (GIB, "GiB") if max(peaks, default=0) >= GIB else (MIB, "MiB")
 
 
-def _first(rows: Sequence[Row], count: int) -> list[Row]:
-    """The baseline and the front first, the fastest of the others then."""
+def _first(rows: Sequence[ComparisonRow], count: int) -> list[ComparisonRow]:
+    """The first rows: baseline, front, then the fastest others."""
 
-    def rank(row: Row) -> tuple[bool, bool, float]:
+    def rank(row: ComparisonRow) -> tuple[bool, bool, float]:
         speed = row.estimates.get(SAMPLES.key)
         return not row.is_baseline, not row.on_front, -(speed.value if speed else 0.0)
 
     return sorted(rows, key=rank)[:count]
 
 
-def _fastest(rows: Sequence[Row], also_baseline: bool = False) -> list[Row]:
-    """The fastest first; of many the front and the fastest."""
+def _fastest(rows: Sequence[ComparisonRow], also_baseline: bool = False) -> list[ComparisonRow]:
+    """Rows by decreasing speed; of many, the front and the fastest."""
     kept = [
         r for r in _first(rows, MAX_BARS) if r.estimates and (also_baseline or not r.is_baseline)
     ]

@@ -1,4 +1,4 @@
-"""A comparison for machines: report.json holds all that is shown, report.csv one line a run.
+"""Export of a comparison: report.json has everything shown, report.csv one line per run.
 
 Vega, Vega-Lite and vega-embed as one script for a page that loads nothing.
 
@@ -19,24 +19,24 @@ from typing import Any
 
 from eke.common.files import own_folder, read_text, write_atomic
 from eke.data.sources import cache_folder
-from eke.results.report.compare import Comparison, OneMachine, Row
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
+from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
 from eke.results.report.compare.effects import Effect, PublishedRow
 from eke.results.report.compare.load_records import Entry
-from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured
+from eke.results.report.compare.measures import MEASURES, PEAK, SAMPLES, measured_values
 from eke.results.report.compare.statistics import Ratio
-from eke.results.report.show.sections import Section, columns, counts, provenance, sections
+from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
 
 REPORT_VERSION = 1
-"""Raise it when a field of report.json changes its meaning or disappears."""
+"""Increase it when a field of report.json changes its meaning or disappears."""
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON's types; memory in bytes, times in seconds."""
+    """The comparison as JSON-ready values; memory in bytes, times in seconds."""
     return {
         "schema_version": REPORT_VERSION,
-        "verdict": verdict(comparison),
+        "verdict": verdict_lines(comparison),
         "folders": list(comparison.folders),
         "sweeps": list(comparison.sweeps),
         "commands": [list(command) for command in comparison.commands],
@@ -50,7 +50,7 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One line a run: configuration, factors, outcome and every measure."""
+    """CSV with one line per run: configuration, factors, outcome and every measure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = [measure.key for measure in MEASURES]
@@ -59,7 +59,7 @@ def as_csv(comparison: Comparison) -> str:
     writer.writerow(map(_inert, heading))
     for row in comparison.rows:
         for entry in row.variant.entries:
-            values = measured(entry.record) if entry.record else {}
+            values = measured_values(entry.record) if entry.record else {}
             factors = [row.variant.factors.get(key, "") for key in comparison.factors]
             writer.writerow(
                 [_inert(cell) for cell in (
@@ -72,7 +72,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def _inert(cell: object) -> object:
-    """Text that a spreadsheet takes for text, also behind white space and in full width.
+    """Escape text that a spreadsheet would read as a formula, also after white space.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
@@ -100,13 +100,13 @@ def _machine(part: OneMachine) -> dict[str, Any]:
         ],
         "beside": [
             {"source": b.table.source, "hardware": b.table.hardware, "date": b.table.date,
-             "baseline": b.table.baseline, "rows": [_beside(row) for row in b.rows]}
-            for b in part.beside
+             "baseline": b.table.baseline, "rows": [_published(row) for row in b.rows]}
+            for b in part.published
         ],
     }  # fmt: skip
 
 
-def _beside(row: PublishedRow) -> dict[str, Any]:
+def _published(row: PublishedRow) -> dict[str, Any]:
     own = {SAMPLES.key: row.speed, PEAK.key: row.memory}
     published = {SAMPLES.key: row.published_speed, PEAK.key: row.published_memory}
     return {"row": row.row, "ratios": _ratios(own), "published_ratios": published}
@@ -122,7 +122,7 @@ def _effect(effect: Effect) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     variant = row.variant
     return {
         "configuration": variant.label,
@@ -153,7 +153,7 @@ def _run(entry: Entry) -> dict[str, Any]:
         "rule": entry.rule,
         "overrides": list(entry.overrides),
         "folder": str(entry.folder) if entry.folder else None,
-        "measures": measured(entry.record) if entry.record else {},
+        "measures": measured_values(entry.record) if entry.record else {},
     }
 
 
@@ -171,17 +171,17 @@ def vega_script() -> str:
     path = cache_folder() / "report" / f"vega-{version}.js"
     script = _kept(path)
     if script is None:
-        import vl_convert  # 80 MB on disk, and needed for the page alone
+        import vl_convert  # 80 MB on disk, needed for the page only
 
-        bundle: Any = vl_convert.javascript_bundle  # its own types ask for a snippet (1.9)
+        bundle: Any = vl_convert.javascript_bundle  # its type stubs require a snippet (1.9)
         script = str(bundle())
         _keep(path, script)
-    # Inside of a page, these would end the script.
+    # These would end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _kept(path: Path) -> str | None:
-    """What is kept, if it is whole: its hash is its first line."""
+    """Cached script, if complete: its first line is its hash."""
     try:
         digest, _, script = read_text(path).partition("\n")
     except (OSError, ValueError):
@@ -194,7 +194,7 @@ def _keep(path: Path, script: str) -> None:
         own_folder(path.parent)
         write_atomic(path, f"{_digest(script)}\n{script}")
     except OSError:
-        return  # made anew another time
+        return  # not cached
 
 
 def _digest(script: str) -> str:
@@ -202,21 +202,21 @@ def _digest(script: str) -> str:
 
 
 MAX_ROWS = 200
-"""Of the main table: GitHub cuts a comment at 65,536 characters."""
+"""Rows of the main table; GitHub truncates a comment at 65,536 characters."""
 
 
 def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
-    """The report as Markdown; whatever a run's name or error holds, it stays text."""
+    """Render the report as Markdown, with names and errors escaped."""
     shown = columns(comparison, wide=False)
     cells = [[column.text(row) for column in shown] for row in comparison.rows[:MAX_ROWS]]
-    first, *others = verdict(comparison)
+    first, *others = verdict_lines(comparison)
     lines = [f"**{escape(first)}**", ""]
     for line in others:
         lines += [escape(line), ""]
     lines += markdown_table([c.title for c in shown], cells, [c.is_number for c in shown])
     if len(comparison.rows) > MAX_ROWS:
         lines += ["", f"... and {len(comparison.rows) - MAX_ROWS} more rows: in report.csv"]
-    lines += ["", MARKS, "", counts(comparison), ""]
+    lines += ["", MARKS, "", count_outcomes(comparison), ""]
     for section in [*sections(comparison, repeats), provenance(comparison)]:
         lines += _section(section)
     lines += [f"- {escape(note)}" for note in comparison.notes]
@@ -224,7 +224,7 @@ def render_markdown(comparison: Comparison, repeats: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that neither Markdown nor HTML reads as anything else."""
+    """Escape text for Markdown and HTML."""
     flat = " ".join(text.split())
     for sign in "\\`*_[]|":
         flat = flat.replace(sign, f"\\{sign}")
@@ -240,7 +240,7 @@ def _section(section: Section) -> list[str]:
 def markdown_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]
 ) -> list[str]:
-    """Lines of a Markdown table; every cell is escaped, and numbers stand on the right."""
+    """Lines of a Markdown table with escaped cells; numbers are right-aligned."""
     rule = ["---:" if number else "---" for number in numbers]
     lines = [list(map(escape, head)), rule, *([escape(cell) for cell in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]

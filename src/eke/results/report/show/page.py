@@ -1,42 +1,42 @@
-"""A comparison as one HTML file that opens offline: pictures, a table to sort and search."""
+"""HTML report: one file that works offline, with charts and a sortable table."""
 
 import json
 from importlib import resources
 from typing import Any
 
 from eke.results.report.compare import Comparison
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
 from eke.results.report.show.charts import charts
 from eke.results.report.show.export import vega_script
-from eke.results.report.show.sections import columns, counts, provenance, sections
+from eke.results.report.show.sections import columns, count_outcomes, provenance, sections
 
 
 def render_page(comparison: Comparison, repeats: bool = False) -> str:
-    """The page; data stand in it as JSON and are shown as text, whatever they hold."""
-    from jinja2 import Environment  # only here: a terminal's report does without it
+    """Render the page; data are embedded as JSON and shown as text."""
+    from jinja2 import Environment  # not needed for other formats
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pictures = charts(comparison)
     return environment.from_string(_part("page.html")).render(
         title=", ".join(comparison.sweeps) or "comparison",
-        verdict=verdict(comparison),
-        counts=counts(comparison),
+        verdict=verdict_lines(comparison),
+        counts=count_outcomes(comparison),
         marks=MARKS,
         style=_part("page.css"),
         script=_part("page.js"),
         vega=vega_script() if pictures else "",
         pictures=[(title, note) for title, note, _ in pictures],
         data=as_script_data(
-            {"specs": [spec for _, _, spec in pictures], "table": table(comparison)}
+            {"specs": [spec for _, _, spec in pictures], "table": table_data(comparison)}
         ),
         sections=[*sections(comparison, repeats), provenance(comparison)],
         notes=comparison.notes,
     )
 
 
-def table(comparison: Comparison) -> dict[str, Any]:
-    """The main table: per row its texts, and what its columns are sorted by."""
+def table_data(comparison: Comparison) -> dict[str, Any]:
+    """The main table: texts and sort keys of each row."""
     shown = columns(comparison)
     return {
         "columns": [
@@ -56,13 +56,13 @@ def table(comparison: Comparison) -> dict[str, Any]:
 
 
 def as_script_data(value: Any) -> str:
-    """JSON that can stand inside of a script element: no `<` can end it."""
+    """JSON for a script element, with `<` escaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _sortable(value: float | None) -> float | None:
-    """Six digits sort as well as seventeen."""
+    """Round to six digits, to shorten the page."""
     return None if value is None else float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""The smaller tables of a report, as plain text cells: one source for all formats.
+"""Tables of a report as plain text, shared by all formats.
 
 The columns of the main table, once for terminal, page and Markdown: numbers cannot disagree.
 """
@@ -11,10 +11,10 @@ from itertools import zip_longest
 from eke.common.paths import program
 from eke.common.text import format_bytes, format_count, format_number, format_seconds
 from eke.plan.record import Outcome, Record
-from eke.results.report.compare import Comparison, OneMachine, Row
+from eke.results.report.compare import Comparison, ComparisonRow, OneMachine
 from eke.results.report.compare.comparison import mark, times
 from eke.results.report.compare.curves import Parity
-from eke.results.report.compare.effects import Beside
+from eke.results.report.compare.effects import PublishedMatch
 from eke.results.report.compare.load_records import NOT_RUN
 from eke.results.report.compare.measures import (
     DEVICE_HOURS,
@@ -27,39 +27,39 @@ from eke.results.report.compare.measures import (
     TOKENS,
     TRAIN_LOSS,
     Measure,
-    measured,
+    measured_values,
 )
 from eke.results.report.compare.statistics import Ratio
 
 CHARS_FOR_NAMES = 60
-"""A label longer than this is cut in tables; the page's tooltips and the files have it whole."""
+"""Maximum length of a label in tables; tooltips and files have the full label."""
 
 
 FACTORS_IN_LABEL = 3
-"""With more, a label is cut, and columns say the rest."""
+"""Limit above which a label is cut and columns show the rest."""
 
 MAX_LISTED = 6
-"""Configurations named for one reason; the rest is counted."""
+"""Configurations listed per reason; the others are counted."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity of every row, as text and as a number to sort by."""
+    """One column: text and sort key of every row."""
 
     key: str
     title: str
-    text: Callable[[Row], str]
-    value: Callable[[Row], float | None]
+    text: Callable[[ComparisonRow], str]
+    value: Callable[[ComparisonRow], float | None]
     is_number: bool = True
     is_wide: bool = False
-    """Left out where there is little room: in a terminal, and in Markdown."""
+    """Whether narrow formats (terminal, Markdown) omit it."""
     help: str = ""
-    brief: Callable[[Row], str] | None = None
-    """A shorter text, where `text` has no room."""
+    brief: Callable[[ComparisonRow], str] | None = None
+    """Shorter text for narrow formats."""
 
 
 def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAMES) -> list[Column]:
-    """Those in which at least one row has something to say.
+    """Columns with a value in at least one row.
 
     Args:
         comparison: what is shown.
@@ -75,10 +75,10 @@ def columns(comparison: Comparison, wide: bool = True, most: int = CHARS_FOR_NAM
 def _names(comparison: Comparison, most: int) -> list[Column]:
     several = len(comparison.machines) > 1
     whole = list(dict.fromkeys(row.variant.label for row in comparison.rows))
-    title, told = _keys_apart(whole, most)
-    short = dict(zip(whole, shortened(told, most), strict=True))
+    title, values = _keys_apart(whole, most)
+    short = dict(zip(whole, shortened(values, most), strict=True))
 
-    def label(row: Row) -> str:
+    def label(row: ComparisonRow) -> str:
         cut = short[row.variant.label]
         return f"{cut} (baseline)" if row.is_baseline else cut
 
@@ -89,7 +89,7 @@ def _names(comparison: Comparison, most: int) -> list[Column]:
 
 
 def _keys_apart(labels: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
-    """Labels that are too long as values alone, and their keys as a title, if that is enough."""
+    """Replace long labels by their values, with the keys as title, if that is short enough."""
     words = [[word.partition("=") for word in label.split(" ")] for label in labels]
     keys = list(dict.fromkeys(key for each in words for key, _, _ in each))
     found = [{key: value for key, _, value in each} for each in words]
@@ -102,7 +102,7 @@ def _keys_apart(labels: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
 
 
 def _factors(comparison: Comparison) -> list[Column]:
-    """Behind the numbers, which are what is looked for first, also on a phone.
+    """Columns of factors, after the numbers, which matter most.
 
     A label that is made of the factors says them; a row's name does not.
     """
@@ -131,7 +131,7 @@ def _numbers(comparison: Comparison) -> list[Column]:
         _measure(EVAL_LOSS, lambda v: f"{v:.4f}"),
         *([] if _has(comparison, EVAL_LOSS) else [_measure(TRAIN_LOSS, lambda v: f"{v:.4f}")]),
         Column("parity", "loss", _parity, lambda r: r.quality.difference, False,
-               help="beside the baseline's, at equal samples",
+               help="relative to the baseline, at equal samples",
                brief=lambda r: _parity(r).partition(" (")[0]),
         Column("equal_time", "loss at equal time", _at_equal_time,
                lambda r: r.loss_at_equal_time, is_wide=True,
@@ -148,16 +148,16 @@ def _numbers(comparison: Comparison) -> list[Column]:
     ]  # fmt: skip
 
 
-def outcome_text(row: Row) -> str:
-    """How the repeats ended: `ok`, or `2 ok, 1 oom`."""
+def outcome_text(row: ComparisonRow) -> str:
+    """Outcomes of the repeats: `ok`, or `2 ok, 1 oom`."""
     outcomes = row.variant.outcomes
     if len(outcomes) == 1:
         return next(iter(outcomes))
     return ", ".join(f"{count} {name}" for name, count in outcomes.items())
 
 
-def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Outcome, configurations and why, of all that did not end well; one line for each reason."""
+def reasons(rows: Sequence[ComparisonRow]) -> list[tuple[str, str, str]]:
+    """Outcome, configurations and reason of failures; one line per reason."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         for entry in row.variant.entries:
@@ -167,17 +167,17 @@ def reasons(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """The first few configurations, and how many more there are."""
+    """The first configurations, and the number of the others."""
     more = f"; and {len(labels) - MAX_LISTED} more" if len(labels) > MAX_LISTED else ""
     return "; ".join(labels[:MAX_LISTED]) + more
 
 
-def _unsorted(_: Row) -> None:
-    """Sorted by its text."""
+def _unsorted(_: ComparisonRow) -> None:
+    """Sort key of columns sorted by text."""
 
 
 def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
-    """Labels cut to a length; those that begin alike, from the word in which they differ.
+    """Shorten labels; those with a common beginning start at the first differing word.
 
     Args:
         labels: all different.
@@ -189,15 +189,15 @@ def shortened(labels: Sequence[str], most: int = CHARS_FOR_NAMES) -> list[str]:
     short: dict[str, str] = {}
     for alike in groups.values():
         short.update(zip(alike, _cut(alike, most), strict=True))
-    told = Counter(short.values())
+    counts = Counter(short.values())
     for number, label in enumerate(labels, 1):
-        if told[short[label]] > 1:  # what sets two groups apart was cut from both
+        if counts[short[label]] > 1:  # the difference was cut
             short[label] = f"{number}: {label}"[: most - 1] + "…"
     return [short[label] for label in labels]
 
 
 def _cut(alike: Sequence[str], most: int) -> list[str]:
-    """Labels whose first characters are the same."""
+    """Shorten labels with a common beginning."""
     if len(alike) == 1:
         (label,) = alike
         return [label if len(label) <= most else label[: most - 1] + "…"]
@@ -209,18 +209,18 @@ def _cut(alike: Sequence[str], most: int) -> list[str]:
     return ["… " + rest.removeprefix("… ") for rest in rests]
 
 
-def _factor(key: str) -> Callable[[Row], str]:
+def _factor(key: str) -> Callable[[ComparisonRow], str]:
     return lambda row: row.variant.factors.get(key, "")
 
 
 def _measure(
     measure: Measure, text: Callable[[float], str], wide: bool = False, help: str = ""
 ) -> Column:
-    def show(row: Row) -> str:
+    def show(row: ComparisonRow) -> str:
         found = row.estimates.get(measure.key)
         return text(found.value) if found else ""
 
-    def value(row: Row) -> float | None:
+    def value(row: ComparisonRow) -> float | None:
         found = row.estimates.get(measure.key)
         return found.value if found else None
 
@@ -228,41 +228,41 @@ def _measure(
 
 
 def _ratio(measure: Measure, title: str, help: str) -> Column:
-    def show(row: Row, brief: bool = False) -> str:
+    def show(row: ComparisonRow, brief: bool = False) -> str:
         found = row.ratios.get(measure.key)
         if found is None:
             return "1x" if row.is_baseline and measure.key in row.estimates else ""
-        return told(found, brief)
+        return ratio_text(found, brief)
 
-    def shorter(row: Row) -> str:
+    def shorter(row: ComparisonRow) -> str:
         return show(row, brief=True)
 
-    def value(row: Row) -> float | None:
+    def value(row: ComparisonRow) -> float | None:
         found = row.ratios.get(measure.key)
         return found.value if found else 1.0 if row.is_baseline else None
 
     return Column(f"ratio {measure.key}", title, show, value, True, False, help, shorter)
 
 
-def told(ratio: Ratio | None, brief: bool = False) -> str:
-    """A ratio and its sign, with its interval unless `brief`."""
+def ratio_text(ratio: Ratio | None, brief: bool = False) -> str:
+    """Ratio with its sign, and its interval unless `brief`."""
     if ratio is None:
         return ""
     text = times(ratio).partition(" (")[0] if brief else times(ratio)
     return f"{text} {mark(ratio)}".rstrip()
 
 
-def _parity(row: Row) -> str:
+def _parity(row: ComparisonRow) -> str:
     quality = row.quality
     if quality.parity in (Parity.unknown, Parity.baseline):
         return ""
     if quality.difference is None or quality.parity is Parity.equal:
         return str(quality.parity.value)
-    told = f"not compared: {quality.why}" if quality.why else quality.parity.value
-    return f"{told} ({100 * quality.difference:+.2g} %)"
+    shown = f"not compared: {quality.why}" if quality.why else quality.parity.value
+    return f"{shown} ({100 * quality.difference:+.2g} %)"
 
 
-def _at_equal_time(row: Row) -> str:
+def _at_equal_time(row: ComparisonRow) -> str:
     return "" if row.loss_at_equal_time is None else f"{row.loss_at_equal_time:.4f}"
 
 
@@ -285,24 +285,24 @@ class Section:
 
 
 MAX_REASONS = 100
-"""Listed one by one; a report of thousands counts the rest."""
+"""Maximum runs listed individually."""
 
 
 WITHOUT_REASON = {NOT_RUN: "the same command runs what is missing"}
 
 
 def sections(comparison: Comparison, repeats: bool = False, brief: bool = False) -> list[Section]:
-    """All of them that have something to say; `brief`: ratios without intervals."""
+    """All sections with content; `brief`: ratios without intervals."""
     found = [_outcomes(comparison), _unmeasured(comparison)]
     for part in comparison.machines:
         found += [make(comparison, part, brief) for make in (_effects, _alone, _ladder)]
-        found += [_beside(each, comparison, part) for each in part.beside]
+        found += [_published(each, comparison, part) for each in part.published]
     found += [_runs(comparison)] if repeats else []
     return [section for section in found if section.rows]
 
 
 def provenance(comparison: Comparison) -> Section:
-    """Where the numbers come from."""
+    """Provenance: commands, machines and versions."""
     rows = [("command", f"{_program(c)} {' '.join(c)}") for c in comparison.commands]
     for part in comparison.machines:
         facts = dict(part.machine.facts)
@@ -319,7 +319,7 @@ def provenance(comparison: Comparison) -> Section:
 
 
 def _program(command: tuple[str, ...]) -> str:
-    """Of `eke fit` the trials are a sweep, too."""
+    """Program of a command; the trials of `eke fit` are a sweep, too."""
     return "eke" if command[0] == "fit" else program()
 
 
@@ -353,7 +353,7 @@ def _outcomes(comparison: Comparison) -> Section:
 
 
 def _unmeasured(comparison: Comparison) -> Section:
-    """Why a configuration that ended well has no speed."""
+    """Reasons that successful configurations have no speed."""
     found: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
         if row.variant.records and SAMPLES.key not in row.estimates:
@@ -378,8 +378,8 @@ def _effects(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
             f"{each.factor}={each.value}",
             f"{each.factor}={each.reference}" if each.reference else "without",
             str(each.pairs),
-            told(each.ratios.get(SAMPLES.key), brief),
-            told(each.ratios.get(PEAK.key), brief),
+            ratio_text(each.ratios.get(SAMPLES.key), brief),
+            ratio_text(each.ratios.get(PEAK.key), brief),
         )
         for each in part.effects
     ]
@@ -396,34 +396,37 @@ def _alone(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     rows: list[tuple[str, ...]] = []
     for variant, change in part.alone:
         ratios = by_variant[id(variant)].ratios
-        cells = (told(ratios.get(SAMPLES.key), brief), told(ratios.get(PEAK.key), brief))
+        cells = (
+            ratio_text(ratios.get(SAMPLES.key), brief),
+            ratio_text(ratios.get(PEAK.key), brief),
+        )
         rows.append((variant.row or change, change, *cells))
     head: tuple[str, ...] = ("alone", "changes", "x speed", "x memory")
     if all(name == change for name, change, *_ in rows):
         head, rows = (head[0], *head[2:]), [(name, *rest) for name, _, *rest in rows]
     title = _title("Each technique alone", comparison, part)
-    # Where only one factor differs, the main table says the same.
+    # With a single factor, the main table shows the same.
     return Section(title, "", head, tuple(rows) if len(comparison.factors) > 1 else ())
 
 
 def _ladder(comparison: Comparison, part: OneMachine, brief: bool) -> Section:
     rows = [
-        (rung.variant.label, f"+ {rung.added}", told(rung.ratios.get(SAMPLES.key), brief),
-         told(rung.ratios.get(PEAK.key), brief))
+        (rung.variant.label, f"+ {rung.added}", ratio_text(rung.ratios.get(SAMPLES.key), brief),
+         ratio_text(rung.ratios.get(PEAK.key), brief))
         for rung in part.ladder
     ]  # fmt: skip
     head = ("cumulative", "adds", "x speed", "x memory")
     return Section(_title("One upon another", comparison, part), "", head, tuple(rows))
 
 
-def _beside(each: Beside, comparison: Comparison, part: OneMachine) -> Section:
+def _published(each: PublishedMatch, comparison: Comparison, part: OneMachine) -> Section:
     rows = [
         (row.row, times(row.speed) if row.speed else "", _times(row.published_speed),
          times(row.memory) if row.memory else "", _times(row.published_memory))
         for row in each.rows
     ]  # fmt: skip
     table = each.table
-    title = _title(f"Beside what others measured: {table.title}", comparison, part)
+    title = _title(f"Compared with published results: {table.title}", comparison, part)
     note = f"Published: {table.hardware}, {table.date}. {table.notes} {table.source}"
     head = (
         f"row, times {table.baseline}",
@@ -443,7 +446,7 @@ def _runs(comparison: Comparison) -> Section:
     rows = []
     for row in comparison.rows:
         for entry in row.variant.entries:
-            values = measured(entry.record) if entry.record else {}
+            values = measured_values(entry.record) if entry.record else {}
             seed, repeat = entry.repeat
             speed, peak = values.get(SAMPLES.key), values.get(PEAK.key)
             rows.append(
@@ -461,8 +464,8 @@ def _title(text: str, comparison: Comparison, part: OneMachine) -> str:
     return f"{text} [{part.machine.letter}]" if len(comparison.machines) > 1 else text
 
 
-def counts(comparison: Comparison) -> str:
-    """How many runs, of how many configurations, ended how."""
+def count_outcomes(comparison: Comparison) -> str:
+    """Number of runs and configurations by outcome."""
     totals: dict[str, int] = {}
     for row in comparison.rows:
         for outcome, count in row.variant.outcomes.items():

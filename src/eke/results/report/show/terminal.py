@@ -1,4 +1,4 @@
-"""A comparison in a terminal, through rich."""
+"""Terminal report, rendered by rich."""
 
 import io
 import shutil
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from eke.common.streams import printable
 from eke.plan.record import Outcome
-from eke.results.report.compare import Comparison, Row
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare import Comparison, ComparisonRow
+from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
 from eke.results.report.compare.measures import EVAL_LOSS, PEAK, SAMPLES, TRAIN_LOSS
 from eke.results.report.show.sections import (
@@ -23,43 +23,43 @@ from eke.results.report.show.sections import (
     Column,
     Section,
     columns,
-    counts,
+    count_outcomes,
     outcome_text,
     provenance,
     sections,
 )
 
 PIPED_WIDTH = 160
-"""Columns where the output is no terminal: a file is read with a wide window."""
+"""Width for output that is not a terminal."""
 
 RANKS = (
     "machine", "outcome", f"ratio {SAMPLES.key}", f"ratio {PEAK.key}", "parity", EVAL_LOSS.key,
     TRAIN_LOSS.key, "n", SAMPLES.key, PEAK.key,
 )  # fmt: skip
-"""Columns of the main table: the later, the sooner left out where there is little room."""
+"""Columns of the main table by priority."""
 
 LEAST_FOR_NAMES = 36
-"""Columns for a configuration's name, before numbers are left out for it."""
+"""Minimum width of a configuration's name."""
 
 ROOM_FOR_INTERVALS = 110
-"""Columns of a terminal from which on smaller tables have intervals."""
+"""Minimum terminal width for intervals in the smaller tables."""
 
 GAP = 2
-"""Columns between two of a table."""
+"""Space between columns."""
 
 MAX_ROWS = 60
-"""Of the main table; the page has all of them."""
+"""Maximum rows of the main table; the page has all."""
 
 
 def print_report(comparison: Comparison, repeats: bool = False) -> None:
-    """Write to stdout; without a terminal neither colours nor its width."""
+    """Write the report to stdout; without a terminal, no colours."""
     sys.stdout.write(render_terminal(comparison, repeats, sys.stdout.isatty()))
 
 
 def render_terminal(
     comparison: Comparison, repeats: bool = False, terminal: bool = False, width: int = 0
 ) -> str:
-    """The report as text.
+    """Render the report as text.
 
     Args:
         comparison: what is shown.
@@ -77,9 +77,14 @@ def render_terminal(
 
 
 def _parts(comparison: Comparison, repeats: bool, width: int) -> list[RenderableType]:
-    lines = verdict(comparison)
+    lines = verdict_lines(comparison)
     parts: list[RenderableType] = [_text(lines[0], "bold"), *map(_text, lines[1:]), Text()]
-    parts += [*_main(comparison, width), Text(MARKS, style="dim"), Text(counts(comparison)), Text()]
+    parts += [
+        *_main(comparison, width),
+        Text(MARKS, style="dim"),
+        Text(count_outcomes(comparison)),
+        Text(),
+    ]
     for section in sections(comparison, repeats, brief=width < ROOM_FOR_INTERVALS):
         parts += [_section(section, width), Text()]
     parts += [_section(provenance(comparison), width)]
@@ -92,7 +97,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _main(comparison: Comparison, width: int) -> list[RenderableType]:
-    """The main table in lines of their own, and what it leaves out for want of room."""
+    """The main table, and a note on omitted columns."""
     rows = _chosen(comparison.rows)
     shown, left_out = _fitting(comparison, rows, width)
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
@@ -104,14 +109,14 @@ def _main(comparison: Comparison, width: int) -> list[RenderableType]:
         table.add_row(*(_text(c.text(row)) for c in shown), style=_style(row))
     if len(rows) < len(comparison.rows):
         table.add_row(Text(f"... and {len(comparison.rows) - len(rows)} more: in the files"))
-    note = f"Left out at {width} columns: {', '.join(left_out)} (a wider window shows them)"
+    note = f"Omitted at {width} columns: {', '.join(left_out)} (widen the terminal to see them)"
     return [table, Text(note, style="dim")] if left_out else [table]
 
 
 def _fitting(
-    comparison: Comparison, rows: Sequence[Row], width: int
+    comparison: Comparison, rows: Sequence[ComparisonRow], width: int
 ) -> tuple[list[Column], list[str]]:
-    """Columns that stand side by side in so much room, and the titles of the others."""
+    """Columns that fit the width, and titles of the others."""
 
     def needs(column: Column) -> int:
         texts = [column.title, *map(column.text, rows)]
@@ -140,8 +145,8 @@ def _rank(column: Column) -> int:
     return RANKS.index(column.key) if column.key in RANKS else len(RANKS)
 
 
-def _chosen(rows: Sequence[Row]) -> Sequence[Row]:
-    """All, or of many the baseline, the front and the first."""
+def _chosen(rows: Sequence[ComparisonRow]) -> Sequence[ComparisonRow]:
+    """All rows; of many, the baseline, the front and the first."""
     if len(rows) <= MAX_ROWS:
         return rows
     told = [row for row in rows if row.is_baseline or row.on_front]
@@ -150,7 +155,7 @@ def _chosen(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if id(row) in kept]
 
 
-def _style(row: Row) -> str:
+def _style(row: ComparisonRow) -> str:
     if row.is_baseline:
         return "bold"
     if not row.variant.records:
@@ -159,7 +164,7 @@ def _style(row: Row) -> str:
 
 
 def _section(section: Section, width: int) -> Group:
-    """A table that breaks lines between words; a line for each row where these have no room."""
+    """A table wrapped between words, or one line per value if it does not fit."""
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
     cells = list(zip(section.head, *section.rows, strict=True))
     words = [max(map(cell_len, " ".join(column).split()), default=0) for column in cells]

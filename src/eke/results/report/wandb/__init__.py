@@ -1,5 +1,5 @@
-"""A comparison as a report of Weights & Biases: built offline, saved there when asked.
+"""Weights & Biases report of a comparison: built offline, published on request.
 
-Nothing of W&B's is imported before a report is built. Tested with wandb 0.31 and wandb-workspaces
-0.4.13. What was decided: docs/explanation/tracking.md.
+wandb is imported only when a report is built. Tested with wandb 0.31 and wandb-workspaces 0.4.13.
+Design decisions: docs/explanation/tracking.md.
 """

@@ -1,4 +1,4 @@
-"""Saves a report at W&B, the same one when it is there already. Tested with wandb 0.31."""
+"""Publish a report at W&B, or update the published one. Tested with wandb 0.31."""
 
 import tempfile
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +11,7 @@ from eke.common.paths import RunPaths
 from eke.config.schema import TrackerMode
 from eke.results.report.compare import Comparison
 from eke.results.report.wandb.specification import (
-    Place,
+    WandbProject,
     recorded,
     specification,
     tracker_settings,
@@ -21,14 +21,14 @@ from eke.results.trackers.sync import account
 from eke.results.trackers.sync.account import read_receipts
 
 SAVE_S = 60.0
-"""Seconds for everything but the login: four questions, each of which W&B gives 19 s at most."""
+"""Time limit without the login: four requests, for which W&B allows 19 s each."""
 
 FILE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Published:
-    """One report at W&B, kept beside the other files so that it can be saved again."""
+class PublishedReport:
+    """A published report, stored with the other files so that it can be updated."""
 
     server: str
     entity: str
@@ -44,16 +44,18 @@ class Published:
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a report."""
+    """Result of publishing a report."""
 
-    published: Published
+    published: PublishedReport
     is_new: bool
     missing: int
-    """Runs that eke neither sent there nor logged there while they trained."""
+    """Runs that eke neither synced nor logged there."""
 
 
-def publish(comparison: Comparison, place: Place, file: Path, repeats: bool = False) -> Saved:
-    """Save the report, and remember in `file` which one it is.
+def publish(
+    comparison: Comparison, place: WandbProject, file: Path, repeats: bool = False
+) -> Saved:
+    """Save the report, and store its id in `file`.
 
     Args:
         comparison: what is reported.
@@ -68,15 +70,15 @@ def publish(comparison: Comparison, place: Place, file: Path, repeats: bool = Fa
         Refusal: it cannot be reached, or does not take the report.
         OSError: `file` cannot be written.
     """
-    workspaces()  # missing: said before anybody logs in
+    workspaces()  # fails before the login if it is missing
     with tempfile.TemporaryDirectory(prefix="eke-report-", ignore_cleanup_errors=True) as scratch:
-        account.prepare(Path(scratch))
+        account.configure_wandb(Path(scratch))
         try:
             user = account.log_in(account.ANSWER_S)
             place = replace(place, entity=place.entity or user.entity)
             if not place.entity:
                 raise ConfigError("W&B's server names no default entity -> --entity NAME")
-            others = read_published(file)
+            others = read_published_reports(file)
             known = next((p for p in others if p.where == _where(user.server, place)), None)
             known_id = known.id if known else ""
             answer = account.bounded(lambda: _save(comparison, place, repeats, known_id), SAVE_S)
@@ -88,7 +90,7 @@ def publish(comparison: Comparison, place: Place, file: Path, repeats: bool = Fa
             "  -> eke sync RUNS   (sends the runs, and makes it), or --project NAME, --entity NAME"
         )
     report_id, url = answer
-    published = Published(*_where(user.server, place), report_id, url)
+    published = PublishedReport(*_where(user.server, place), report_id, url)
     kept = [p for p in others if p.where != published.where]
     content = [asdict(each) for each in (*kept, published)]
     write_json(file, {"schema_version": FILE_VERSION, "published": content})
@@ -96,16 +98,16 @@ def publish(comparison: Comparison, place: Place, file: Path, repeats: bool = Fa
     return Saved(published, report_id != known_id, missing)
 
 
-def read_published(file: Path) -> list[Published]:
-    """Reports that were saved before; none where the file is missing or broken."""
+def read_published_reports(file: Path) -> list[PublishedReport]:
+    """Reports published before; none if the file is missing or invalid."""
     try:
-        return [Published(**each) for each in read_json(file)["published"]]
+        return [PublishedReport(**each) for each in read_json(file)["published"]]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 
 
 def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
-    """Runs without a sign that this server has them: no receipt of `eke sync`, not run online."""
+    """Count runs that the server may lack: no receipt of `eke sync`, and not run online."""
     count = 0
     for entry, record in recorded(comparison):
         settings = tracker_settings(record)
@@ -117,16 +119,16 @@ def count_missing(comparison: Comparison, where: tuple[str, str, str]) -> int:
     return count
 
 
-def _where(server: str, place: Place) -> tuple[str, str, str]:
+def _where(server: str, place: WandbProject) -> tuple[str, str, str]:
     return (server, place.entity, place.project)
 
 
 def _save(
-    comparison: Comparison, place: Place, repeats: bool, known_id: str
+    comparison: Comparison, place: WandbProject, repeats: bool, known_id: str
 ) -> tuple[str, str] | None:
     """Id and address of the saved report; None when there is no such project.
 
-    `Report.save` would make the project; a name typed wrongly would then be an empty one.
+    `Report.save` would create the project, also for a misspelled name.
     """
     import wandb
     from wandb_workspaces._graphql import execute_graphql
@@ -143,13 +145,13 @@ def _save(
 
 
 def _is_there(api: Any, report_id: str) -> bool:
-    """Whether a report that was saved before has not been deleted since."""
+    """Whether a published report still exists."""
     from wandb_workspaces._graphql import execute_graphql
     from wandb_workspaces.reports.v2 import gql
 
     try:
         return bool(execute_graphql(api, gql.view_report, {"reportId": report_id}).get("view"))
-    except Exception as error:  # of several classes; what a server says of an unknown id
+    except Exception as error:  # several classes for an unknown id
         if "not found" in str(error).lower():
             return False
         raise

@@ -1,15 +1,4 @@
-"""From a comparison to the report that wandb-workspaces would save, and to its JSON.
-
-wandb-workspaces, imported when it is needed and named when it is missing.
-
-Where the compared runs are at W&B, and how a panel finds them there.
-
-What eke logs, by the names under which W&B's panels find it.
-
-The panels of a report at W&B, over the keys that eke logs.
-
-The words and tables of a report at W&B, as Markdown that names cannot break out of.
-"""
+"""W&B report specification: run filter, panels over logged keys, and escaped Markdown."""
 
 import json
 import os
@@ -21,15 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eke.common.errors import ConfigError, Problem
+from eke.common.errors import ConfigError, Fix, Problem
 from eke.config import schema
 from eke.plan.record import Record, metrics
 from eke.results.report.compare import Comparison
-from eke.results.report.compare.claims import verdict
+from eke.results.report.compare.claims import verdict_lines
 from eke.results.report.compare.comparison import MARKS
 from eke.results.report.compare.load_records import Entry
 from eke.results.report.show.export import escape, markdown_table
-from eke.results.report.show.sections import Section, columns, counts, provenance, sections
+from eke.results.report.show.sections import Section, columns, count_outcomes, provenance, sections
 from eke.results.trackers.async_tracker import TIME as TIME
 from eke.results.trackers.tracker import tracker_id
 
@@ -42,7 +31,7 @@ def workspaces() -> ModuleType:
     Raises:
         ConfigError: it is not installed.
     """
-    # Otherwise W&B sends telemetry, and waits 10 s for a host that never answers.
+    # Disables W&B's telemetry, which waits 10 s for an unreachable host.
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     try:
         with warnings.catch_warnings():
@@ -64,7 +53,7 @@ reads it back, where `=` becomes `==`, `<` becomes `<=` and a quotation mark end
 
 
 @dataclass(frozen=True)
-class Place:
+class WandbProject:
     """A project at W&B."""
 
     entity: str
@@ -77,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which of a project's runs are compared: those of some groups, or some by their ids."""
+    """Compared runs of a project, by group or by id."""
 
     groups: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
@@ -88,8 +77,8 @@ class Filter:
         return f"{len(self.ids)} runs by their ids"
 
 
-def find_place(comparison: Comparison, project: str = "", entity: str = "") -> Place:
-    """The one project that the runs are filed under.
+def find_project(comparison: Comparison, project: str = "", entity: str = "") -> WandbProject:
+    """Find the project of the runs.
 
     Args:
         comparison: what is reported.
@@ -100,7 +89,7 @@ def find_place(comparison: Comparison, project: str = "", entity: str = "") -> P
         ConfigError: the runs are filed under several.
     """
     settings = [tracker_settings(record) for _, record in recorded(comparison)]
-    return Place(
+    return WandbProject(
         entity or _only("entity", [str(each.get("entity") or "") for each in settings]),
         project
         or _only("project", [str(each.get("project") or "") for each in settings])
@@ -109,7 +98,7 @@ def find_place(comparison: Comparison, project: str = "", entity: str = "") -> P
 
 
 def find_filter(comparison: Comparison) -> Filter | None:
-    """How the runs are found at W&B; None where nothing has run.
+    """Filter for the runs at W&B; None without runs.
 
     By group where all are of sweeps that W&B has as groups: runs that the sweep gains later then
     show up by themselves. By id otherwise: single runs, and cells that were answered by the record
@@ -122,22 +111,22 @@ def find_filter(comparison: Comparison) -> Filter | None:
     is_grouped = all(entry.sweep == tracker_settings(each).get("group") for entry, each in found)
     if is_grouped and all(map(PLAIN.fullmatch, sweeps)):
         return Filter(groups=sweeps)
-    ids = dict.fromkeys(run_id(entry, record) for entry, record in found)
+    ids = dict.fromkeys(wandb_run_id(entry, record) for entry, record in found)
     return Filter(ids=tuple(each for each in ids if PLAIN.fullmatch(each)))
 
 
 def recorded(comparison: Comparison) -> list[tuple[Entry, Record]]:
-    """Every compared run that has a record, in the report's order."""
+    """Compared runs with a record, in the report's order."""
     return list(_recorded(comparison))
 
 
-def run_id(entry: Entry, record: Record) -> str:
+def wandb_run_id(entry: Entry, record: Record) -> str:
     """The run's id at W&B."""
     return tracker_id(entry.folder.name if entry.folder else record.run_id, record.run_id)
 
 
 def tracker_settings(record: Record) -> dict[str, Any]:
-    """The record's `tracker.*`; empty where another version wrote something else."""
+    """The record's `tracker.*`; empty if another version wrote it differently."""
     found = record.config.get("tracker")
     return found if isinstance(found, dict) else {}
 
@@ -155,7 +144,9 @@ def _only(what: str, values: list[str]) -> str:
         names = ", ".join(name or "the account's default" for name in found)
         named = next(name for name in found if name)
         why = f"the runs are filed under {len(found)} of them: {names}"
-        raise ConfigError(Problem(f"tracker.{what}", "", why, f"eke report ... --{what} {named}"))
+        raise ConfigError(
+            Problem(f"tracker.{what}", "", why, Fix(remark=f"eke report ... --{what} {named}"))
+        )
     return found[0] if found else ""
 
 
@@ -165,13 +156,13 @@ STEP, LOSS = metrics.STEP, metrics.LOSS
 """Of its rows, as is TIME."""
 
 MAX_FACTORS = 6
-"""W&B nests its groups; beyond so many, runs are shown one by one. A choice, no limit of W&B's."""
+"""Factors above which runs are not grouped (W&B nests groups); a choice, not a limit of W&B."""
 
 
 def factor_paths(comparison: Comparison) -> list[str]:
     """Paths in W&B's config of the factors that differ, `precision.value`.
 
-    Factors of cells that never ran alone are left out: no run at W&B has them.
+    Factors that only cells without a run have are omitted.
     """
     records = [record for _, record in recorded(comparison)]
     paths = [path for key in comparison.factors if (path := _path(key, records))]
@@ -179,13 +170,13 @@ def factor_paths(comparison: Comparison) -> list[str]:
 
 
 def grouping(comparison: Comparison) -> list[str]:
-    """What runs are grouped and coloured by; nothing where too much differs."""
+    """Factors for grouping and colour; none if too many differ."""
     paths = factor_paths(comparison)
     return paths if len(paths) <= MAX_FACTORS else []
 
 
 def _path(key: str, records: list[Record]) -> str:
-    """`precision` is a scalar at the top, `optimizer.lr` lies under `cfg`; else nothing.
+    """`precision` is a scalar at the top, `optimizer.lr` is below `cfg`; else empty.
 
     W&B wraps each top-level key into `value`.
     """
@@ -217,7 +208,11 @@ SPEED_TITLE, MEMORY_TITLE = "samples/s", "peak memory, bytes"
 
 
 def panel_grid(
-    library: ModuleType, found: Filter, place: Place | None, factors: list[str], groups: list[str]
+    library: ModuleType,
+    found: Filter,
+    place: WandbProject | None,
+    factors: list[str],
+    groups: list[str],
 ) -> Any:
     """All panels over one run set.
 
@@ -234,9 +229,13 @@ def panel_grid(
 
 
 def run_set(
-    library: ModuleType, found: Filter, place: Place | None, factors: list[str], groups: list[str]
+    library: ModuleType,
+    found: Filter,
+    place: WandbProject | None,
+    factors: list[str],
+    groups: list[str],
 ) -> Any:
-    """The compared runs, the fastest first, grouped by what differs."""
+    """The compared runs, fastest first, grouped by differing factors."""
     where = {"entity": place.entity, "project": place.project} if place else {}
     measured = [f"summary:{SAMPLES_PER_S}", f"summary:{PEAK_BYTES}"]
     return library.Runset(
@@ -291,32 +290,36 @@ def _panels(library: ModuleType) -> list[Any]:
 
 
 MAX_ROWS, MAX_SECTION_ROWS = 100, 50
-"""Rows of the main table and of each other: W&B lays the whole report out in the browser, and says
-nothing of a limit. report.csv has all."""
+"""Maximum rows of each table: W&B renders the whole report in the browser. report.csv has all."""
 MAX_CHARS = 300
-"""Of a table's cell: messages of exceptions can be pages."""
+"""Maximum characters of a table cell, for long exception messages."""
 MAX_TITLE_CHARS = 128
-"""wandb-workspaces 0.4 refuses a longer one."""
+"""Maximum length of a title in wandb-workspaces 0.4."""
 
 
 def title(comparison: Comparison) -> str:
-    """Names of the sweeps, else the folders."""
+    """Title: names of the sweeps, else the folders."""
     names = comparison.sweeps or tuple(Path(folder).name for folder in comparison.folders)
-    return cut(printable(f"eke: {', '.join(names) or 'runs'}"), MAX_TITLE_CHARS)
+    return cut(json_safe(f"eke: {', '.join(names) or 'runs'}"), MAX_TITLE_CHARS)
 
 
 def opening(comparison: Comparison) -> str:
-    """The verdict, and how many runs ended how."""
-    first, *others = verdict(comparison)
-    lines = [f"**{told(first)}**", *map(told, others), told(counts(comparison))]
+    """Verdict, and number of runs by outcome."""
+    first, *others = verdict_lines(comparison)
+    lines = [
+        f"**{escape_markdown(first)}**",
+        *map(escape_markdown, others),
+        escape_markdown(count_outcomes(comparison)),
+    ]
     return "\n\n".join(lines)
 
 
-def live(found: Filter, place: Place) -> str:
-    """What the panels show, and why that may be more or less than the tables."""
+def live(found: Filter, place: WandbProject) -> str:
+    """Note on the panels, which may show other runs than the tables."""
     return (
-        f"These panels are live: {told(str(found))} in project {told(place.project)}, as the "
-        "server has them now. The tables and sentences are of the time of writing."
+        f"These panels are live: {escape_markdown(str(found))} in project "
+        f"{escape_markdown(place.project)}, with the server's current data. "
+        "Tables and text are from the time of writing."
     )
 
 
@@ -336,18 +339,18 @@ def section_table(section: Section) -> str:
     lines = markdown_table(section.head, rows, [False] * len(section.head))
     more = len(section.rows) - MAX_SECTION_ROWS
     rest = ["", f"... and {more} more rows: in report.md"] if more > 0 else []
-    note = ["", escape(printable(section.note))] if section.note else []
+    note = ["", escape(json_safe(section.note))] if section.note else []
     return _guarded("\n".join([*lines, *rest, *note]))
 
 
-def notes(comparison: Comparison) -> str:
-    """What could not be read, and what else is to be known."""
-    return "\n".join(f"- {told(note)}" for note in comparison.notes)
+def notes_block(comparison: Comparison) -> str:
+    """Notes of the comparison as a list."""
+    return "\n".join(f"- {escape_markdown(note)}" for note in comparison.notes)
 
 
-def told(text: str) -> str:
-    """A sentence that stays text: no mark-up, no formula, no heading."""
-    flat = _guarded(escape(cut(printable(text), 10 * MAX_CHARS)))
+def escape_markdown(text: str) -> str:
+    """Escape a sentence: no mark-up, formula or heading."""
+    flat = _guarded(escape(cut(json_safe(text), 10 * MAX_CHARS)))
     return f"\\{flat}" if flat[:1] in ("#", "+", "-", "=") else flat
 
 
@@ -356,25 +359,25 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def printable(text: str) -> str:
-    """Text that JSON, and a server's database, can hold: no half characters, no control signs."""
+def json_safe(text: str) -> str:
+    """Remove surrogates and control characters, which servers reject."""
     whole = text.encode(errors="replace").decode()
     return "".join(sign if sign.isprintable() else " " for sign in whole)
 
 
 def _cell(text: str) -> str:
-    return cut(printable(text), MAX_CHARS)
+    return cut(json_safe(text), MAX_CHARS)
 
 
 def _guarded(text: str) -> str:
-    """Dollar signs that begin no formula, for W&B reads these too; and nothing struck out."""
+    """Escape dollar signs (formulas in W&B) and strike-through."""
     return text.replace("$", "\\$").replace("~", "\\~")
 
 
 def specification(
-    comparison: Comparison, place: Place, repeats: bool = False, is_online: bool = False
+    comparison: Comparison, place: WandbProject, repeats: bool = False, is_online: bool = False
 ) -> Any:
-    """The report, as an object of wandb-workspaces; what it says is what the other formats say.
+    """Build the report as an object of wandb-workspaces, with the contents of the other formats.
 
     Args:
         comparison: what is reported.
@@ -398,9 +401,9 @@ def specification(
     for section in (*sections(comparison, repeats), provenance(comparison)):
         blocks += _titled(section.title, section_table(section))
     if comparison.notes:
-        blocks += _titled("Notes", notes(comparison))
+        blocks += _titled("Notes", notes_block(comparison))
     return library.Report(
-        # Never None: it would be asked for at the server.
+        # None would cause a request to the server.
         entity=place.entity,
         project=place.project,
         title=title(comparison),
@@ -411,8 +414,8 @@ def specification(
 
 
 def dump(report: Any) -> str:
-    """What `save` sends, as JSON: `spec` is the string of its mutation `upsertView`, parsed."""
-    model = report._to_model()  # wandb-workspaces 0.4.13 has no public way to it
+    """JSON that `save` sends; `spec` is the parsed string of its mutation `upsertView`."""
+    model = report._to_model()  # wandb-workspaces 0.4.13 has no public method
     content = {
         "displayName": model.display_name,
         "description": model.description,

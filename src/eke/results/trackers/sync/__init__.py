@@ -1,9 +1,9 @@
-"""`eke sync`: runs from their folders to W&B, rebuilt from metrics.jsonl and record.json.
+"""Upload of runs to W&B (`eke sync`), rebuilt from metrics.jsonl and record.json.
 
-W&B's own offline files are not read: they can be torn or empty, and `wandb sync` answers 0 when
-nothing arrived. Why: docs/explanation/tracking.md.
+W&B's offline files are not used: they can be torn or empty, and `wandb sync` exits with 0 even if
+nothing arrived; see docs/explanation/tracking.md.
 """
 
-from eke.results.trackers.sync.send import Found, Options, Report, Verdict, find_runs, sync
+from eke.results.trackers.sync.send import FoundRun, Options, Report, SyncOutcome, find_runs, sync
 
-__all__ = ["Found", "Options", "Report", "Verdict", "find_runs", "sync"]
+__all__ = ["FoundRun", "Options", "Report", "SyncOutcome", "find_runs", "sync"]

@@ -1,9 +1,4 @@
-"""The user's account at W&B, and what the server says it has. Tested with wandb 0.31.
-
-What is sent of a run: the truth that its folder holds.
-
-What was sent already, kept in the run folder; and who may send now.
-"""
+"""W&B account, content of a run to send, receipts and lock. Tested with wandb 0.31."""
 
 import hashlib
 import os
@@ -23,28 +18,28 @@ from eke.common.streams import speak
 from eke.config import schema
 from eke.plan.planner import outline_record, read_plan
 from eke.plan.record import RECORD_LIMIT, Outcome, Record, metrics, read_attempts, read_record
-from eke.results.trackers.async_tracker import deduplicate, describe
+from eke.results.trackers.async_tracker import deduplicate, one_line
 from eke.results.trackers.tracker import TrackedRun, Value, shown_of, summary_values, tracker_id
 from eke.results.trackers.wandb import ignore_folder_settings, kill_core
 from eke.rules.tracker import has_wandb_key
 
 ANSWER_S = 20.0
-"""Seconds the server gets to answer one question; W&B's own default is 19."""
+"""Time limit of one request; W&B's default is 19 s."""
 
 T = TypeVar("T")
 
 
 class NoAnswer(EkeError):
-    """The server, or the way to it, does not answer."""
+    """The server does not answer."""
 
 
 class Refusal(EkeError):
-    """The server answered, and not with what was asked for."""
+    """The server rejected the request."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the server has of a run."""
+class ServerState:
+    """State of a run on the server."""
 
     num_rows: int
     last_step: int
@@ -56,15 +51,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Account:
-    """Whom W&B takes this user for."""
+    """The user's W&B account."""
 
     server: str
     entity: str
-    """The default one; empty if the server names none."""
+    """Default entity; empty if there is none."""
 
 
-def prepare(scratch: Path) -> None:
-    """Have W&B keep its files in `scratch` and send no telemetry; name its server.
+def configure_wandb(scratch: Path) -> None:
+    """Have W&B write to `scratch` without telemetry, and print its server.
 
     Raises:
         ConfigError: there is no API key, or W&B is not installed.
@@ -78,10 +73,10 @@ def prepare(scratch: Path) -> None:
     if not has_wandb_key():
         raise ConfigError(
             "no API key for W&B -> wandb login   (or: export WANDB_API_KEY=...; "
-            "for a server of your own WANDB_BASE_URL as well)"
+            "for a private server also WANDB_BASE_URL)"
         )
     try:
-        from wandb.sdk.wandb_setup import singleton  # found missing here, and not in the middle
+        from wandb.sdk.wandb_setup import singleton  # fails early if it is missing
     except ModuleNotFoundError as error:
         raise ConfigError("the package wandb is not installed -> pip install wandb") from error
     ignore_folder_settings()
@@ -94,7 +89,7 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
     Raises:
         ConfigError: the server refuses the key.
         NoAnswer: it does not answer.
-        Refusal: it cannot be reached, or cannot tell.
+        Refusal: it is unreachable or fails.
     """
     try:
         return bounded(_log_in, answer_s)
@@ -104,21 +99,21 @@ def log_in(answer_s: float = ANSWER_S) -> Account:
         raise
 
 
-def look(path: str, answer_s: float = ANSWER_S) -> Seen | None:
-    """What the server has of the run `entity/project/id`; None when it does not know it.
+def look(path: str, answer_s: float = ANSWER_S) -> ServerState | None:
+    """Fetch the state of the run `entity/project/id`; None if the server does not have it.
 
     Raises:
         NoAnswer: it does not answer.
-        Refusal: it does not tell.
+        Refusal: it rejects the request.
     """
     return bounded(lambda: _look(path), answer_s)
 
 
 def bounded(ask: Callable[[], T], answer_s: float) -> T:
-    """The result of a call that may hang.
+    """Run a call that may hang.
 
     Raises:
-        NoAnswer: it took longer; wandb-core, which it waited for, has been killed.
+        NoAnswer: it took longer; wandb-core was killed.
         Refusal: it raised.
     """
     results: list[T] = []
@@ -141,11 +136,11 @@ def bounded(ask: Callable[[], T], answer_s: float) -> T:
         give_up_core()
         raise NoAnswer(f"W&B's server did not answer within {answer_s:g} s")
     give_up_core()
-    raise Refusal(describe(errors[0]).removeprefix("stopped by "))
+    raise Refusal(one_line(errors[0]))
 
 
 def give_up_core() -> None:
-    """End wandb-core, in whatever state it is."""
+    """End wandb-core, also if it hangs."""
     import wandb
 
     with suppress(BaseException):  # it leaves by sys.exit if wandb-core died
@@ -159,7 +154,7 @@ def _log_in() -> Account:
     return Account(server=api.settings["base_url"], entity=api.default_entity or "")
 
 
-def _look(path: str) -> Seen | None:
+def _look(path: str) -> ServerState | None:
     import wandb
 
     api = wandb.Api(timeout=int(ANSWER_S))
@@ -172,7 +167,7 @@ def _look(path: str) -> Seen | None:
     summary = dict(run.summary_metrics or {})
     num_rows = int(run.historyLineCount or 0)
     last = run.lastHistoryStep if num_rows else -1
-    return Seen(num_rows, int(last), summary, run.state, run.url)
+    return ServerState(num_rows, int(last), summary, run.state, run.url)
 
 
 @dataclass(frozen=True)
@@ -185,18 +180,18 @@ class Content:
     summary: Mapping[str, Value]
     exit_code: int
     digest: str
-    """Of the files it was read from."""
+    """Hash of the source files."""
     note: str = ""
-    """What could not be read."""
+    """Unreadable parts."""
 
     @property
     def steps(self) -> list[int]:
-        """Distinct steps: rows as W&B counts them."""
+        """Distinct steps, which W&B counts as rows."""
         return sorted({int(row[metrics.STEP]) for row in self.rows})
 
 
-def digest_of(paths: RunPaths) -> str:
-    """SHA-256 of what a run's content is read from.
+def content_digest(paths: RunPaths) -> str:
+    """SHA-256 of the files with a run's content.
 
     Raises:
         OSError: a file cannot be read.
@@ -214,7 +209,7 @@ def digest_of(paths: RunPaths) -> str:
 
 
 def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Content:
-    """Everything of a run that W&B is to have.
+    """Read the content of a run to send to W&B.
 
     Args:
         paths: the run folder.
@@ -225,7 +220,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         EkeError: the record or the plan cannot be read.
         OSError: a file cannot be read.
     """
-    digest = digest_of(paths)
+    digest = content_digest(paths)
     rows, unreadable = metrics.read_rows(paths.metrics)
     record = read_record(paths) or _outline(paths, rows)
     settings = record.config.get("tracker")
@@ -236,7 +231,7 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
         group=settings.get("group"),
         tags=(device,),
         directory=paths.folder,
-        attempt=0,  # it is sent as one piece, so that sending it again changes nothing
+        attempt=0,  # sent as one attempt, so that sending again is idempotent
         settings=schema.Tracker(
             option=str(settings.get("option", "wandb")),
             mode=schema.TrackerMode.online,
@@ -250,13 +245,13 @@ def read_content(paths: RunPaths, project: str | None, entity: str | None) -> Co
             record.config,
         ),
     )
-    note = f"{unreadable} unreadable lines left out" if unreadable else ""
+    note = f"{unreadable} unreadable lines skipped" if unreadable else ""
     kept = deduplicate(rows)
     return Content(run, kept, summary_values(record), record.exit_code, digest, note)
 
 
 def _outline(paths: RunPaths, rows: list[metrics.Row]) -> Record:
-    """The record of a run whose worker and supervisor were killed before they wrote one."""
+    """Record of a run whose worker and supervisor were killed before writing one."""
     plan = read_plan(paths)
     attempt: Any = max(len(read_attempts(paths)) - 1, 0)
     return outline_record(plan, rows, attempt, Outcome.crashed, None)
@@ -267,28 +262,28 @@ RECEIPT_VERSION = 1
 
 @dataclass(frozen=True)
 class Receipt:
-    """One run at one place."""
+    """Receipt of one run at one destination."""
 
     server: str
     entity: str
     project: str
     digest: str
-    """Of the files that were sent; another one means that the run has gone on since."""
+    """Hash of the sent files; a different one means that the run continued."""
     num_rows: int
     url: str
     is_verified: bool
-    """The server was asked afterwards, and has them."""
+    """Whether the server confirmed them afterwards."""
     time: float = field(default_factory=time.time)
     """Seconds since 1970."""
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Where it was sent to."""
+        """Destination."""
         return (self.server, self.entity, self.project)
 
 
 def read_receipts(paths: RunPaths) -> list[Receipt]:
-    """All receipts; none where the file is missing or broken: then the run is sent again."""
+    """All receipts; none if the file is missing or invalid (the run is then sent again)."""
     try:
         content: Any = read_json(paths.receipt)
         return [Receipt(**entry) for entry in content["sent"]]
@@ -297,7 +292,7 @@ def read_receipts(paths: RunPaths) -> list[Receipt]:
 
 
 def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
-    """Write a receipt in the place of an older one for the same place.
+    """Write a receipt, replacing an older one for the same destination.
 
     Raises:
         OSError: the folder cannot be written.
@@ -309,9 +304,9 @@ def add_receipt(paths: RunPaths, receipt: Receipt) -> None:
 
 @contextmanager
 def sole_sender(paths: RunPaths) -> Iterator[bool]:
-    """Whether no other `eke sync` sends this run; the claim lasts as long as the block.
+    """Lock a run against other `eke sync` processes; yields whether it succeeded.
 
-    A folder that cannot be written cannot be claimed; sending a run twice does no harm.
+    Without a lock file (read-only folder) it succeeds: sending a run twice is harmless.
     """
     descriptor = _open_lock(paths.sync_lock)
     try:

@@ -1,7 +1,4 @@
-"""Sends runs, one after the other, and says of each what became of it.
-
-From what a user typed to run folders.
-"""
+"""Find runs, send them one by one, and report each result."""
 
 import math
 import tempfile
@@ -12,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from eke.common.errors import ConfigError, EkeError, Problem
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
 from eke.common.files import is_locked, read_json
 from eke.common.paths import RunPaths, SweepPaths, user_path
 from eke.plan.record import no_runs
@@ -24,9 +21,9 @@ from eke.results.trackers.sync.account import (
     NoAnswer,
     Receipt,
     Refusal,
-    Seen,
+    ServerState,
     add_receipt,
-    digest_of,
+    content_digest,
     read_content,
     read_receipts,
     sole_sender,
@@ -35,18 +32,18 @@ from eke.results.trackers.wandb import WandbRun
 
 
 @dataclass(frozen=True)
-class Found:
-    """One folder to look at."""
+class FoundRun:
+    """One folder found."""
 
     paths: RunPaths
     is_named: bool = False
-    """Typed itself, not found in a folder of runs."""
+    """Given as an argument, not found in a folder of runs."""
     foreign: str = ""
-    """Why it is no run; empty for a run."""
+    """Reason that it is not a run; empty for a run."""
 
 
-def find_runs(arguments: Sequence[str]) -> list[Found]:
-    """Run folders, each once, in the order of the arguments.
+def find_runs(arguments: Sequence[str]) -> list[FoundRun]:
+    """Find run folders, without duplicates, in the order of the arguments.
 
     Args:
         arguments: run folders, folders of runs, sweep folders, or a file in one of them.
@@ -54,7 +51,7 @@ def find_runs(arguments: Sequence[str]) -> list[Found]:
     Raises:
         ConfigError: every argument that leads to no run.
     """
-    found: dict[Path, Found] = {}
+    found: dict[Path, FoundRun] = {}
     problems = []
     for argument in arguments:
         try:
@@ -66,7 +63,7 @@ def find_runs(arguments: Sequence[str]) -> list[Found]:
             continue
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
-            problems.append(Problem("DIR", argument, why, "eke sync runs"))
+            problems.append(Problem("DIR", argument, why, Fix(remark="eke sync runs")))
             continue
         for hit in hits:
             key = hit.paths.folder.resolve()
@@ -77,14 +74,14 @@ def find_runs(arguments: Sequence[str]) -> list[Found]:
     return list(found.values())
 
 
-def _find(path: Path) -> Iterator[Found]:
+def _find(path: Path) -> Iterator[FoundRun]:
     if path.is_file():
         path = path.parent
     paths = RunPaths(path.absolute())
     if SweepPaths(path).sweep.exists():
         yield from _cells(path)
     elif _is_run(paths):
-        yield Found(paths, is_named=True)
+        yield FoundRun(paths, is_named=True)
     else:
         yield from _children(path)
 
@@ -93,20 +90,20 @@ def _is_run(paths: RunPaths) -> bool:
     return paths.record.exists() or paths.plan.exists()
 
 
-def _children(folder: Path) -> Iterator[Found]:
-    """Runs directly below a folder; whatever else lies there is named, but for sweeps."""
+def _children(folder: Path) -> Iterator[FoundRun]:
+    """Runs directly below a folder; other folders except sweeps are reported."""
     for child in sorted(folder.iterdir()):
         if not child.is_dir() or child.name.startswith("."):
             continue
         paths = RunPaths(child.absolute())
         if _is_run(paths):
-            yield Found(paths)
+            yield FoundRun(paths)
         elif not SweepPaths(child).sweep.exists():
-            yield Found(paths, foreign="no record.json and no plan.json: not a run")
+            yield FoundRun(paths, foreign="no record.json and no plan.json: not a run")
 
 
-def _cells(folder: Path) -> Iterator[Found]:
-    """The runs of a sweep: they lie beside its folder, which may have been moved with them.
+def _cells(folder: Path) -> Iterator[FoundRun]:
+    """Runs of a sweep, next to its folder (both may have been moved).
 
     Raises:
         ValueError: sweep.json is not a sweep.
@@ -122,31 +119,31 @@ def _cells(folder: Path) -> Iterator[Found]:
             continue  # refused, or not reached yet
         beside = RunPaths(folder.absolute().parent / Path(name).name)
         paths = beside if _is_run(beside) else RunPaths(Path(name).absolute())
-        yield Found(paths, foreign="" if _is_run(paths) else "the sweep's run is gone")
+        yield FoundRun(paths, foreign="" if _is_run(paths) else "the sweep's run is gone")
 
 
 BATCH_ROWS = 1000
-"""Rows handed over at once."""
+"""Rows per call."""
 ROWS_PER_S = 100.0
 """12 000 rows took 3.6 s on a loopback server; a real one may be 30 times slower."""
 
 
-class Verdict(Enum):
-    """What became of one folder."""
+class SyncOutcome(Enum):
+    """Result for one folder."""
 
     sent = "sent"
     there = "there already"
     would = "would be sent"
     running = "running"
-    left_out = "left out"
+    skipped = "skipped"
     foreign = "not a run"
     busy = "busy"
     failed = "failed"
 
     @property
     def is_failure(self) -> bool:
-        """Whether the same command is to be typed again."""
-        return self in (Verdict.failed, Verdict.busy)
+        """Whether to run the command again."""
+        return self in (SyncOutcome.failed, SyncOutcome.busy)
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class Report:
     """One line of the table."""
 
     folder: Path
-    verdict: Verdict
+    verdict: SyncOutcome
     num_rows: int | None = None
     url: str = ""
     note: str = ""
@@ -162,25 +159,25 @@ class Report:
 
 @dataclass(frozen=True)
 class Options:
-    """How to send."""
+    """Options of `eke sync`."""
 
     project: str | None = None
-    """Instead of each run's own."""
+    """Overrides each run's project."""
     entity: str | None = None
     dry_run: bool = False
     again: bool = False
-    """Send even what is there already."""
+    """Send runs again that are already there."""
     timeout_s: float = 60.0
-    """Seconds that one upload may take, besides those its number of rows allows."""
+    """Seconds for one upload, in addition to those for its rows."""
 
     @property
     def answer_s(self) -> float:
-        """Seconds that the server may take for an answer."""
+        """Time limit of a request in seconds."""
         return min(account.ANSWER_S, self.timeout_s)
 
 
-def sync(found: Sequence[Found], options: Options) -> Iterator[Report]:
-    """Send each run that is not there yet; what goes wrong with one does not stop the others.
+def sync(found: Sequence[FoundRun], options: Options) -> Iterator[Report]:
+    """Send each run that is not there yet; failures do not stop the others.
 
     Raises:
         ConfigError: there is no API key, or the server refuses it; nothing was sent then.
@@ -192,45 +189,47 @@ def sync(found: Sequence[Found], options: Options) -> Iterator[Report]:
         yield from (_report(each, None, options, ids, Path()) for each in found)
         return
     with tempfile.TemporaryDirectory(prefix="eke-sync-", ignore_cleanup_errors=True) as scratch:
-        account.prepare(Path(scratch))
+        account.configure_wandb(Path(scratch))
         try:
             user = account.log_in(options.answer_s)
             for each in found:
                 report = _report(each, user, options, ids, Path(scratch))
                 yield report
-                if report.verdict is Verdict.failed and report.num_rows is not None:
-                    account.log_in(options.answer_s)  # has the server gone? the next would wait too
+                if report.verdict is SyncOutcome.failed and report.num_rows is not None:
+                    account.log_in(
+                        options.answer_s
+                    )  # if the server is down, stop: the next run would wait, too
         finally:
             account.give_up_core()
 
 
 def _report(
-    found: Found, user: Account | None, options: Options, ids: dict[str, Path], scratch: Path
+    found: FoundRun, user: Account | None, options: Options, ids: dict[str, Path], scratch: Path
 ) -> Report:
     folder = found.paths.folder
     if found.foreign:
-        return Report(folder, Verdict.foreign, note=found.foreign)
+        return Report(folder, SyncOutcome.foreign, note=found.foreign)
     if is_locked(found.paths.lock):
-        return Report(folder, Verdict.running, note="left alone; send it when it has ended")
+        return Report(folder, SyncOutcome.running, note="left alone; send it when it has ended")
     try:
         content = read_content(found.paths, options.project, options.entity)
         tracker = content.run.settings.option
         if tracker != "wandb" and not found.is_named:
             note = f"tracker={tracker}; name the folder itself to send it"
-            return Report(folder, Verdict.left_out, len(content.steps), note=note)
+            return Report(folder, SyncOutcome.skipped, len(content.steps), note=note)
         if (other := ids.setdefault(content.run.run_id, folder)) != folder:
-            return Report(folder, Verdict.failed, note=f"the same run as {other}")
+            return Report(folder, SyncOutcome.failed, note=f"the same run as {other}")
         if user is None:
-            return Report(folder, Verdict.would, len(content.steps), note=_target(content, ""))
+            return Report(folder, SyncOutcome.would, len(content.steps), note=_target(content, ""))
         with sole_sender(found.paths) as is_sole:
             if not is_sole:
-                return Report(folder, Verdict.busy, note="another eke sync is sending it")
+                return Report(folder, SyncOutcome.busy, note="another eke sync is sending it")
             return _send(found.paths, content, user, options, scratch)
     except EkeError as error:
-        return Report(folder, Verdict.failed, note=str(error))
+        return Report(folder, SyncOutcome.failed, note=str(error))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        # A folder that somebody changed by hand: named, and the others go on.
-        return Report(folder, Verdict.failed, note=f"{type(error).__name__}: {error}")
+        # For example a manually edited folder; the others continue.
+        return Report(folder, SyncOutcome.failed, note=f"{type(error).__name__}: {error}")
 
 
 def _target(content: Content, entity: str) -> str:
@@ -243,50 +242,52 @@ def _target(content: Content, entity: str) -> str:
 def _send(
     paths: RunPaths, content: Content, user: Account, options: Options, scratch: Path
 ) -> Report:
-    """One run: nothing if it is there, else everything; then the server is asked what it has."""
+    """Send one run unless it is there, then verify it on the server."""
     path, count = _target(content, user.entity), len(content.steps)
     place = (user.server, content.run.settings.entity or user.entity, content.run.settings.project)
     receipts = [r for r in read_receipts(paths) if r.place == place]
     if not options.again:
         if any(r.digest == content.digest for r in receipts):
-            return Report(paths.folder, Verdict.there, count, receipts[0].url, content.note)
+            return Report(paths.folder, SyncOutcome.there, count, receipts[0].url, content.note)
         try:
             seen = account.look(path, options.answer_s)
-        except Refusal:  # an account may be allowed to write and not to read
+        except Refusal:  # an account may have write permission only
             seen = None
         if seen is not None and not difference(content, seen):
             note = _keep_receipt(paths, Receipt(*place, content.digest, count, seen.url, True))
-            return Report(paths.folder, Verdict.there, count, seen.url, _join(content.note, note))
+            return Report(
+                paths.folder, SyncOutcome.there, count, seen.url, _join(content.note, note)
+            )
     if problem := upload(content, options, scratch):
-        return Report(paths.folder, Verdict.failed, count, note=problem)
+        return Report(paths.folder, SyncOutcome.failed, count, note=problem)
     return _verify(paths, content, place, path, options)
 
 
 def _verify(
     paths: RunPaths, content: Content, place: tuple[str, str, str], path: str, options: Options
 ) -> Report:
-    """What the server has now; without its word, the client's acknowledgements count."""
+    """Verify the run on the server; otherwise rely on the client's acknowledgements."""
     count, url, note, is_verified = len(content.steps), "", "", False
     try:
         seen = account.look(path, options.answer_s)
         found = difference(content, seen) if seen else "the server does not know the run"
         if found:
-            return Report(paths.folder, Verdict.failed, count, seen.url if seen else "", found)
+            return Report(paths.folder, SyncOutcome.failed, count, seen.url if seen else "", found)
         assert seen is not None, "no difference was found"
         url, is_verified = seen.url, True
     except (NoAnswer, Refusal) as error:
         note = f"acknowledged, but could not be read back: {error}"
-    if digest_of(paths) != content.digest:
+    if content_digest(paths) != content.digest:
         note = "the run went on while it was sent; the same command sends the rest"
-        return Report(paths.folder, Verdict.failed, count, url, note)
+        return Report(paths.folder, SyncOutcome.failed, count, url, note)
     kept = _keep_receipt(paths, Receipt(*place, content.digest, count, url, is_verified))
-    return Report(paths.folder, Verdict.sent, count, url, _join(content.note, note, kept))
+    return Report(paths.folder, SyncOutcome.sent, count, url, _join(content.note, note, kept))
 
 
 def upload(content: Content, options: Options, scratch: Path) -> str:
-    """Send a run as one piece, from its first row; returns what went wrong, or nothing.
+    """Send all rows of a run; returns an error or an empty string.
 
-    Each row goes to the same place on the server whatever was there: sending again changes nothing.
+    Idempotent: each row replaces the same row on the server.
     """
     folder = Path(tempfile.mkdtemp(dir=scratch))
     run = replace(content.run, directory=folder)
@@ -301,23 +302,23 @@ def upload(content: Content, options: Options, scratch: Path) -> str:
             guard.log(content.rows[start : start + BATCH_ROWS])
         guard.summary(content.summary)
         guard.finish(content.exit_code)
-    except BaseException:  # Ctrl-C: what is under way must not hold up the exit
+    except BaseException:  # Ctrl-C: an upload must not delay the exit
         with suppress(Exception):
             mirror.kill()
         raise
     return guard.problem.removesuffix(f" {EVERY_ROW}")
 
 
-def difference(content: Content, seen: Seen) -> str:
-    """What the server has not, or has differently; empty if it has the run whole."""
+def difference(content: Content, seen: ServerState) -> str:
+    """Difference between run and server; empty if the server has all of it."""
     steps = content.steps
     if seen.num_rows != len(steps):
         return f"{seen.num_rows} of {len(steps)} rows arrived"
     last = steps[-1] if steps else -1
-    if seen.last_step not in (last, -1):  # some servers do not tell
+    if seen.last_step not in (last, -1):  # not reported by some servers
         return f"the last row is of step {seen.last_step}, not of {last}"
     if seen.state == "running":
-        return "the server takes the run for running"
+        return "the server still shows the run as running"
     for key, value in content.summary.items():
         if not _same(seen.summary.get(key), value):
             return f"the summary has {key} = {seen.summary.get(key)}, not {value}"
@@ -331,7 +332,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _keep_receipt(paths: RunPaths, receipt: Receipt) -> str:
-    """Write the receipt; returns why it could not be written."""
+    """Write the receipt; returns an error or an empty string."""
     try:
         add_receipt(paths, receipt)
     except OSError as error:

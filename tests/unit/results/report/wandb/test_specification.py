@@ -13,14 +13,14 @@ from eke.cli import main
 from eke.common.errors import ConfigError
 from eke.common.paths import RunPaths
 from eke.plan.record import metrics, read_record
-from eke.results.report.compare import Comparison, compare
+from eke.results.report.compare import Comparison, compare_runs
 from eke.results.report.wandb import specification as module
 from eke.results.report.wandb.specification import (
     MAX_FACTORS,
-    Place,
+    WandbProject,
     dump,
     find_filter,
-    find_place,
+    find_project,
     grouping,
     specification,
 )
@@ -28,7 +28,7 @@ from eke.results.trackers import summary_values
 from eke.results.trackers.async_tracker import TrainTime
 from eke.results.trackers.wandb import make_config
 
-PLACE = Place("me", "eke")
+PLACE = WandbProject("me", "eke")
 
 
 def sent(comparison: Comparison, repeats: bool = False) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def headings(comparison: Comparison, repeats: bool = False) -> list[str]:
 
 
 def test_its_panels(sweep: Path) -> None:
-    panels = grid(compare([sweep]))["panelBankSectionConfig"]["panels"]
+    panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     assert [panel["viewType"] for panel in panels] == [
         "Scatter Plot", "Bar Chart", "Bar Chart", "Run History Line Plot", "Run History Line Plot",
         "Run Comparer",
@@ -72,7 +72,7 @@ def test_its_panels(sweep: Path) -> None:
 
 
 def test_panels_lie_side_by_side_and_not_on_each_other(sweep: Path) -> None:
-    panels = grid(compare([sweep]))["panelBankSectionConfig"]["panels"]
+    panels = grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]
     cells = [cell for panel in panels for cell in _cells(panel["layout"])]
     assert len(cells) == len(set(cells)) == 4 * 24 * 8
     assert max(x for x, _ in cells) == 23
@@ -91,7 +91,7 @@ def test_what_panels_name_is_what_a_run_logs(sweep: Path) -> None:
     rows, _ = metrics.read_rows(paths.metrics)
     logged = {key for row in TrainTime(paths.metrics, 0).add(rows) for key in row}
     logged |= set(summary_values(record))
-    for panel in grid(compare([sweep]))["panelBankSectionConfig"]["panels"]:
+    for panel in grid(compare_runs([sweep]))["panelBankSectionConfig"]["panels"]:
         config = panel["config"]
         axes = [config[axis] for axis in ("xAxis", "yAxis") if axis in config]
         named = {name.removeprefix("summary:") for name in (*axes, *config.get("metrics", []))}
@@ -103,7 +103,7 @@ def test_runs_are_grouped_by_keys_that_w_and_b_has(key: str, tmp_path: Path) -> 
     values = ("fp32", "bf16") if key == "precision" else ("fp32", "fp32")
     runs = [Made(value, keys={"optimizer.lr": (n + 1) * 1e-3} if "." in key else {})
             for n, value in enumerate(values)]  # fmt: skip
-    found = compare([make_sweep(tmp_path, runs)])
+    found = compare_runs([make_sweep(tmp_path, runs)])
     ((section, path),) = [(g["section"], g["name"]) for g in run_set(found)["grouping"]]
     assert section == "config"
     assert f"config:{path}" in run_set(found)["runFeed"]["columnPinned"]
@@ -125,7 +125,7 @@ def test_runs_that_differ_in_too_much_are_shown_one_by_one(tmp_path: Path) -> No
         "batch.per_device": 3, "dataloader.num_workers": 5, "model.dropout": 0.5,
         "model.hidden_size": 64,
     }  # fmt: skip
-    found = compare([make_sweep(tmp_path, [Made("fp32"), Made("fp32", keys=changes)])])
+    found = compare_runs([make_sweep(tmp_path, [Made("fp32"), Made("fp32", keys=changes)])])
     assert len(found.factors) > MAX_FACTORS
     assert grouping(found) == run_set(found)["grouping"] == []
     assert len(run_set(found)["runFeed"]["columnPinned"]) > MAX_FACTORS
@@ -138,19 +138,19 @@ def filter_of(comparison: Comparison) -> tuple[str, str, Any]:
 
 
 def test_a_sweep_is_found_by_its_group(sweep: Path) -> None:
-    assert filter_of(compare([sweep])) == ("group", "=", SWEEP)
-    assert f"group {SWEEP} in project eke" in text_of(compare([sweep]))
+    assert filter_of(compare_runs([sweep])) == ("group", "=", SWEEP)
+    assert f"group {SWEEP} in project eke" in text_of(compare_runs([sweep]))
 
 
 def test_several_sweeps_are_found_by_their_groups(tmp_path: Path) -> None:
     one = make_sweep(tmp_path / "a", [Made("fp32", group="sweep-a")], "sweep-a")
     other = make_sweep(tmp_path / "b", [Made("bf16", group="sweep-b")], "sweep-b")
-    assert filter_of(compare([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
+    assert filter_of(compare_runs([one, other])) == ("group", "IN", ["sweep-a", "sweep-b"])
 
 
 def test_a_single_run_is_found_by_its_id(tmp_path: Path) -> None:
     make_run(tmp_path / "0123456789abcdef-2", Made("fp32", group=None))
-    assert filter_of(compare([tmp_path / "0123456789abcdef-2"])) == (
+    assert filter_of(compare_runs([tmp_path / "0123456789abcdef-2"])) == (
         "name",
         "=",
         "0123456789abcdef-2",
@@ -160,13 +160,13 @@ def test_a_single_run_is_found_by_its_id(tmp_path: Path) -> None:
 def test_a_sweep_with_a_run_of_another_is_found_by_ids(tmp_path: Path) -> None:
     # Its record answered for this sweep's cell; at W&B it is in the group of the earlier one.
     runs = [Made("fp32", group="sweep-earlier"), Made("bf16")]
-    found = filter_of(compare([make_sweep(tmp_path, runs)]))
+    found = filter_of(compare_runs([make_sweep(tmp_path, runs)]))
     assert found == ("name", "IN", [f"{0:016x}", f"{1:016x}"])
 
 
 @pytest.mark.parametrize("name", ["a=b", "x<y", "q'uote", 'q"uote', "b\\s", "ü"])
 def test_a_group_that_the_library_would_change_is_not_used(name: str, tmp_path: Path) -> None:
-    found = compare([make_sweep(tmp_path, [Made("fp32", group=name)], name)])
+    found = compare_runs([make_sweep(tmp_path, [Made("fp32", group=name)], name)])
     assert filter_of(found) == ("name", "=", f"{0:016x}")
 
 
@@ -175,14 +175,14 @@ def test_without_a_run_there_are_no_panels(tmp_path: Path) -> None:
     content = json.loads((sweep / "sweep.json").read_text())
     content["cells"] = [{"overrides": ["precision=fp8"], "outcome": "refused", "reason": "no fp8"}]
     (sweep / "sweep.json").write_text(json.dumps(content))
-    found = compare([sweep])
+    found = compare_runs([sweep])
     assert find_filter(found) is None
     assert blocks(found, "panel-grid") == []
     assert "no fp8" in text_of(found)
 
 
 def test_the_words_are_those_of_the_other_formats(sweep: Path) -> None:
-    found, text = compare([sweep]), text_of(compare([sweep]))
+    found, text = compare_runs([sweep]), text_of(compare_runs([sweep]))
     assert text.startswith("**precision=bf16 is fastest: 2.19x")
     assert "6 runs of 2 configurations: 6 ok" in text
     assert "| precision=fp32 (baseline) | 3 | ok | 101 |" in text
@@ -193,14 +193,14 @@ def test_the_words_are_those_of_the_other_formats(sweep: Path) -> None:
 
 
 def test_every_run_is_listed_when_asked(sweep: Path) -> None:
-    assert "Every run" in headings(compare([sweep]), repeats=True)
-    assert f"{5:016x}" in text_of(compare([sweep]), repeats=True)
+    assert "Every run" in headings(compare_runs([sweep]), repeats=True)
+    assert f"{5:016x}" in text_of(compare_runs([sweep]), repeats=True)
 
 
 def test_long_tables_are_cut_and_say_so(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 1)
     monkeypatch.setattr(module, "MAX_SECTION_ROWS", 2)
-    text = text_of(compare([sweep]), repeats=True)
+    text = text_of(compare_runs([sweep]), repeats=True)
     assert "... and 1 more rows: in report.csv" in text
     assert "... and 4 more rows: in report.md" in text
 
@@ -210,7 +210,7 @@ HOSTILE = "<script>x</script> [a](javascript:b) | `c` $d$ ~e~ *f* \\ \x00 \ud800
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     runs = [Made("fp32", row="first"), Made("bf16", row="#" + HOSTILE)]
-    found = compare([make_sweep(tmp_path, runs)])
+    found = compare_runs([make_sweep(tmp_path, runs)])
     text = text_of(found)
     assert "&lt;script&gt;x&lt;/script&gt; \\[a\\](javascript:b) \\| \\`c\\`" in text
     assert "\\$d\\$ \\~e\\~ \\*f\\* \\\\" in text
@@ -223,28 +223,28 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     [("# x", "\\# x"), ("- x", "\\- x"), ("a # x", "a # x"), ("==", "\\=="), ("", "")],
 )
 def test_a_sentence_begins_no_block(text: str, shown: str) -> None:
-    assert module.told(text) == shown
+    assert module.escape_markdown(text) == shown
 
 
 def test_a_title_fits(tmp_path: Path) -> None:
-    found = compare([make_sweep(tmp_path, [Made("fp32")], "s" * 200)])
+    found = compare_runs([make_sweep(tmp_path, [Made("fp32")], "s" * 200)])
     assert len(sent(found)["displayName"]) == module.MAX_TITLE_CHARS
     assert sent(found)["displayName"].startswith("eke: sss")
 
 
 def test_its_place_is_that_of_the_runs(tmp_path: Path) -> None:
-    found = compare([make_sweep(tmp_path, three_repeats(project="mine"))])
-    assert find_place(found) == Place("", "mine")
-    assert find_place(found, "other", "team") == Place("team", "other")
+    found = compare_runs([make_sweep(tmp_path, three_repeats(project="mine"))])
+    assert find_project(found) == WandbProject("", "mine")
+    assert find_project(found, "other", "team") == WandbProject("team", "other")
 
 
 def test_runs_of_several_projects_need_a_word(tmp_path: Path) -> None:
     runs = [Made("fp32", project="one"), Made("bf16", project="two")]
-    found = compare([make_sweep(tmp_path, runs)])
+    found = compare_runs([make_sweep(tmp_path, runs)])
     with pytest.raises(ConfigError, match="one, two") as caught:
-        find_place(found)
+        find_project(found)
     assert "--project one" in str(caught.value)
-    assert find_place(found, "two") == Place("", "two")
+    assert find_project(found, "two") == WandbProject("", "two")
 
 
 def test_the_file_is_what_would_be_sent(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,283 @@
+"""Launcher `command`: each run behind a prefix, such as `ssh HOST` or `docker exec NAME`."""
+
+import contextlib
+import hashlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from eke.common.errors import BusyError, ConfigError, EkeError, Fix, Problem, RunError
+from eke.common.files import is_locked, open_file, read_json, write_json
+from eke.common.paths import SUPERVISOR, RunPaths, SweepPaths, source_folder, user_path
+from eke.common.process_env import SAFE_PATH
+from eke.config.schema import Config
+from eke.hardware import DeviceSlot
+from eke.launch.interface import JobStatus, Launcher, Target, declared_target
+from eke.launch.local.devices import Devices, Grant, Room
+from eke.launch.local.dispatch import Pool, PoolSweep
+from eke.launch.processes import prefix_runner
+from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
+from eke.launch.processes.run_dir import Place
+from eke.launch.processes.running_run import LiveRun
+from eke.launch.processes.sweep_state import Books
+from eke.launch.processes.worker_process import Spot, worker_command
+from eke.plan.planner import Plan
+
+CALL_S = 60.0
+"""Longest wait for a call through the prefix that only signals or checks."""
+
+LAST_SIGNAL = 64
+"""SIGRTMAX of Linux: exit codes of 129 to 192 stand for signals."""
+
+
+def far_command(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> list[str]:
+    """The command that acts on a run's worker through the prefix."""
+    runner = str(Path(prefix_runner.__file__).absolute())
+    return [*prefix, sys.executable, SAFE_PATH, runner, action, str(folder.absolute()), *rest]
+
+
+def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
+    """Check, signal or end a run's worker through the prefix; returns `ALIVE` or `GONE`.
+
+    Raises:
+        EkeError: the prefix failed, so that nobody knows.
+    """
+    command = far_command(prefix, action, folder, *rest)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=CALL_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EkeError(f"{shlex.join(prefix)}: {error}") from error
+    if done.returncode not in (ALIVE, GONE):
+        said = done.stderr.strip().splitlines()
+        raise EkeError(f"{shlex.join(prefix)}: {said[-1] if said else done.returncode}")
+    return done.returncode
+
+
+def prefix_of(ticket: Path) -> list[str]:
+    """The prefix behind which a run was started last.
+
+    Raises:
+        EkeError: its file cannot be read.
+    """
+    try:
+        return [str(word) for word in read_json(ticket)["prefix"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise EkeError(f"{ticket}: not readable ({error})") from error
+
+
+class PrefixedWorker:
+    """A worker behind a prefix; see `Worker`. Signals go through the prefix, once more each."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        num_processes: int = 1,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        spot: Spot | None = None,
+        *,
+        prefix: Sequence[str],
+        ticket: str,
+    ) -> None:
+        """Start it, once no earlier one is left.
+
+        Args:
+            paths: the run folder, which the far side sees under the same name.
+            num_processes: to start.
+            environment: variables of its own; all others are the far side's.
+            descriptors: locks that are held until the prefix has ended.
+            spot: of a run on several machines, which this launcher does not start.
+            prefix: words before the command.
+            ticket: name of the file in the run folder that says what is started.
+
+        Raises:
+            BusyError: an earlier worker may still be alive.
+            RunError: the prefix cannot be started.
+        """
+        self.paths, self.prefix, self.ticket = paths, prefix, paths.folder / ticket
+        self._calls: list[subprocess.Popen[bytes]] = []
+        if self.ticket.exists():
+            self._end_earlier()
+        own = {
+            "PYTHONPATH": source_folder(), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1",
+            **(environment or {}),
+        }  # fmt: skip
+        (paths.folder / LOCK).unlink(missing_ok=True)
+        order = {
+            "prefix": list(prefix),
+            "command": worker_command(RunPaths(paths.folder.absolute()), num_processes, spot),
+            "environment": own,
+            "supervisor": SUPERVISOR,
+        }
+        write_json(self.ticket, order)
+        self.process = self._open("start", ticket, descriptors=descriptors)
+
+    def _end_earlier(self) -> None:
+        try:
+            before = prefix_of(self.ticket)
+            call(before, "end", self.paths.folder)
+        except EkeError as error:
+            why = f"cannot tell whether its earlier worker has ended ({error})"
+            raise BusyError(f"{why}; delete {self.ticket} if it has") from error
+
+    def _open(self, *action: str, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+        name, *rest = action
+        file = open_file(self.paths.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(file, "ab") as log:
+            try:
+                return subprocess.Popen(
+                    far_command(self.prefix, name, self.paths.folder, *rest),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=descriptors,
+                )
+            except OSError as error:
+                why = error.strerror or error
+                raise RunError(f"{self.prefix[0]} cannot be started: {why}") from error
+
+    def is_over(self) -> bool:
+        """Whether the prefix has ended."""
+        return self.process.poll() is not None
+
+    def ask(self, number: int) -> None:
+        """Hand a signal on, without waiting for the prefix: it saves a checkpoint and stops."""
+        with contextlib.suppress(RunError):
+            self._calls.append(self._open("signal", str(number)))
+
+    def kill(self) -> None:
+        """SIGKILL to the worker's process group, without waiting for the prefix."""
+        with contextlib.suppress(RunError):
+            self._calls.append(self._open("end"))
+
+    def finish(self) -> int:
+        """Make sure that the worker is gone; returns its exit code (negative: a signal).
+
+        Raises:
+            RunError: it may still be alive.
+        """
+        try:
+            if (self.paths.folder / LOCK).exists():  # else the far side was never reached
+                call(self.prefix, "end", self.paths.folder)
+        except EkeError as error:
+            raise RunError(f"its worker may still be alive: {error}") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            code = self.process.wait()
+            for each in self._calls:
+                each.kill()
+                each.wait()
+        self.ticket.unlink(missing_ok=True)
+        return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
+
+
+class CommandLauncher(Launcher):
+    """Each run behind one of the prefixes of `launcher.prefix`, one at a time behind each.
+
+    The far side sees the run folders, eke and its Python under the same paths.
+    """
+
+    name = "command"
+    not_probed = "the command prefix leads to another machine"
+
+    def prefixes(self, config: Config) -> list[str]:
+        """Commands to put before that of a run."""
+        return config.launcher.prefix
+
+    def target(self, config: Config) -> Target:
+        """The device behind the prefixes, as `hardware` declares it.
+
+        Raises:
+            ConfigError: nothing says which one, or there is no usable prefix.
+        """
+        prefixes, runs = self.prefixes(config), str(user_path(config.paths.runs).absolute())
+        key, fix, problems = "launcher.prefix", Fix("launcher.prefix=['ssh HOST']"), []
+        if not prefixes:
+            why = f"hydra/launcher={self.name} puts one of these before the command of each run"
+            problems.append(Problem(key, "[]", why, fix))
+        for text in prefixes:
+            try:
+                empty = not shlex.split(text)
+            except ValueError:
+                empty = True
+            if empty:
+                why = "is no command as a shell reads it"
+                problems.append(Problem(key, repr(text), why, fix))
+        if shlex.quote(runs) != runs:
+            why = "is read by a shell behind a prefix such as ssh: letters, digits and @%+=:,./-_"
+            problems.append(Problem("paths.runs", runs, why, Fix("paths.runs=FOLDER")))
+        if problems:
+            raise ConfigError(problems)
+        return declared_target(config)
+
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> PoolSweep:
+        """Make a pool of the prefixes; its runs start in `wait`."""
+        prefixes = [text for job in books.jobs for text in self.prefixes(job.plan.config)]
+        devices = Devices([slot_of(text) for text in dict.fromkeys(prefixes)], slots_per_run=1)
+        kinds = {job.kind: devices for job in books.jobs}
+        # This machine cannot see how much memory is free behind the prefix.
+        room = partial(Room, free=lambda _: None)
+        return PoolSweep(Pool(books, kinds, self.start_run, room=room))
+
+    def start_run(self, plan: Plan, place: Place, grant: Grant) -> LiveRun:
+        """Start a run behind the prefix that it was granted."""
+        prefix, ticket = shlex.split(grant.slots[0].device), place.paths.ticket(self.name).name
+        worker = partial(PrefixedWorker, prefix=prefix, ticket=ticket)
+        return LiveRun(plan, place, plan.batch.world_size, {}, grant.descriptors, start=worker)
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Warnings about overrides for a cluster, or for the devices of this machine."""
+        local = ("launcher.cpu_slots=", "launcher.runs_per_device=")
+        return super().unused(overrides) + [
+            f"{text} has no effect with hydra/launcher={self.name}: one run behind each prefix"
+            for text in overrides
+            if text.startswith(local)
+        ]
+
+    def status(self, runs: Sequence[RunPaths]) -> dict[Path, JobStatus]:
+        """Workers that are alive; those whose starter is gone are looked for behind the prefix."""
+        found = {}
+        for paths in runs:
+            try:
+                prefix = prefix_of(paths.ticket(self.name))
+                where = f"behind {shlex.join(prefix)}"
+                name = str(paths.folder)
+                if is_locked(paths.lock):
+                    found[paths.folder] = JobStatus(name, where)
+                elif call(prefix, "check", paths.folder) == ALIVE:
+                    found[paths.folder] = JobStatus(name, where, f"{where}, and runs unwatched")
+            except EkeError as error:
+                found[paths.folder] = JobStatus("", silent=str(error))
+        return found
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Send SIGINT to each worker, through its prefix.
+
+        Raises:
+            EkeError: some were not reached.
+        """
+        failed = []
+        for paths in (RunPaths(Path(name)) for name in jobs):
+            try:
+                prefix = prefix_of(paths.ticket(self.name))
+                call(prefix, "signal", paths.folder, str(int(signal.SIGINT)))
+            except EkeError as error:
+                failed.append(str(error))
+        if failed:
+            raise EkeError("; ".join(failed))
+
+
+def slot_of(prefix: str) -> DeviceSlot:
+    """A prefix as what a pool hands out, leased so that two sweeps do not use it at once."""
+    lease = f"command-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
+    return DeviceSlot(prefix, prefix, lease)

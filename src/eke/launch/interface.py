@@ -1,0 +1,205 @@
+"""Interface of a launcher, and the registry of all launchers."""
+
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+from eke.common.errors import ConfigError, EkeError, Fix, Problem
+from eke.common.paths import RunPaths, SweepPaths, user_path
+from eke.common.plugins import LAUNCHERS, load_plugin, plugin_names
+from eke.config.schema import Config, unused_cluster_overrides
+from eke.hardware import Device, choose_device
+from eke.launch.processes.run_dir import Place, find_place
+from eke.launch.processes.sweep import Job
+from eke.launch.processes.sweep_state import Books
+from eke.plan.planner import Plan
+
+
+class Target(NamedTuple):
+    """What a run is planned for."""
+
+    device: Device
+    reason: str
+    """Why this device."""
+    num_nodes: int
+    """Machines that the run can use."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A run that a launcher has handed over, as the launcher sees it."""
+
+    name: str
+    """The launcher's name of it; what `cancel` takes. Empty if it is not known to be there."""
+    where: str = ""
+    """Where it runs, for people."""
+    waits_for: str = ""
+    """What it waits for, for people; empty if it does not wait."""
+    silent: str = ""
+    """Why the launcher could not find out; empty if it could."""
+
+
+class StartedSweep(Protocol):
+    """Runs of a sweep that a launcher has started."""
+
+    def wait(self) -> bool:
+        """Show the runs until all have ended; returns whether a signal asked to stop.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
+        """
+        ...
+
+    def goes_on(self) -> bool:
+        """Whether runs continue, or wait, without this process."""
+        return False
+
+    def not_started(self) -> Sequence[Job]:
+        """Runs that have not been handed over; `waiting_for` of each has the reason."""
+        return []
+
+
+class Launcher(Protocol):
+    """Starts the runs of a sweep: on this machine, in a cluster, through another program.
+
+    Subclasses implement `target` and `start`. A launcher whose runs can outlive its process also
+    leaves a file `<name>.json` in each run's folder, and implements `status` and `cancel`.
+    """
+
+    name: str
+    """Option of `hydra/launcher`."""
+    can_detach: bool = False
+    """Whether runs continue without the process that started them."""
+    not_probed: str = ""
+    """Why batch=auto cannot try a micro-batch out on this machine; empty if it can."""
+    trials_at_once: int = 1
+    """Trials on GPUs that `eke fit` starts together."""
+
+    def target(self, config: Config) -> Target:
+        """The device that a run is planned for.
+
+        Raises:
+            ConfigError: nothing says which one.
+        """
+        ...
+
+    def start(self, books: Books, paths: SweepPaths, sweep: str) -> StartedSweep:
+        """Start the runs that have no final record.
+
+        Args:
+            books: runs of the sweep, with their plans.
+            paths: the sweep's files.
+            sweep: the sweep's identity.
+
+        Raises:
+            EkeError: none can be started.
+        """
+        ...
+
+    def unused(self, overrides: Sequence[str]) -> list[str]:
+        """Warnings about overrides that have no effect with this launcher."""
+        return unused_cluster_overrides(overrides, self.name)
+
+    def place_of(self, plan: Plan, old: Container[str] | None = None) -> Place:
+        """The folder of a run, and the final record in it; `old` as in `find_place`."""
+        return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
+
+    def request(self, plan: Plan) -> Hashable:
+        """What a run asks the launcher for; runs that are the same run should ask for the same.
+
+        Raises:
+            ConfigError: the request is invalid.
+        """
+        return None
+
+    def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
+        """What `plan_only=true` shows of the start; arguments as of `start`."""
+        return ""
+
+    def status(self, runs: Sequence[RunPaths]) -> Mapping[Path, JobStatus]:
+        """Run folder -> its newest job; folders without one may be missing."""
+        return {}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Have jobs save a checkpoint and end.
+
+        Args:
+            jobs: names by `status`.
+
+        Raises:
+            EkeError: some may not have been reached.
+        """
+
+    def log_of(self, paths: RunPaths) -> Path:
+        """What a run has printed, or its job before the run began."""
+        return paths.log
+
+
+@cache
+def find_launcher(name: str) -> Launcher:
+    """The launcher of an option of `hydra/launcher`; nothing is imported before it is needed.
+
+    Raises:
+        ConfigError: there is none of this name.
+        EkeError: it cannot be imported.
+    """
+    found = load_plugin(LAUNCHERS, name)
+    if found is None:
+        why = f"there is none of this name: {', '.join(plugin_names(LAUNCHERS))}"
+        raise ConfigError(Problem("hydra/launcher", name, why))
+    return cast(Launcher, found())
+
+
+def launchers_of(paths: RunPaths) -> list[str]:
+    """Names of the launchers that have left a file in a run's folder."""
+    return [name for name in plugin_names(LAUNCHERS) if paths.ticket(name).exists()]
+
+
+def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
+    """Run folder -> launcher and status of its job; each launcher is asked once."""
+    handed_over: dict[str, list[RunPaths]] = {}
+    for paths in runs:
+        for name in launchers_of(paths):
+            handed_over.setdefault(name, []).append(paths)
+    found: dict[Path, tuple[str, JobStatus]] = {}
+    for name, theirs in handed_over.items():
+        try:
+            statuses = find_launcher(name).status(theirs)
+        except EkeError as error:
+            statuses = {paths.folder: JobStatus("", silent=str(error)) for paths in theirs}
+        for folder, status in statuses.items():
+            if status.name or folder not in found:
+                found[folder] = name, status
+    return found
+
+
+def declared_target(config: Config, num_nodes: int = 1) -> Target:
+    """The device of other machines, as `hardware` declares it.
+
+    Args:
+        config: of the run.
+        num_nodes: machines that it can use.
+
+    Raises:
+        ConfigError: nothing says what they have, and this machine has no GPU to go by.
+    """
+    option = config.hardware.option
+    found, _ = choose_device(option)
+    if option == "auto" and found.kind == "cpu":
+        why = "this machine has no GPU to tell what the nodes have, and a run is planned for that"
+        fix = Fix("hardware=h100", remark="or hardware=cpu")
+        raise ConfigError(Problem("hardware", option, why, fix))
+    is_gpu = found.kind == "cuda"
+    note = f"{found.name}: what hardware={option} says the nodes have"
+    device = replace(
+        found,
+        present=True,
+        count=config.distributed.processes_per_node if is_gpu else 1,
+        note=note,
+        # The host memory of other machines is unknown.
+        memory_bytes=found.memory_bytes if is_gpu else None,
+        available_bytes=None,
+    )
+    return Target(device, note, num_nodes)

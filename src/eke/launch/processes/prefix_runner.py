@@ -1,0 +1,108 @@
+"""Run, signal and end a worker on the far side of a command prefix; standard library only.
+
+    python prefix_runner.py start|signal|end|check FOLDER [SIGNAL] [TICKET]
+
+Run by its path, so that neither a shell's quoting nor an import of eke stands in between. A lock
+that the worker inherits tells whether it is alive; its process id is valid on the far side alone.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LOCK = ".prefix.lock"
+"""File of the run's folder that is locked while its worker lives; holds the worker's process id."""
+
+ALIVE, GONE, BUSY = 0, 3, 4
+"""Exit codes: the worker is alive, it has ended, it could not be ended."""
+
+END_S = 10.0
+"""Longest wait for a process that was killed."""
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Handed to the worker, by a prefix that forwards signals."""
+
+
+def start(folder: Path, ticket: str) -> int:
+    """Start the worker and wait for it; returns its exit code, 128 more for a signal."""
+    order = json.loads((folder / ticket).read_text())
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"{folder}: its earlier worker is still alive\n")
+        return BUSY
+    worker = subprocess.Popen(
+        order["command"],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **order["environment"], order["supervisor"]: str(os.getpid())},
+        start_new_session=True,
+        pass_fds=[lock],
+    )
+    for number in FORWARDED:
+        signal.signal(number, lambda got, _: worker.send_signal(got))
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(worker.pid).encode(), 0)
+    os.close(lock)
+    code = worker.wait()
+    return 128 - code if code < 0 else code
+
+
+def worker_of(folder: Path) -> int | None:
+    """Process id of the worker; 0 while it is being started, None if there is none."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(os.pread(lock, 20, 0) or b"0")
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def send(folder: Path, number: str) -> int:
+    """Send the worker a signal."""
+    deadline = time.monotonic() + END_S
+    while (worker := worker_of(folder)) == 0 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not worker:
+        return GONE
+    os.kill(worker, int(number))
+    return ALIVE
+
+
+def end(folder: Path) -> int:
+    """Kill the worker's process group and wait until it is gone."""
+    deadline = time.monotonic() + END_S
+    while (worker := worker_of(folder)) is not None:
+        if worker:
+            with contextlib.suppress(ProcessLookupError):  # only its own children are left
+                os.killpg(worker, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"{folder}: process {worker} does not end\n")
+            return BUSY
+        time.sleep(0.05)
+    return GONE
+
+
+def check(folder: Path) -> int:
+    """Whether the worker is alive."""
+    return GONE if worker_of(folder) is None else ALIVE
+
+
+if __name__ == "__main__":
+    ACTIONS: dict[str, Callable[..., int]] = {
+        "start": start, "signal": send, "end": end, "check": check,
+    }  # fmt: skip
+    sys.exit(ACTIONS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

@@ -1,0 +1,102 @@
+"""Launcher `command` without a far side: what is rejected, and what is known of earlier workers."""
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+
+from eke.common.errors import BusyError, ConfigError, EkeError, RunError
+from eke.common.paths import RunPaths
+from eke.launch.command import CommandLauncher, PrefixedWorker, call
+from eke.launch.processes.prefix_runner import ALIVE, GONE, LOCK
+
+HERE = ["env"]
+"""A prefix that stays on this machine."""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "runs", "key"),
+    [
+        ([], "runs", "launcher.prefix"),
+        ([""], "runs", "launcher.prefix"),
+        (["ssh 'a"], "runs", "launcher.prefix"),
+        (["ssh a"], "my runs", "paths.runs"),
+    ],
+    ids=["none", "empty", "quotes", "a path with a space"],
+)
+def test_what_cannot_stand_before_a_command(prefix, runs, key, plan, tmp_path) -> None:
+    plan.config.launcher.prefix, plan.config.paths.runs = prefix, str(tmp_path / runs)
+    with pytest.raises(ConfigError) as refused:
+        CommandLauncher().target(plan.config)
+    assert [problem.key for problem in refused.value.problems] == [key]
+
+
+@pytest.fixture
+def paths(tmp_path) -> RunPaths:
+    """Of a run."""
+    made = RunPaths(tmp_path / "run")
+    made.folder.mkdir()
+    return made
+
+
+def start(paths, monkeypatch, code: str, prefix=HERE) -> PrefixedWorker:
+    """A worker that runs some code."""
+    command = [sys.executable, "-c", code]
+    monkeypatch.setattr("eke.launch.command.worker_command", lambda *_: command)
+    return PrefixedWorker(paths, prefix=prefix, ticket="command.json")
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_its_exit_code_and_its_words_come_back(paths, monkeypatch) -> None:
+    code = "import os; print(os.environ['EKE_SUPERVISOR'] == str(os.getppid())); os._exit(7)"
+    worker = start(paths, monkeypatch, code)
+    wait_for(worker.is_over)
+    assert worker.finish() == 7
+    assert paths.log.read_text() == "True\n"
+    assert not paths.ticket("command").exists()
+
+
+def test_a_signal_ends_it_and_is_told_as_by_subprocess(paths, monkeypatch) -> None:
+    worker = start(paths, monkeypatch, "import time; time.sleep(600)")
+    wait_for((paths.folder / LOCK).exists)
+    wait_for(lambda: call(HERE, "check", paths.folder) == ALIVE)
+    worker.ask(signal.SIGUSR1)
+    wait_for(worker.is_over)
+    assert worker.finish() == -signal.SIGUSR1
+    assert call(HERE, "check", paths.folder) == GONE
+
+
+def test_a_worker_whose_prefix_was_killed_is_ended_before_the_next(paths, monkeypatch) -> None:
+    first = start(paths, monkeypatch, "import time; time.sleep(600)")
+    wait_for(lambda: call(HERE, "check", paths.folder) == ALIVE)
+    first.process.kill()  # the runner
+    first.process.wait()
+    assert call(HERE, "check", paths.folder) == ALIVE, "its worker is still there"
+    status = CommandLauncher().status([paths])[paths.folder]
+    assert status.name
+    assert "unwatched" in status.waits_for
+    second = start(paths, monkeypatch, "")
+    wait_for(second.is_over)
+    assert second.finish() == 0
+
+
+def test_no_second_worker_where_the_first_cannot_be_looked_for(paths, monkeypatch) -> None:
+    paths.ticket("command").write_text(json.dumps({"prefix": ["false"]}))
+    with pytest.raises(BusyError, match=r"cannot tell whether .* delete .*command\.json"):
+        start(paths, monkeypatch, "")
+    assert "false" in CommandLauncher().status([paths])[paths.folder].silent
+    with pytest.raises(EkeError, match="false"):
+        CommandLauncher().cancel([str(paths.folder)])
+
+
+def test_a_prefix_that_is_not_there_is_named(paths, monkeypatch) -> None:
+    with pytest.raises(RunError, match="no-such-program cannot be started"):
+        start(paths, monkeypatch, "", prefix=["no-such-program"])
