@@ -3,7 +3,8 @@
 python benchmarks/anatomy.py [--size small|full] [--rounds N] [--out FILE]
 
 Profiles steps of a BERT and of a Llama that eke builds, on the GPU where there is one, on one CPU
-thread else. Writes results/anatomy_DEVICE.json; docs/reference/claims.md shows it beside what the guides say.
+thread else. Writes results/anatomy_DEVICE.json; docs/reference/claims.md compares it with the
+guides.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from eke.common.files import write_json
 from eke.hardware import detect, environment
 from eke.hardware.cpu import cpu_name
 from eke.training.loop.loop import train_step
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 
 WARMUP = 2
 """Steps that are not profiled: they make the optimizer's state and load kernels."""
@@ -75,7 +76,9 @@ def mark_norms(model: torch.nn.Module) -> None:
             module.forward = marked  # type: ignore[method-assign]  # a mark, same result
 
 
-def profiled_step(job: Job, batches: Any, step: int, on_gpu: bool) -> dict[str, dict[str, float]]:
+def profiled_step(
+    job: TrainingState, batches: Any, step: int, on_gpu: bool
+) -> dict[str, dict[str, float]]:
     """Microseconds by phase and kind of one training step."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as trace:

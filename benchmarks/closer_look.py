@@ -1,4 +1,4 @@
-"""What the two closer looks of eke.training.observe.effects cost the step they look at.
+"""What the two closer looks of eke.training.observe.effective cost the step they look at.
 
 python benchmarks/closer_look.py [--rounds N]
 
@@ -20,8 +20,8 @@ from loops import bert, make_job
 from paired import Start, Turns, difference, ratio, summarize
 
 from eke.training.loop.loop import train_step
-from eke.training.loop.state import Job
-from eke.training.observe.effects import closer_look
+from eke.training.loop.training_state import TrainingState
+from eke.training.observe.effective import closer_look
 
 LOOKS = {"plain step": 2, "kernel probe": 0, "memory profile": 1}
 """Which look a step takes -> the number that makes `closer_look` take it."""
@@ -29,7 +29,7 @@ WARMUP = 3
 """Steps and looks before the first round: both import and initialise something once."""
 
 
-def compare(job: Job, num_rounds: int) -> dict[str, Turns]:
+def compare(job: TrainingState, num_rounds: int) -> dict[str, Turns]:
     """Milliseconds of one step with each look."""
     batches = job.data.train_steps(0)
     turns = {name: Turns() for name in LOOKS}

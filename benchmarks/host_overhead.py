@@ -51,7 +51,7 @@ from provenance import provenance
 from eke.common.files import write_json
 from eke.hardware import usable_cores
 from eke.hardware.cpu import cpu_name
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 
 TIMED = 2
 """Steps of a turn that are timed, after one that is not."""
@@ -101,7 +101,7 @@ CASES = {Case(2, 16, 1): 600, Case(2, 64, 4): 600, Case(24, 16, 1): 600, Case(4,
 number; large steps. Each with the steps that are timed."""
 
 
-def make_loops(job: Job) -> dict[str, Loop]:
+def make_loops(job: TrainingState) -> dict[str, Loop]:
     """All but Trainer, none of which has trained."""
     return {
         "bare": Bare(job, from_memory(job)),

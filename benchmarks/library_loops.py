@@ -15,13 +15,13 @@ from loops import IN_MEMORY, LOG_EVERY, from_pipeline
 from torch.utils.data import DataLoader
 
 from eke.training.batches.batches import MicroBatch
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 from eke.training.optimizer import build_optimizer
 
 Sample = dict[str, torch.Tensor]
 
 
-def ready_samples(job: Job) -> list[Sample]:
+def ready_samples(job: TrainingState) -> list[Sample]:
     """Those of the first batches of the job."""
     return samples_of(itertools.islice(from_pipeline(job), IN_MEMORY))
 
@@ -36,13 +36,13 @@ def samples_of(batches: Iterable[MicroBatch]) -> list[Sample]:
     ]
 
 
-def make_loader(job: Job) -> "DataLoader[Any]":
+def make_loader(job: TrainingState) -> "DataLoader[Any]":
     """PyTorch's loader over ready samples, with what it collates by default."""
     dataset: Any = ready_samples(job)  # torch 2.13 types map-style data as Dataset only
     return DataLoader(dataset, batch_size=job.plan.batch.per_device)
 
 
-def from_loader(job: Job) -> Iterator[MicroBatch]:
+def from_loader(job: TrainingState) -> Iterator[MicroBatch]:
     """What a loop written by hand has: PyTorch's loader, gone round for ever."""
     loader = make_loader(job)
     while True:
@@ -63,7 +63,7 @@ class Accelerated:
     `Accelerator.clip_grad_norm_`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingState) -> None:
         self.max_norm = job.plan.config.train.max_grad_norm
         self.accelerator = Accelerator()
         model = copy.deepcopy(job.bare_model)
@@ -108,7 +108,7 @@ class StockTrainer:
     somebody waits for it in `advance`.
     """
 
-    def __init__(self, job: Job, num_steps: int) -> None:
+    def __init__(self, job: TrainingState, num_steps: int) -> None:
         self.may_go, self.has_done = threading.Semaphore(0), threading.Semaphore(0)
         self.trainer = make_trainer(job, num_steps, self._on_step_end)
         self.closed = False
@@ -151,7 +151,7 @@ class StockTrainer:
             self.thread.join()
 
 
-def make_trainer(job: Job, num_steps: int, on_step_end: Any) -> Any:
+def make_trainer(job: TrainingState, num_steps: int, on_step_end: Any) -> Any:
     """A transformers.Trainer over a copy of the job's model.
 
     Args:

@@ -29,9 +29,9 @@ from eke.results.trackers.tracker import Untracked
 from eke.training.batches.batches import MicroBatch
 from eke.training.loop.loop import train_step, write_metrics
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.observe.effects import closer_look
+from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.observe.effective import closer_look
 from eke.training.optimizer import build_optimizer
 from eke.workflows import plan_for
 
@@ -95,7 +95,7 @@ def bert(num_layers: int, num_steps: int, width: int = 64, batch: int = 4) -> tu
     )
 
 
-def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> Job:
+def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> TrainingState:
     """A job of eke, ready to train, on the CPU unless told otherwise."""
     log_every = f"train.log_every={LOG_EVERY}"
     where = f"hardware={hardware}"
@@ -109,7 +109,7 @@ def make_job(folder: Path, *overrides: str, hardware: str = "cpu") -> Job:
 class Bare:
     """The loop one writes by hand, over a copy of the job's model."""
 
-    def __init__(self, job: Job, batches: Iterator[MicroBatch]) -> None:
+    def __init__(self, job: TrainingState, batches: Iterator[MicroBatch]) -> None:
         self.batches: Iterator[Any] = batches
         self.autocast = job.formats.autocast
         self.model = copy.deepcopy(job.bare_model)
@@ -138,13 +138,13 @@ class Bare:
         return torch.stack(self.losses[:LOG_EVERY]).mean().item()
 
 
-def from_memory(job: Job) -> Iterator[MicroBatch]:
+def from_memory(job: TrainingState) -> Iterator[MicroBatch]:
     """The first batches of the job, prepared before and on its device, for ever."""
     batches = itertools.islice(from_pipeline(job), IN_MEMORY)
     return itertools.cycle([batch.to(job.device) for batch in batches])
 
 
-def from_pipeline(job: Job) -> Iterator[MicroBatch]:
+def from_pipeline(job: TrainingState) -> Iterator[MicroBatch]:
     """The job's batches, each prepared when it is asked for."""
     for cut in job.data.train_steps(0):
         yield from cut
@@ -153,7 +153,7 @@ def from_pipeline(job: Job) -> Iterator[MicroBatch]:
 class Eke:
     """The loop of eke (`eke.training.loop.loop.train`), from the first step on."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingState) -> None:
         self.job = job
         self.batches: Iterator[Any] = job.data.train_steps(0)
         self.done = 0

@@ -38,7 +38,9 @@ from eke.hardware import detect, environment
 from eke.plan.record import EXIT_RESUMABLE
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path.append(str(REPO / "tests"))  # the guides' table stands where docs/reference/techniques.md is made
+sys.path.append(
+    str(REPO / "tests")
+)  # the guides' table stands where docs/reference/techniques.md is made
 
 from reference.published import ROWS  # noqa: E402  # after the path is there
 

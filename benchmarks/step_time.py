@@ -36,9 +36,9 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.config.sweep import expand
+from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
 from eke.estimate.time.time_history import amounts_of, prior_time
-from eke.estimate.time.values import StepTime
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan
@@ -181,17 +181,17 @@ def trained(plan: Plan) -> float | None:
     import torch
 
     from eke.results.trackers.tracker import Untracked
-    from eke.training.loop.attempt import train
+    from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         paths = RunPaths(Path(folder))
         meter = Meter(HostClock(), 0, WARMUP)
         try:
-            train(build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
+            run_engine(build_job(plan, paths, 0, StopFlag(), Untracked(), meter, {}))
         except ConfigError:
             return None
         rows, _ = metrics.read_rows(paths.metrics)

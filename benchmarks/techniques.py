@@ -4,7 +4,8 @@ python benchmarks/techniques.py [--again] [--limit S] [--budget S] [group=option
 
 One short training of a small model per option of the technique groups, each by the command a user
 would type, in a folder of its own. How it ended and what the run saw goes to
-results/techniques_DEVICE.json after each option; docs/reference/techniques.md is made from that file.
+results/techniques_DEVICE.json after each option; docs/reference/techniques.md is made from that
+file.
 
 Resumable: an option with a row of the same versions and the same command is left alone, unless it
 is named or `--again` is given. A file of other versions or another command is begun anew, so that

@@ -112,11 +112,13 @@ def train_py(tmp_path: Path) -> Callable[..., Finished]:
 @pytest.fixture
 def train_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Finished]:
+) -> Iterator[Callable[..., Finished]]:
     """What `python train.py ...` calls, in this process: for what plans or rejects, and trains not.
 
     A process takes a second to start; tests/e2e/test_wrong_commands.py starts some.
     """
+    from hydra.core.hydra_config import HydraConfig
+
     from eke import workflows
 
     monkeypatch.chdir(tmp_path)
@@ -128,7 +130,8 @@ def train_main(
         said = capsys.readouterr()
         return Finished(code, said.out, said.err)
 
-    return run
+    yield run
+    HydraConfig.instance().cfg = None  # what answers --cfg leaves it as in a job of Hydra's
 
 
 @pytest.fixture(scope="session")
@@ -185,10 +188,10 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
     from eke.common.paths import RunPaths
     from eke.plan.record import metrics
     from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.attempt import train
+    from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     def run(*overrides: str) -> Curve:
         plan = make_plan(*last_wins(*overrides))
@@ -200,7 +203,7 @@ def curve_of(make_plan, tmp_path: Path) -> Callable[..., Curve]:
         )
         meter = Meter(HostClock(), 0, 0)
         job = build_job(plan, paths, 0, StopFlag(), tracker, meter, {})
-        train(job)
+        run_engine(job)
         rows, unreadable = metrics.read_rows(paths.metrics)
         assert unreadable == 0
         steps = metrics.latest(rows, metrics.LOSS)

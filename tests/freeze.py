@@ -86,16 +86,17 @@ def _watch(error: Any) -> None:
 
 def _problem(problem: Any) -> dict[str, Any]:
     """Identifier, key, value and overrides of a problem, by the names of either version."""
-    told = getattr(problem, "overrides", None)
-    if told is None:
-        fix = problem.fix.split("   (")[0]
-        told = shlex.split(fix) if OVERRIDES.match(fix) else []
+    try:
+        typed = shlex.split(str(problem.fix).split("   (")[0])
+    except ValueError:  # text with an apostrophe
+        typed = []
+    told = typed if all(map(OVERRIDES.match, typed)) else []
     key = getattr(problem, "key", None) or problem.path
     return {
         "id": getattr(problem, "id", None) or getattr(problem, "rule", ""),
         "key": without_text(key),
         "value": without_text(problem.value),
-        "overrides": list(told),
+        "overrides": told,
     }
 
 

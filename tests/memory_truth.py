@@ -198,7 +198,7 @@ def measured_apart(case: Case) -> int | None:
 
 
 LOADED = (
-    "torch", "eke.training.loop.attempt", "eke.training.loop.state",
+    "torch", "eke.training.loop.attempt", "eke.training.loop.training_state",
     "transformers.models.llama.modeling_llama",
     "transformers.models.bert.modeling_bert", "transformers.models.t5.modeling_t5",
     "transformers.models.gpt2.modeling_gpt2", "transformers.models.mixtral.modeling_mixtral",

@@ -8,28 +8,28 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, metrics
 from eke.results.trackers.tracker import Untracked
 from eke.training.checkpoint import checkpoint_name
-from eke.training.loop.attempt import train
+from eke.training.loop.attempt import run_engine
 from eke.training.loop.meter import HostClock, Meter
 from eke.training.loop.results import make_record
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job
 
 
-def train_job(plan: Plan, folder: Path, attempt: int = 0) -> Job:
+def train_job(plan: Plan, folder: Path, attempt: int = 0) -> TrainingState:
     """The job of a plan after its last step; continues from a checkpoint in the folder."""
     folder.mkdir(exist_ok=True)
     meter = Meter(HostClock(), attempt, 0)
     job = build_job(plan, RunPaths(folder), attempt, StopFlag(), Untracked(), meter, {})
-    train(job)
+    run_engine(job)
     return job
 
 
-def record_of(job: Job) -> Record:
+def record_of(job: TrainingState) -> Record:
     """The record that a worker would write now."""
     return make_record(job.plan, job.paths, job.attempt, Outcome.ok, None, job)
 
 
-def steps_of(job: Job) -> dict[int, tuple[float, float]]:
+def steps_of(job: TrainingState) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm of each step this attempt took."""
     rows, _ = metrics.read_rows(job.paths.metrics)
     return {
@@ -39,7 +39,7 @@ def steps_of(job: Job) -> dict[int, tuple[float, float]]:
     }
 
 
-def continue_job(job: Job, step: int, folder: Path) -> Job:
+def continue_job(job: TrainingState, step: int, folder: Path) -> TrainingState:
     """The same run again, in another folder, from its checkpoint after `step` steps."""
     name = checkpoint_name(step)
     (folder / "checkpoints").mkdir(parents=True)

@@ -21,8 +21,7 @@ from reference.claims_page import claims_page
 from reference.claims_tables import answers_table, compare
 from reference.published import ROWS
 from support import REPO
-
-from eke.config.compose import compose
+from unit.models.sizes.configs import composer
 
 GUIDES = {guide.key: guide for guide in read_guides()}
 SECTIONS = read_sections()
@@ -95,7 +94,7 @@ def test_what_would_measure_it_can_be_typed(claim) -> None:
     assert all((REPO / "sweeps" / f"{name}.yaml").is_file() for name in sweeps)
     if script == "train.py" and not sweeps:
         pairs = [word.partition("=") for word in typed if word != "-m"]
-        compose([f"{key}={values.split(',')[-1]}" for key, _, values in pairs])
+        composer().compose([tuple(f"{key}={values.split(',')[-1]}" for key, _, values in pairs)])
 
 
 def test_the_guides_are_named_by_https() -> None:

@@ -129,8 +129,8 @@ def test_a_new_optimizer_trains(plan_with, plugin, tmp_path) -> None:
     from eke.results.trackers import TrackedRun, build_tracker
     from eke.training.loop.loop import train
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     plan = plan_with("optimizer=rmsprop", "optimizer.lr=1e-2")
     folder = tmp_path / "run"

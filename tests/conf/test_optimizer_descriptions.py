@@ -77,7 +77,7 @@ NAMES_IT = {
     "rules/device.py": "what to type where a package is missing: a default, not a fact",
     "rules/training.py": "two fields of one schema that contradict each other",
     "rules/memory.py": "proposes options, cheapest first",
-    "estimate/memory/advice.py": "proposes options, mildest first",
+    "rules/techniques.py": "the table of techniques",
     "estimate/time/transfers.py": "the key of what was counted where nothing else is known",
     "plan/planner/deepspeed_config.py": "DeepSpeed's own names of optimizers",
 }

@@ -57,6 +57,7 @@ def test_interpolations_are_shown_or_resolved(ask, own_options) -> None:
     assert yaml.safe_load(answered(ask(*asked, "--resolve")))["seed"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

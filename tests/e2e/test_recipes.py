@@ -20,10 +20,8 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["fastest", *(pytest.param(r, marks=pytest.mark.slow) for r in RECIPES if r != "fastest")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_trains_and_its_record_says_why(recipe, train_py, tmp_path) -> None:
     typed = SHORT if recipe != "low_memory" else (*SHORT, "batch.per_device=2")
     done = train_py(f"recipe={recipe}", *typed)

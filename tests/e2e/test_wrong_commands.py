@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "pattern of a path": (
         "data=text data.path={tmp}/bare data.pattern=/etc/*",
         "is not a valid file name pattern",
-        "data.pattern='*.txt'",
+        "'data.pattern=*.txt'",
     ),
     "no path at all": ("data=text", "data=text needs a value for it", "data.path=FILE_OR_FOLDER"),
     "runs in a file": ("paths.runs={tmp}/a.txt", "is not a folder", "paths.runs=runs"),

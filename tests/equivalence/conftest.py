@@ -16,8 +16,8 @@ def job_of(make_plan, tmp_path):
     from eke.results.trackers.tracker import Untracked
     from eke.training.loop.loop import train
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     def run(name: str, *overrides: str):
         plan = make_plan(*last_wins(*overrides))

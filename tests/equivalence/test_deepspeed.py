@@ -106,7 +106,7 @@ def test_matrix_products_that_are_repeated_are_counted(job_of) -> None:
     assert not [w for job in jobs for w in job.warnings if "checkpointing" in w]
 
 
-@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+@pytest.mark.parametrize("stage", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
 def test_bfloat16_weights_step_on_float32_copies(stage, curve_of, job_of, tmp_path) -> None:
     """Gradients are rounded to bfloat16 once more than without DeepSpeed: bound as in 16 bits.
 

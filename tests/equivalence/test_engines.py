@@ -64,7 +64,7 @@ TECHNIQUES = {
 
 @pytest.mark.parametrize(
     "technique",
-    [t if n in ("bf16", "fp16") else pytest.param(t, marks=pytest.mark.slow, id=n)
+    [t if n == "fp16" else pytest.param(t, marks=pytest.mark.slow, id=n)
      for n, t in TECHNIQUES.items()],
 )  # fmt: skip
 def test_techniques_are_the_same_under_both(technique, curve_of) -> None:

@@ -30,6 +30,9 @@ PAIRS = {
 
 
 QUICK = {
+    "checkpointing": ("causal_lm-llama", "masked_lm-bert", "seq2seq-t5"),
+    "attention": ("causal_lm-gpt2", "classification-llama", "seq2seq-t5"),
+    "workers": ("causal_lm-llama",),
     "checkpointing_selective": ("causal_lm-llama", "seq2seq-t5"),
     "every_n": ("masked_lm-bert",),
     "optimizer_in_backward": ("causal_lm-gpt2", "classification-bert"),

@@ -3,12 +3,14 @@
 import re
 from pathlib import Path
 
-from reference.cards import TECHNIQUES, Card, read_cards
+from reference.cards import TECHNIQUES as GROUPS_WITH_CARDS
+from reference.cards import Card, read_cards
 from reference.measured import Measured, cell, read_measured
 from reference.published import ROWS, SETTING, SOURCE, published
 from reference.seen import Seen, describe, observations, read_seen
 
 from eke.config.compose.catalogue import GROUPS, make_catalogue
+from eke.rules.techniques import TECHNIQUES, Numerics
 
 HEAD = """\
 # Techniques
@@ -24,8 +26,8 @@ Choose with `python train.py group=option`; compare with `python train.py -m gro
 def techniques_page(results: Path) -> str:
     """The whole page, ending in a newline."""
     catalogue, seen = make_catalogue(), read_seen(results)
-    parts = [HEAD, _machines(seen), _published(read_measured(results))]
-    for group in TECHNIQUES:
+    parts = [HEAD, _machines(seen), _published(read_measured(results)), _table()]
+    for group in GROUPS_WITH_CARDS:
         parts.append(f"## {group}: {GROUPS[group]}\n")
         parts += [_option(card, seen) for card in read_cards(catalogue, group)]
     return "\n".join(parts)
@@ -65,6 +67,33 @@ def _published(measured: list[Measured]) -> str:
         cells = [cell(each.rows.get(row.technique)) for each in measured]
         words = [f"| {row.technique}", f"`{row.overrides}`", speed, f"{row.memory_mb} MB", *cells]
         lines.append(" | ".join(words) + " |")
+    return "\n".join(lines) + "\n"
+
+
+TRAINING = {
+    Numerics.same: "equivalent",
+    Numerics.mixed: "rounding changes",
+    Numerics.reduced: "training changes",
+}
+
+
+def _table() -> str:
+    """The table of techniques that recipes, memory advice and `eke fit` choose from."""
+    lines = [
+        "## What recipes, memory advice and eke fit choose from\n",
+        "A slowdown is the time of a step over that without the technique, as published; on your "
+        "machine it may differ. *fit* marks what `eke fit` tries.\n",
+        "| overrides | saves | slowdown | training | devices | fit |",
+        "| --- " * 6 + "|",
+    ]
+    for each in TECHNIQUES.values():
+        found = each.published
+        slowdown = "" if found is None else f"{found.slowdown:.2f}"
+        if found is not None and found.source:
+            slowdown += f": {_linked(found.source)}"
+        devices = ", ".join({"cpu": "CPU", "cuda": "GPU"}[kind] for kind in each.devices)
+        row = [f"`{each.name}`", each.saves, slowdown, TRAINING[each.numerics], devices]
+        lines.append(f"| {' | '.join([*row, 'yes' if each.searched else ''])} |")
     return "\n".join(lines) + "\n"
 
 

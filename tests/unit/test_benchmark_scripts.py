@@ -74,11 +74,18 @@ def test_a_script_that_takes_too_long_is_killed_and_what_it_said_is_kept() -> No
     assert done.failure == {"outcome": "timeout"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (SystemExit("the loops computed different losses"), "the loops computed different losses"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "oom"),
+        pytest.param(
+            SystemExit("the loops computed different losses"),
+            "the loops computed different losses",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "oom", marks=pytest.mark.slow
+        ),
         (RuntimeError("cuDNN has no engine\nfor it"), "cuDNN has no engine for it"),
         (ConfigError(Problem("batch.per_device", "4", "is too large")), "is too large"),
     ],
@@ -225,6 +232,7 @@ def test_each_script_looks_at_what_it_will_write(script) -> None:
     assert writes == ("writable(parser, " in text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "typed", "said"),
     [

@@ -2,7 +2,7 @@
 
 Which options of every group could run here: each is put to the rules that a run is put to.
 
-What torch says about this machine, asked in a process of its own.
+Torch reports on this machine from a separate process.
 
 eke's answer must not wait for its import, nor end with a driver that crashes it.
 
@@ -49,7 +49,7 @@ from eke.rules import Facts, check
 from eke.rules.tracker import has_wandb_key
 
 LEFT_OUT = ("data", "task", "batch", "schedule", "hardware", "recipe", "experiment", "sweep")
-"""Groups that ask nothing of a machine, or that need a path nobody has typed."""
+"""Groups independent of the machine, and those that need a path of the user's."""
 
 NEEDS_MORE = {("model", "pretrained")}
 """Options that say nothing without a value that only the user knows."""
@@ -63,7 +63,7 @@ MOST_FIXES = 4
 
 @dataclass(frozen=True)
 class OptionFinding:
-    """What the rules say of one option on this machine, what it needs beside it typed."""
+    """What the rules report about one option on this machine, with the other overrides it needs."""
 
     group: str
     option: str
@@ -75,20 +75,20 @@ class OptionFinding:
     overrides: tuple[str, ...] = ()
     """The same as overrides, where there are some."""
     beside: tuple[str, ...] = ()
-    """What it needs beside it where everything else is left at its default."""
+    """Other overrides that it needs if everything else has its default."""
 
 
 def find_options(device: Device) -> tuple[OptionFinding, ...]:
     """Every option of every group that depends on the machine.
 
-    Some milliseconds each, and tenths of a second where something has to be typed beside it.
+    Some milliseconds each, and tenths of a second if an option needs other overrides.
 
     Args:
         device: what would train here.
     """
     catalogue = make_catalogue()
     base = compose(["tracker=none"]).config  # whose package may be missing like any other
-    # Not about the option that is asked about: a full disk, say.
+    # Problems of every option: a full disk, for example.
     everywhere = {problem.id for problems in _ask(base, device) for problem in problems}
     findings = []
     for group, options in catalogue.options.items():
@@ -101,11 +101,15 @@ def find_options(device: Device) -> tuple[OptionFinding, ...]:
 
 
 def _find(
-    catalogue: Catalogue, base: Config, device: Device, asked: tuple[str, str], everywhere: set[str]
+    catalogue: Catalogue,
+    base: Config,
+    device: Device,
+    target: tuple[str, str],
+    everywhere: set[str],
 ) -> OptionFinding:
-    """Type what the rules ask for, until the option may run or they ask for another one."""
-    group, option = asked
-    beside: tuple[str, ...] = EXAMPLES.get(asked, ())
+    """Apply the fixes of the rules until the option is usable or they propose another one."""
+    group, option = target
+    beside: tuple[str, ...] = EXAMPLES.get(target, ())
     config = _typed(group, option, beside) if beside else _with(catalogue, base, group, option)
     finding = _finding(config, device, group, option, everywhere)
     for _ in range(MOST_FIXES):
@@ -136,12 +140,12 @@ def _finding(
 
 
 def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
-    """Each key once, with what was typed last."""
+    """Each key once, with its last value."""
     return tuple({word.partition("=")[0]: word for word in words}.values())
 
 
 def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
-    """What is trained where somebody types this option and those words."""
+    """The configuration with this option and those overrides."""
     model = [f"{group}={option}"] if group == "model" else []
     tasks = family_of(compose([*model, "tracker=none"]).config).tasks
     chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
@@ -162,7 +166,7 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
 
 
 def _section(catalogue: Catalogue, group: str, option: str) -> Any:
-    """The typed values of one option."""
+    """The typed values of an option."""
     schema = OmegaConf.structured(catalogue.schema_class(group, option))
     return OmegaConf.to_object(OmegaConf.merge(schema, *_values(catalogue, group, option)))
 
@@ -455,8 +459,8 @@ def _matrix(report: GpuReport) -> Iterator[tuple[str, str]]:
         cells = ["X" if one == other else links.get(f"{one}-{other}", "?") for other in numbers]
         yield f"GPU {one}", "\t" + "".join(f"{cell:>7}" for cell in cells)
     without = [pair for pair, works in (report.p2p or {}).items() if not works]
-    told = f"not between {', '.join(without)}" if without else "between all"
-    yield "peer access", told
+    peers = f"not between {', '.join(without)}" if without else "between all"
+    yield "peer access", peers
 
 
 def _options(findings: tuple[OptionFinding, ...]) -> Iterator[tuple[str, str]]:

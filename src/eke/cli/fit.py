@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import eke
 from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
-from eke.tuning.search import Numerics, Objective
+from eke.rules.techniques import Numerics
+from eke.tuning.search import Objective
 from eke.workflows.autotune import Wish, fit
 from eke.workflows.planning import complain, say
 

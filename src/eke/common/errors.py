@@ -53,8 +53,8 @@ class Fix:
 
     def __str__(self) -> str:
         command = f"{program()} " if self.is_sweep else ""
-        typed = command + shlex.join(self.words)
-        return f"{typed}   ({self.remark})" if typed and self.remark else typed or self.remark
+        shown = command + shlex.join(self.words)
+        return f"{shown}   ({self.remark})" if shown and self.remark else shown or self.remark
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class ConfigError(EkeError):
             problems = Problem(key=problems, value="", why="")
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         self.is_passing = bool(self.problems) and all(p.passing for p in self.problems)
-        """Whether nothing is wrong with what was typed."""
+        """Whether only the present state of the machine is in the way."""
         if self.is_passing:
             self.exit_code = EkeError.exit_code
         super().__init__(self.render())
@@ -139,11 +139,11 @@ class ConfigError(EkeError):
 
     def short(self) -> str:
         """All problems on one line."""
-        told = (
+        lines = (
             f"{p.key} = {p.value} {p.why}" + (f" -> {p.fix}" if p.fix else "")
             for p in self.problems
         )
-        return mask("; ".join(told))
+        return mask("; ".join(lines))
 
     def render(self) -> str:
         """All problems, under one heading that counts them."""
@@ -174,14 +174,14 @@ class ChangedError(RunError):
 
 
 def of_system(error: OSError, file: object = "a file") -> str:
-    """What the operating system could not do, and with which file, in words.
+    """An operating system error and its file, as one line.
 
     Args:
         error: the system's.
         file: which one it was, where the error does not say.
     """
-    told = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
-    return f"{told}; {why}" if (why := no_room(error)) else told
+    line = " ".join(f"{error.filename or file}: {error.strerror or error}".split("\n"))
+    return f"{line}; {why}" if (why := no_room(error)) else line
 
 
 def no_room(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before anything is loaded; milliseconds, no torch."""
+"""Rules that find invalid or ineffective configurations before anything is loaded; no torch."""
 
 import dataclasses
 
@@ -50,17 +50,17 @@ RULES: tuple[Rule, ...] = (
 )
 
 BY_SIZE = ("states_do_not_fit", "batch_does_not_fit")
-"""They say of a lower bound what a forecast says of the whole."""
+"""Rules about a lower bound of the memory that a forecast predicts in full."""
 
 NOT_BY_SIZE = tuple(rule for rule in RULES if rule.id not in BY_SIZE)
-"""For those who look for what makes room, and ask the forecast whether there is."""
+"""For searches that use the forecast to check memory."""
 
 WITHOUT_EFFECT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_effect)
-"""What these warn of runs as if it had not been asked for."""
+"""Rules that warn of a setting without effect."""
 
 NO_BENEFIT = frozenset(rule.id for rule in RULES if rule.verdict is Verdict.no_benefit)
-"""What these warn of saves nothing. Of a choice, those about other sections than its own are advice
-and no objection: that a model's vocabulary is no multiple of 8 is no reason against bfloat16."""
+"""Rules that warn of a setting that saves nothing. For a chosen technique only those about its own
+section count: a vocabulary that is no multiple of 8 is no reason against bfloat16."""
 
 __all__ = [
     "AUTO_RULES",
@@ -81,10 +81,10 @@ def check(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[list[Problem],
 
     Args:
         facts: the configuration and the device it is meant for.
-        rules: all of them; tests leave one out to see the failure it prevents.
+        rules: all by default; tests omit one to see the failure it prevents.
 
     Returns:
-        What makes the run impossible, and what it should be warned about.
+        Errors, which make the run impossible, and warnings.
     """
     limits = find_limit_problems(facts.config)
     facts = dataclasses.replace(facts, config=with_defaults_for(facts.config, limits))

@@ -1,6 +1,6 @@
 """Rules about torch.compile.
 
-Rules about `batch=auto`, which are asked before a micro-batch is chosen.
+Rules about `batch=auto`, evaluated before a micro-batch is chosen.
 
 Rules about fused kernels.
 """
@@ -268,7 +268,7 @@ def _known_head(
         value=is_on,
         why=lambda f: (
             "this architecture may scale or cap its logits after the projection, which would be "
-            f"left out; it is known for {', '.join(_names(lambda family: family.is_known))}"
+            f"skipped; supported families are {', '.join(_names(lambda family: family.is_known))}"
         ),
         fix=fix,
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
@@ -284,7 +284,7 @@ KERNELS_RULES = (
             _fused(f) and _predicts_tokens(f) and not f.planning and not has_linear_cross_entropy()
         ),
         value=lambda f: _fused(f),
-        why=lambda f: "the installed torch has no linear_cross_entropy in pieces; torch 2.13 has",
+        why=lambda f: "the installed torch has no chunked linear_cross_entropy; torch 2.13 has it",
         fix=_without_fusion,
         source=FUSED_SOURCE,
         versions="torch < 2.13",

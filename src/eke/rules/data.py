@@ -120,7 +120,7 @@ RULES = (
         when=_cannot_pack,
         value=lambda f: f.config.data.packing.value,
         why=lambda f: (
-            f"samples are kept apart by their positions, which works for causal_lm on "
+            f"samples are separated by their positions, which works for causal_lm on "
             f"{' and '.join(each.name for each in FAMILIES.values() if each.is_decoder)} models; "
             f"this is {f.config.task.option} on {family_of(f.config).name}"
         ),

@@ -164,7 +164,7 @@ RULES = (
         when=lambda f: is_zero(f) and f.config.distributed.num_processes == 1 and not offloads(f),
         value=lambda f: f.config.distributed.option,
         why=lambda f: (
-            "one process has nobody to share with, and DeepSpeed keeps a float32 copy of the "
+            "one process has nothing to share with, and DeepSpeed keeps a float32 copy of the "
             "weights, 4 bytes a parameter more than distributed=none"
         ),
         fix=lambda f: Fix("distributed=none", remark="or: offload=optimizer_cpu"),
@@ -257,7 +257,7 @@ def _is_here(facts: Facts) -> bool:
 def _folder(facts: Facts) -> Path:
     """The folder, or the nearest one above it that is there: it is made at the start."""
     offload = facts.config.offload
-    assert isinstance(offload, NvmeOffload), "asked for a folder that nobody named"
+    assert isinstance(offload, NvmeOffload), "only called for offload=nvme"
     return existing_parent(user_path(offload.path))
 
 
@@ -278,7 +278,7 @@ def _kind(facts: Facts) -> str:
 
 def _files(facts: Facts) -> SwapBytes:
     found = state_files(facts.config)
-    assert found is not None, "asked for files where there are none"
+    assert found is not None, "only called with offload=nvme"
     return found
 
 
@@ -474,7 +474,7 @@ OFFLOAD_DOCS = "https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
 
 
 def _stage(facts: Facts) -> Fix:
-    """The mildest stage that can offload what was asked for, in as many processes as now."""
+    """The lowest stage that can offload this, in the same number of processes."""
     zero = "zero2" if facts.config.offload.option == "optimizer_cpu" else "zero3"
     processes = facts.config.distributed.num_processes
     return Fix(f"distributed={zero}", f"distributed.num_processes={processes}")

@@ -48,7 +48,7 @@ def _embedded(facts: Facts) -> int:
 
 
 def _batch_fix(facts: Facts) -> Fix:
-    """The same samples in smaller pieces; where one sample is too long, a shorter one."""
+    """A smaller micro-batch, or a shorter sample where one is too long."""
     config = facts.config
     free = (facts.device.memory_bytes or 0) - held_bytes(facts)
     samples = free * config.batch.micro_batch // _embedded(facts)
@@ -174,7 +174,7 @@ def _missing(facts: Facts, group: str) -> tuple[str, str] | None:
 
 def _found(facts: Facts, group: str) -> tuple[str, str]:
     found = _missing(facts, group)
-    assert found is not None, "asked for a problem that is not there"
+    assert found is not None, "only called for a problem that was found"
     return found
 
 

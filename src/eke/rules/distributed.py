@@ -114,7 +114,7 @@ RULES = (
             f.config.distributed.option == "ddp" and f.config.distributed.num_processes == 1
         ),
         value=lambda f: f.config.distributed.option,
-        why=lambda f: "one process has nobody to share its work with",
+        why=lambda f: "a single process has no other to share work with",
         fix=lambda f: Fix("distributed=none"),
         source="arXiv:2006.15704",
     ),

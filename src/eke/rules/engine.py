@@ -24,7 +24,7 @@ STRATEGIES = ("none", "ddp")
 
 
 def _takes_no_steps(facts: Facts) -> str:
-    """The override that brings an optimizer step of its own; empty where there is none."""
+    """The override whose technique replaces the optimizer step; empty if there is none."""
     config = facts.config
     if config.distributed.option not in STRATEGIES:
         return f"distributed={config.distributed.option}"
@@ -153,9 +153,9 @@ class Argument:
     """One field of TrainingArguments."""
 
     kinds: tuple[str, ...]
-    """Names of the types it takes that can be typed, in the order of `_KINDS`."""
+    """Names of the types it accepts that can be set by an override, in the order of `_KINDS`."""
     default: str
-    """Its default as it is typed; empty where it cannot be."""
+    """Its default as an override value; empty if it has none."""
 
     def admits(self, value: Any) -> bool:
         """Whether a value has one of the types; true and false are no numbers."""
@@ -165,7 +165,7 @@ class Argument:
 
     def words(self) -> str:
         """What is wanted."""
-        return " or ".join(_WORDS[kind] for kind in self.kinds) or "nothing that can be typed"
+        return " or ".join(_WORDS[kind] for kind in self.kinds) or "no value of an override"
 
 
 def find_argument_problems(config: Config) -> list[Problem]:
@@ -219,7 +219,7 @@ def _declared(body: list[ast.stmt]) -> Iterator[tuple[str, Argument]]:
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             named = {_name(part) for part in ast.walk(node.annotation)}
-            # An enum of transformers is typed as text.
+            # An enum of transformers is set as text.
             named |= (
                 {"str"} if any(n.endswith(("Strategy", "Type", "Names")) for n in named) else set()
             )

@@ -6,12 +6,11 @@ A lower bound: activations come on top.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from eke.common.errors import Fix
 from eke.config.schema import (
     FSDP,
-    Adafactor,
     AdamW,
     Batch,
     Checkpointing,
@@ -20,13 +19,13 @@ from eke.config.schema import (
     Lora,
     Memory,
     Offload,
-    QLora,
     Weights,
 )
 from eke.models.families import family_of
 from eke.models.sizes import STAGE, StateBytes, describe, has_master, model_size, shared_state_bytes
 from eke.rules.precision import BF16_CAPABILITY
 from eke.rules.rule import Facts, Rule, Verdict, older_than
+from eke.rules.techniques import TECHNIQUES
 
 LOMO = "arXiv:2306.09782, section 3"
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
@@ -283,8 +282,8 @@ def _fewer_processes(facts: Facts) -> Iterator[Change]:
     config = facts.config
     for count in range(copies(facts) - 1, 0, -1):
         fewer = replace(config.distributed, num_processes=count)
-        typed = "distributed=none" if count == 1 else f"distributed.num_processes={count}"
-        yield Fix(typed), replace(config, distributed=fewer)
+        override = "distributed=none" if count == 1 else f"distributed.num_processes={count}"
+        yield Fix(override), replace(config, distributed=fewer)
 
 
 def _adafactor(facts: Facts) -> Iterator[Change]:
@@ -292,7 +291,7 @@ def _adafactor(facts: Facts) -> Iterator[Change]:
     config = facts.config
     cut = isinstance(config.distributed, FSDP) or config.distributed.option in STAGE
     if isinstance(config.optimizer, AdamW) and not cut:
-        yield Fix("optimizer=adafactor"), replace(config, optimizer=Adafactor(option="adafactor"))
+        yield Fix("optimizer=adafactor"), TECHNIQUES["optimizer=adafactor"].apply(config)
 
 
 def _all_gpus(facts: Facts) -> Iterator[Change]:
@@ -323,12 +322,12 @@ def _adapters(facts: Facts) -> Iterator[Change]:
     config = facts.config
     if config.distributed.option in STAGE and config.precision.weights is Weights.bfloat16:
         return
+    lora = TECHNIQUES["peft=lora"].apply(config)
     if config.peft.option == "none":
-        lora = replace(config, peft=Lora(option="lora"))
         yield Fix("peft=lora", remark="trains adapters, the weights are frozen"), lora
     if config.peft.option != "qlora":
-        kept = asdict(config.peft) if isinstance(config.peft, Lora) else {}
-        qlora = replace(config, peft=QLora(**{**kept, "option": "qlora"}))
+        adapted = config if isinstance(config.peft, Lora) else lora
+        qlora = TECHNIQUES["peft=qlora"].apply(adapted)
         remark = "trains adapters, the weights are frozen and kept in 4 bits"
         yield Fix("peft=qlora", remark=remark), qlora
 

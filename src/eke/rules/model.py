@@ -188,7 +188,8 @@ RULES = (
         when=lambda f: (
             isinstance(f.config.model, LlamaModel)
             and _head_dim_is_derived(f)
-            and f.config.model.hidden_size % max(1, _heads(f)) == 0  # else that is told first
+            and f.config.model.hidden_size % max(1, _heads(f))
+            == 0  # otherwise another rule reports that
             and _rotary_width(f) % 2 != 0
         ),
         value=lambda f: f.config.model.hidden_size,
@@ -294,7 +295,7 @@ RULES = (
         ),
         value=lambda f: f.config.model.tie_word_embeddings,
         why=lambda f: (
-            "transformers ties T5's embeddings whatever is asked for; false would only stop it "
+            "transformers always ties T5's embeddings; false would only stop it "
             "from scaling the logits"
         ),
         fix=lambda f: Fix("model.tie_word_embeddings=true"),
@@ -401,7 +402,7 @@ def _model_rule(key: str, what: str) -> Rule:
 
 def _why(facts: Facts) -> str:
     unit = _unit(facts)
-    assert unit is not None, "asked for a problem that is not there"
+    assert unit is not None, "only called for a problem that was found"
     divisor, name = unit
     return f"{facts.device.name} is fastest in {name} with multiples of {divisor};"
 

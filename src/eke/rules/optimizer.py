@@ -226,7 +226,7 @@ def _peft_option(facts: Facts) -> str:
 
 
 def _unmatched(facts: Facts) -> str:
-    """Typed names that no layer has; `[]` where none was typed."""
+    """Names in the override that no layer has; `[]` without an override."""
     peft = _adapters(facts)
     if peft is None or peft.target_modules is None or not family_of(facts.config).is_known:
         return ""

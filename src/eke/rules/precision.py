@@ -1,4 +1,4 @@
-"""Rules about number formats; float8 has a file of its own.
+"""Rules about number formats and float8.
 
 Rules about float8 products in linear layers (torchao).
 """

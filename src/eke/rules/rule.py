@@ -1,8 +1,7 @@
-"""What a rule is: data, so that it can be listed, documented and switched off by a test.
+"""Rules as data, so that they can be listed, documented and disabled in a test.
 
-Numeric limits of single keys, read from the schema's field metadata.
-
-What rules say about a device's generation, and about the compiler that generated code needs.
+Also: numeric limits of single keys, read from the schema's field metadata, and the conditions about
+a device's generation and compiler that several rules share.
 """
 
 import copy
@@ -21,28 +20,28 @@ from eke.hardware import Device
 
 
 class Verdict(Enum):
-    """What follows when a rule's condition holds."""
+    """The consequence when a rule's condition holds."""
 
     impossible = "impossible"
-    """Cannot run, or would run as something else: refused."""
+    """Cannot run, or would run as something else: rejected."""
     unsafe = "unsafe"
-    """Runs, and may go wrong: warned about."""
+    """Runs, but may fail or diverge: a warning."""
     no_effect = "no effect"
-    """Runs as if it had not been asked for: warned about."""
+    """Runs as if it were not set: a warning."""
     no_benefit = "no benefit"
-    """Runs as asked for, and saves nothing, or less than it could: warned about."""
+    """Takes effect, but saves nothing, or less than it could: a warning."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that rules may look at."""
+    """The inputs of all rules."""
 
     config: Config
     device: Device
     planning: bool = False
-    """Only a plan is wanted: nothing will be run here."""
+    """Only a plan is made; nothing runs here."""
     num_nodes: int = 1
-    """Machines that this command can use."""
+    """Number of machines that the run can use."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,24 @@ class Rule:
     key: str
     """Key path the problem is shown under."""
     when: Callable[[Facts], bool]
-    """Condition; numbers are within their limits when it is asked."""
+    """Condition; it is evaluated with all numbers within their limits."""
     value: Callable[[Facts], object]
     """The offending value."""
     why: Callable[[Facts], str]
-    """The limit that is broken, with its number."""
+    """The violated limit, with its number."""
     fix: Callable[[Facts], Fix]
     """The overrides that correct it."""
     source: str
-    """Where this is known from: a URL, or the formula it follows from."""
+    """Evidence: a URL, or the formula it follows from."""
     versions: str = ""
-    """Library versions it holds for; empty when it does not depend on any."""
+    """Library versions it applies to; empty for all."""
     sized: bool = False
-    """Needs the size of the model: looked at only when nothing else is impossible."""
+    """Needs the size of the model: evaluated only if no other rule rejects the configuration."""
     passing: bool = False
-    """Says what the machine is short of at the moment, and nothing about what was typed."""
+    """About the present state of the machine, not about the configuration."""
 
     def problem(self, facts: Facts) -> Problem:
-        """The rule's finding, for a person."""
+        """The problem that the rule reports."""
         value = format_value(self.value(facts))
         return Problem(self.key, value, self.why(facts), self.fix(facts), self.id, self.passing)
 
@@ -84,17 +83,17 @@ def find_limit_problems(config: Config) -> list[Problem]:
 def with_defaults_for(config: Config, problems: list[Problem]) -> Config:
     """A copy with the default in place of every value that is outside its limits.
 
-    So that the other rules can be asked in the same breath, without stumbling over a width of -1.
+    The other rules are then evaluated at once, without failing on a width of -1.
     """
-    mended = copy.deepcopy(config)
+    corrected = copy.deepcopy(config)
     for problem in problems:
         *groups, key = problem.key.split(".")
-        node: Any = mended
+        node: Any = corrected
         for group in groups:
             node = getattr(node, group)
         default = next(f.default for f in dataclasses.fields(node) if f.name == key)
         setattr(node, key, default)
-    return mended
+    return corrected
 
 
 def _walk(node: Any, prefix: str) -> Iterator[Problem]:
@@ -131,7 +130,7 @@ def older_than(facts: Facts, needed: tuple[int, int]) -> bool:
 
 
 def lacks_compiler(facts: Facts) -> bool:
-    """Whether what is generated for the device cannot be compiled here.
+    """Whether code generated for the device cannot be compiled here.
 
     For a CPU inductor writes C++. For a GPU Triton writes machine code itself, but compiles the C
     of its driver at first use (3.9, backends/nvidia/driver.py).
@@ -144,7 +143,7 @@ def lacks_compiler(facts: Facts) -> bool:
 
 
 def without_compiler(facts: Facts) -> str:
-    """What is missing then, as a clause."""
+    """The missing compiler, as a clause."""
     if facts.device.kind == "cpu":
         return "no C++ compiler was found, and for a CPU inductor generates C++"
     return "no C compiler was found (CC, gcc, clang), and Triton compiles its driver by one"

@@ -86,7 +86,7 @@ def _is_unknown(uri: str) -> bool:
 
 
 def _store(uri: str) -> str:
-    """What may have been meant: a server whose scheme was left out, or else a file."""
+    """The probable intent: a server without its scheme, otherwise a file."""
     server = re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri)
     return f"http://{uri}" if server else "sqlite:///mlflow.db"
 

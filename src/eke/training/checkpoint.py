@@ -1,7 +1,7 @@
-"""Checkpoints that continue bit for bit: weights, optimizer, loss scale and every random state.
+"""Bit-exact checkpoints: weights, optimizer, loss scale and every random state.
 
-A checkpoint is a folder that appears under its name only once it is complete: written beside it,
-fsynced, listed with sizes and checksums, renamed. The order of samples and the learning rate are
+A checkpoint folder is written under a temporary name, fsynced, listed with sizes and checksums,
+and renamed. The order of samples and the learning rate are
 functions of the step's number and need no saving. Weights are safetensors; the rest is loaded with
 `weights_only`, so that no checkpoint can run code.
 
@@ -36,8 +36,7 @@ from eke.common.files import (
     write_json,
 )
 from eke.config.schema import Exchange
-from eke.training.distributed.ranks import Ranks
-from eke.training.distributed.sharding import (
+from eke.training.distributed.fsdp import (
     WholeState,
     cut_optimizer,
     exchange_gradients,
@@ -47,9 +46,10 @@ from eke.training.distributed.sharding import (
     part_bytes,
     whole,
 )
+from eke.training.distributed.ranks import Ranks
 from eke.training.loop.meter import RandomState, capture_random_state, restore_random_state
 from eke.training.model.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapted
-from eke.training.model.export import (
+from eke.training.model.save_model import (
     CONFIG,
     INDEX,
     WEIGHTS,
@@ -66,7 +66,7 @@ OPTIMIZER, STATE, MANIFEST = "optimizer.pt", "state.json", "manifest.json"
 NAME = r"step-\d{8}"
 """What `checkpoint_name` makes."""
 EXPORT = "model"
-"""Folder of a checkpoint with what others load, in the hub's layout, and nothing else."""
+"""Folder of a checkpoint with the exported model in the Hub's layout."""
 PART = r"optimizer-\d{5}-of-(\d{5})\.pt"
 """Names that `part_name` makes."""
 
@@ -97,7 +97,7 @@ def save_checkpoint(
         scaler: of the loss, if there is one.
         keep: complete checkpoints to leave.
         random_states: one per rank; none takes this process's own.
-        tokenizer: of transformers, to lie beside the weights.
+        tokenizer: of transformers, saved with the weights.
         whole: what to write where model and optimizer only hold parts; None asks them.
 
     Raises:
@@ -125,19 +125,19 @@ def save_checkpoint(
 
 
 def unfinished_folder(folder: Path, step: int, pid: int) -> Path:
-    """Where the checkpoint of a process is written before it has its name."""
+    """Temporary folder of a checkpoint."""
     return folder / f".{checkpoint_name(step)}.{pid}.tmp"
 
 
 def begin_checkpoint(unfinished: Path) -> None:
-    """An empty folder to write into."""
+    """Create an empty folder."""
     own_folder(unfinished.parent)
     remove_tree(unfinished)
     unfinished.mkdir()
 
 
 def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
-    """Make all files durable and list them; only then the folder gets its name.
+    """Fsync and list all files, then rename the folder.
 
     Drops all but the newest `keep` complete checkpoints.
     """
@@ -155,7 +155,7 @@ def finish_checkpoint(unfinished: Path, step: int, keep: int) -> Path:
 
 @contextmanager
 def removed_on_error(unfinished: Path) -> Iterator[None]:
-    """Whatever fails leaves nothing behind."""
+    """Remove the temporary folder on errors."""
     try:
         yield
     except BaseException:
@@ -165,7 +165,7 @@ def removed_on_error(unfinished: Path) -> Iterator[None]:
 
 @contextmanager
 def translated_errors(final: Path) -> Iterator[None]:
-    """A library's error about the disk becomes the system's, with the checkpoint's name."""
+    """Convert a library's disk error into an OSError with the checkpoint's name."""
     try:
         yield
     except Exception as error:
@@ -198,7 +198,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     """Restore an optimizer in the formats it was saved in.
 
     torch 2.13 casts states to the format of their weight, which may be narrower: transformers'
-    Adafactor keeps float32 beside bfloat16 weights.
+    Adafactor keeps float32 state for bfloat16 weights.
     """
     optimizer.load_state_dict(saved)
     weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -216,7 +216,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """The newest checkpoint whose files are all there, unharmed; damaged ones are skipped aloud."""
+    """Find the newest intact checkpoint; damaged ones are skipped with a warning."""
     for path in sorted(checkpoints_in(folder), reverse=True):
         problem = find_damage(path)
         if not problem:
@@ -226,7 +226,7 @@ def newest_complete(folder: Path) -> Path | None:
 
 
 def find_damage(path: Path) -> str:
-    """Why a checkpoint cannot be used; empty when it can."""
+    """Reason that a checkpoint is unusable; empty if it is intact."""
     try:
         with hold_folder(path, own=True):
             manifest = read_json(path / MANIFEST)
@@ -271,7 +271,7 @@ def _manifest(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32: for torn and rotten files, not against an adversary."""
+    """CRC-32, against truncation and corruption, not against an adversary."""
     value = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -308,7 +308,7 @@ class ShardedUpdate:
         """Of this rank's part, as the first step found it."""
 
     def exchange(self, last: bool) -> AbstractContextManager[None]:
-        """Says whether the next backward pass sends its gradients around."""
+        """Set whether the next backward pass exchanges gradients."""
         exchange_gradients(self.model, last or self.every)
         return nullcontext()
 
@@ -374,7 +374,7 @@ def save_parts(
         update: holds this rank's part.
         keep: complete checkpoints to leave.
         ranks: every one of them must call this.
-        tokenizer: of transformers, to lie beside the weights.
+        tokenizer: of transformers, saved with the weights.
 
     Raises:
         OSError: the disk is full, for one of the ranks; earlier checkpoints are untouched.
@@ -437,4 +437,4 @@ def _together(ranks: Ranks, final: Path, action: Callable[[], object]) -> None:
 
 
 def _nothing() -> None:
-    """What the other ranks do meanwhile."""
+    """Action of the other ranks."""

@@ -1,4 +1,4 @@
-"""What was typed, told apart: questions, one plan, one run (running.py) or a sweep (sweep.py)."""
+"""Commands behind `train.py`: help, one plan, one run (running.py) or a sweep (sweep.py)."""
 
 import shlex
 from collections.abc import Mapping, Sequence

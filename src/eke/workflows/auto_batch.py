@@ -1,10 +1,6 @@
-"""batch=auto: which micro-batches there are, which of them is taken, and what is said about it.
+"""Choice of the micro-batch, of adaptive recipes, and of fine-tuning defaults.
 
-What a recipe that adapts makes of a configuration: sections chosen, and a decision for each.
-
-What fine-tuning a checkpoint takes where nothing else was asked for.
-
-The options' own learning rates are for random weights, from which a model has far to go.
+The learning rates of optimizer options are meant for random weights.
 """
 
 import re

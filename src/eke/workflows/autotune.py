@@ -1,11 +1,4 @@
-"""A search under way: which candidate, its trial, and what it says.
-
-What a search leaves: an option of `experiment`, and a small report beside its trials.
-
-Everything of a search before its first trial: seconds, and no process.
-
-`eke fit`: candidates on paper, then a few short trials, and the best written.
-"""
+"""Search for the fastest configuration (`eke fit`): setup, trials and the saved result."""
 
 import shlex
 from collections.abc import Sequence
@@ -36,12 +29,12 @@ from eke.launch import (
 from eke.plan.planner import Plan
 from eke.plan.record import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, Outcome
 from eke.results.report import PlanningLine
+from eke.rules.techniques import Numerics, group_of
 from eke.tuning.recipes import RECIPES
 from eke.tuning.search import (
     Candidates,
     Fit,
     Measured,
-    Numerics,
     Objective,
     Search,
     Trial,
@@ -54,7 +47,6 @@ from eke.tuning.search import (
     enumerate_candidates,
     fit_of,
     free_path,
-    group_of,
     is_higher,
     likely,
     measured,

@@ -1,4 +1,4 @@
-"""What planning shows of memory: the forecast, what would make it fit, and every known device."""
+"""Memory report of a plan: forecast, advice, and a comparison of all known devices."""
 
 import json
 import shlex

@@ -1,9 +1,4 @@
-"""From one composed configuration to its plan, wherever it is to run.
-
-Speaking to the user, once for all ranks.
-
-What a run may spend on its choice of a micro-batch, and how one is tried out.
-"""
+"""Plan one composed configuration for a device."""
 
 import sys
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""One run: planned, started or answered from its record.
-
-A finished run is answered from its record, whatever keeps it from being started now.
-"""
+"""Run one plan, or return the record of a finished run."""
 
 import signal
 from collections.abc import Callable

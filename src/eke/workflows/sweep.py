@@ -1,7 +1,4 @@
-"""A sweep: planned whole, then run on this machine's devices or in a cluster.
-
-What a sweep that is only planned is expected to take: memory and time of each cell.
-"""
+"""Plan a whole sweep, then start it with its launcher."""
 
 import json
 import shlex

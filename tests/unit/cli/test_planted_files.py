@@ -53,8 +53,11 @@ def other_types(path) -> None:
     path.write_text(json.dumps({**said, **more, "steps": {"total": 1e400}, "submission": 3}))
 
 
-LARGE = [pytest.param(each, marks=pytest.mark.slow) for each in (many_factors, sparse)]
-PLANTED = [fifo, endless, socket_file, deep, deep_object, other_types, *LARGE]
+RARE = (socket_file, deep_object, many_factors, sparse)
+PLANTED = [
+    *(fifo, endless, deep, other_types),
+    *(pytest.param(each, marks=pytest.mark.slow) for each in RARE),
+]
 FILES = ("record.json", "plan.json", ".lock", "metrics.jsonl", "attempts.jsonl", "config.yaml",
          "train.log", "slurm.json", "rerun.json", "sweep.json")  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_later_garbage_is_collected() -> None:
 
 
 def test_a_tracing_worker_freezes_once_and_not_with_each_plan() -> None:
-    from eke.training.trace.worker import import_libraries
+    from eke.training.trace.trace_worker import import_libraries
 
     import_libraries()
     before = gc.get_freeze_count()

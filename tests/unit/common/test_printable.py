@@ -73,7 +73,10 @@ def on_terminal(tmp: Path, *words: str) -> str:
     return told.decode(errors="replace")
 
 
-@pytest.mark.parametrize("piped", [True, False], ids=["pipe", "terminal"])
+@pytest.mark.parametrize(
+    "piped",
+    [pytest.param(True, id="pipe", marks=pytest.mark.slow), pytest.param(False, id="terminal")],
+)
 @pytest.mark.parametrize(
     "words",
     [["status"], ["logs"], ["cancel"], ["report"], ["sync", "--dry-run"], ["status", "--live"]],

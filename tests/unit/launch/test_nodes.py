@@ -29,7 +29,7 @@ from eke.launch.processes.nodes import (
 from eke.launch.processes.run_dir import Place
 from eke.launch.processes.worker_process import Spot, worker_command
 from eke.plan.planner import Plan
-from eke.plan.record import Failure, Record
+from eke.plan.record import DeadRank, Failure, Record, write_dead_rank
 
 PATIENCE_S = 60.0
 
@@ -416,6 +416,8 @@ def test_processes_left_behind_are_ended_and_the_record_says_why(
     file, plan = tmp_path / "nodes.json", with_processes("ddp", 2, 2)
     record = record_for("a", "crashed", 7)
     record.failure = failure
+    if told == failure.message:
+        write_dead_rank(RunPaths(tmp_path), DeadRank(record.attempt, 3, -9, 0))
     attempt = Attempt(record)
     monkeypatch.setattr(nodes, "LiveRun", lambda *_, **__: attempt)
     with Head(file, Task(0, 2, "s")) as first:

@@ -139,7 +139,7 @@ def test_a_sweep_whose_missing_runs_the_same_command_runs_has_not_ended_well(rul
 )
 def test_what_only_the_machine_is_short_of_is_not_refused(passing, outcome) -> None:
     cell = Cell(())
-    problems = [Problem("a", "1", "no", rule=f"r{n}", passing=p) for n, p in enumerate(passing)]
+    problems = [Problem("a", "1", "no", id=f"r{n}", passing=p) for n, p in enumerate(passing)]
     cell.refuse(ConfigError(problems))
     assert (cell.outcome, cell.rule) == (outcome, "r0")
 

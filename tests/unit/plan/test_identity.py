@@ -48,6 +48,7 @@ PRESENTATION = {
     "tracker.option", "tracker.mode", "tracker.project", "tracker.entity", "tracker.group",
     "tracker.uri",
     "hardware.option", "hardware.network_gbit_per_s", "paths.runs", "launcher.cpu_slots",
+    "launcher.prefix",
     "launcher.runs_per_device", "launcher.detach",
     *(f"resources.{f.name}" for f in dataclasses.fields(Resources)),
     *(f"slurm.{f.name}" for f in dataclasses.fields(Slurm)),
@@ -100,6 +101,7 @@ OTHER = {
     "model.num_decoder_layers": 3,
     "model.num_key_value_heads": 2,
     "model.rope_scaling_factor": 8.0,
+    "optimizer.option": "adamw_fused",  # one that is registered
     "schedule.warmup_steps": 7,
     "task.target_len": 9,
     "tracker.entity": "team",

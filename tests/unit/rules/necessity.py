@@ -11,10 +11,10 @@ class Kind(Enum):
     """What the test sees."""
 
     fails = "without it the run fails"
-    wrong = "without it the run is another than was asked for"
-    same = "the run is the same to the last bit with the setting and without it"
-    refusal = "the library's own check or table says so, asked directly"
-    numbers = "the numbers that it rests on, counted or measured"
+    wrong = "without it another run than the configured one is trained"
+    same = "the run is bit-identical with and without the setting"
+    refusal = "the library's own check or table says so"
+    numbers = "its numbers, counted or measured"
     gpu = "a test that needs a GPU: `make test-gpu`"
     nowhere = "by no test"
 
@@ -48,7 +48,7 @@ FAILS: dict[str, str] = {
     "sequence_fits_positions": "expanded size of the tensor",
     "vocabulary_holds_bytes": "index out of range",
     "synthetic_ids_fit": "'from' to be less than 'to'",
-    "min_len_within_seq_len": "a rule refuses it",
+    "min_len_within_seq_len": "a rule rejects it",
     "nesterov_needs_momentum": "Nesterov momentum requires a momentum",
     "persistent_needs_workers": "needs num_workers > 0",
     "prefetch_needs_workers": "num_workers > 0",

@@ -61,18 +61,30 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_it_is_found_where_wandb_finds_it(
-    case: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variables, files, expected = CASES[case]
+@pytest.fixture
+def expected(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether there is a key in the surroundings of a case, which are made here."""
+    variables, files, there = CASES[request.param]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     for file, content in files.items():
         (home / file).parent.mkdir(parents=True, exist_ok=True)
         (home / file).write_text(content)
         (home / file).chmod(0o600)
+    return there
+
+
+every_case = pytest.mark.parametrize("expected", CASES, indirect=True)
+
+
+@every_case
+def test_it_is_found(expected: bool) -> None:
     assert has_wandb_key() is expected
+
+
+@pytest.mark.slow
+@every_case
+def test_wandb_finds_it_too(expected: bool, home: Path) -> None:
     said = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, cwd=home)
     assert said.stdout.strip() == str(expected), said.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from unit.rules.without import is_same, trained
 
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 
 CLASSES = ("task=sequence_classification",)
 LORA = ("peft=lora", "peft.r=1")
@@ -74,13 +74,13 @@ EFFECTIVE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TrainingState]:
     """Overrides -> the finished job; what several comparisons start from is trained once."""
-    done: dict[tuple[str, ...], Job] = {}
+    done: dict[tuple[str, ...], TrainingState] = {}
     tmp = tmp_path_factory.mktemp("runs")
     (tmp / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
 
-    def train(*overrides: str) -> Job:
+    def train(*overrides: str) -> TrainingState:
         if overrides not in done:
             typed = [o.format(tmp=tmp) if "{tmp}" in o else o for o in overrides]
             done[overrides] = trained(tmp / str(len(done)), *typed)
@@ -90,16 +90,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
 
 
 @pytest.mark.parametrize("rule", SAME)
-def test_the_run_is_the_same(rule: str, run: Callable[..., Job]) -> None:
+def test_the_run_is_the_same(rule: str, run: Callable[..., TrainingState]) -> None:
     with_it, without_it = SAME[rule]
     assert is_same(run(*with_it), run(*without_it))
 
 
 @pytest.mark.parametrize("key", EFFECTIVE)
-def test_a_difference_would_be_seen(key: str, run: Callable[..., Job]) -> None:
+def test_a_difference_would_be_seen(key: str, run: Callable[..., TrainingState]) -> None:
     with_it, without_it = EFFECTIVE[key]
     assert not is_same(run(*with_it), run(*without_it))
 
 
-def test_nothing_is_pinned_on_a_cpu(run: Callable[..., Job], tmp_path: Path) -> None:
+def test_nothing_is_pinned_on_a_cpu(run: Callable[..., TrainingState], tmp_path: Path) -> None:
     assert run("dataloader.pin_memory=on").data.loading.pinned is False

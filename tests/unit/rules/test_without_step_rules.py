@@ -12,7 +12,7 @@ from unit.rules.devices import H200
 from unit.rules.without import is_same, light_plan, trained
 from unit.training.model.steps import make_inputs
 
-from eke.training.loop.state import choose_device
+from eke.training.loop.training_state import torch_device
 from eke.training.model.build_model import build_model
 from eke.training.model.number_formats import compile_model
 from eke.training.optimizer import build_optimizer
@@ -251,4 +251,4 @@ def test_a_declared_gpu_is_not_this_machine(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     plan = SimpleNamespace(device=H200)
     with pytest.raises(RuntimeError, match="sees no GPU"):
-        choose_device(plan)
+        torch_device(plan)

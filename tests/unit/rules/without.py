@@ -12,7 +12,7 @@ from unit.plan.cases import plan_of
 from eke.config.compose import compose
 from eke.plan.planner import Plan
 from eke.rules import RULES, check
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 from eke.workflows import plan_for
 
 LIGHT = (
@@ -35,17 +35,17 @@ def light_plan(*overrides: str) -> Plan:
     return plan_of(*last_wins(*LIGHT, *overrides))
 
 
-def trained(folder: Path, *overrides: str) -> Job:
+def trained(folder: Path, *overrides: str) -> TrainingState:
     """The job after its last step, whatever the rules say of it."""
     return train_job(light_plan(*overrides), folder)
 
 
-def trace(job: Job) -> tuple[dict[int, tuple[float, float]], dict[str, torch.Tensor]]:
+def trace(job: TrainingState) -> tuple[dict[int, tuple[float, float]], dict[str, torch.Tensor]]:
     """Loss and gradient norm of each step, and the weights it ended with."""
     return steps_of(job), {n: t.detach().clone() for n, t in job.bare_model.state_dict().items()}
 
 
-def is_same(one: Job, other: Job) -> bool:
+def is_same(one: TrainingState, other: TrainingState) -> bool:
     """Whether two runs are the same to the last bit."""
     (steps, weights), (other_steps, other_weights) = trace(one), trace(other)
     return (

@@ -10,7 +10,8 @@ from eke.cli import main as cli
 from eke.common.errors import ConfigError, EkeError
 from eke.config.compose import compose, split_arguments
 from eke.plan.record import Outcome
-from eke.tuning.search import Measured, Numerics, Objective, Trial, fit_of, trial_overrides
+from eke.rules.techniques import Numerics
+from eke.tuning.search import Measured, Objective, Trial, fit_of, trial_overrides
 from eke.tuning.search.result import MADE_BY
 from eke.workflows.autotune import Wish, keep, prepare
 from eke.workflows.planning import plan_for
@@ -71,9 +72,9 @@ def test_what_would_be_tried_can_be_asked_for_any_device(capsys) -> None:
     ("flags", "name"),
     [
         ((), "fit_tiny"),
-        (("--objective", "memory"), "fit_tiny_memory"),
+        pytest.param(("--objective", "memory"), "fit_tiny_memory", marks=pytest.mark.slow),
         (("--objective", "cost", "--numerics", "reduced"), "fit_tiny_cost_reduced"),
-        (("--objective", "memory", "--name", "mine"), "mine"),
+        pytest.param(("--objective", "memory", "--name", "mine"), "mine", marks=pytest.mark.slow),
     ],
 )
 def test_searches_for_different_things_are_different_options(flags, name, capsys, tmp_path) -> None:
@@ -85,7 +86,11 @@ def test_searches_for_different_things_are_different_options(flags, name, capsys
     told = capsys.readouterr().err
     assert f"--name = {name}" in told
     assert f"--name {name}_fit" in told
-    assert cli(["fit", *folder, *flags, "--name", "free", *WORK, "plan_only=true"]) == 0
+
+
+def test_a_free_name_is_no_hindrance(capsys, tmp_path) -> None:
+    folder = ("--config-dir", str(tmp_path))
+    assert cli(["fit", *folder, "--name", "free", *WORK, "plan_only=true"]) == 0
 
 
 @pytest.mark.parametrize(

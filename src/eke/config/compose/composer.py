@@ -1,4 +1,4 @@
-"""From a command line to a typed configuration, or to the list of everything wrong with it.
+"""Composition of a typed configuration from overrides, or a list of all their errors.
 
 Many configurations that have most in common: the cells of a sweep, each composed once.
 
@@ -54,12 +54,12 @@ from eke.config.schema import VARIANTS, Config, PretrainedModel, Sweep, resolve_
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and how it was asked for."""
+    """A configuration, and the overrides and options it was composed from."""
 
     config: Config
     """The typed tree; every key has its final value."""
     choices: dict[str, str]
-    """Group -> option, recipe, experiment and sweep included; Hydra's own groups left out."""
+    """Group -> option, recipe, experiment and sweep included, without Hydra's own groups."""
     overrides: tuple[str, ...]
     """The overrides as typed."""
     config_dir: Path | None = None
@@ -158,7 +158,7 @@ def _spaced(typed: list[str], catalogue: Catalogue) -> tuple[list[Problem], list
 
 
 def _about_sweep(text: str, catalogue: Catalogue) -> list[Problem]:
-    """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelt name is told as such."""
+    """`sweep=NAME` and `sweep.repeats=3` for a single run; a misspelled name is an error."""
     key, _, value = text.lstrip("+").partition("=")
     if key == "sweep" and value != "none" and not find_problems(text, catalogue):
         why = "names a set of runs; without -m one run would start here"
@@ -191,7 +191,7 @@ def _with_full_commands(problems: list[Problem], found: dict[str, list[Problem]]
 
 
 def _without_placeholders(problems: list[Problem], good: Sequence[str]) -> list[Problem]:
-    """Fixes without `data.path=FILE_OR_FOLDER` where it is typed, or another fix has it."""
+    """Drop `data.path=FILE_OR_FOLDER` from fixes where an override or another fix sets it."""
     words = [*good, *(word for problem in problems for word in problem.fix.words)]
     given = {word.partition("=")[0] for word in words if not is_placeholder(word)}
 
@@ -251,7 +251,7 @@ def typed_tree(
         raise ConfigError(problems)
     config.sweep = Sweep()
     choices = dict(tree.choices)
-    if not isinstance(config.model, PretrainedModel):  # a checkpoint is asked later
+    if not isinstance(config.model, PretrainedModel):  # a checkpoint is read later
         config = resolve_attention(config)
         choices["attention"] = config.attention.option
     own = catalogue.folders[1] if len(catalogue.folders) > 1 else None
@@ -370,7 +370,7 @@ def _elsewhere(text: str, option: str, good: Sequence[str], catalogue: Catalogue
 def _deeper(
     good: list[str], problems: list[Problem], catalogue: Catalogue, config_dir: Path | None
 ) -> list[Problem]:
-    """What is wrong with the overrides that are right in themselves, beside what is known already.
+    """Further problems of the overrides that are valid on their own.
 
     A section that has a problem is left alone: what it lacks may be what was misspelt.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with one override, found before Hydra composes: so all mistakes are told at once.
+"""Checks of single overrides before Hydra composes, so that all errors are reported at once.
 
 Hydra's own parser decides what the text means; the catalogue decides whether that exists.
 """

@@ -59,7 +59,7 @@ def nearest_key(key: str, catalogue: Catalogue) -> str | None:
 
 
 def _nearest_nested(section: str, name: str, catalogue: Catalogue) -> str | None:
-    """`optimizer.momentm`, `optimizr.lr`, `trainer.steps`: mend the part that is wrong."""
+    """`optimizer.momentm`, `optimizr.lr`, `trainer.steps`: correct the part that is wrong."""
     if section in catalogue.keys:
         return section
     if section in catalogue.sections:

@@ -173,7 +173,7 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
     def encode(texts: Sequence[str]) -> list[Encoded]:
         rows = [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
         return [
-            Encoded(row + NUM_SPECIAL_TOKENS, _character_ends(text, row))
+            Encoded(row + NUM_SPECIAL_TOKENS, np.cumsum((row & 0xC0) != 0x80))
             for text, row in zip(texts, rows, strict=True)
         ]
 
@@ -190,11 +190,6 @@ def _byte_tokenizer(request: PrepareRequest) -> Tokenizer:
 
     vocabulary = replace(BYTE_TOKENS, frame=own, target_frame=own)
     return Tokenizer(vocabulary, encode, frame, truncate, decode)
-
-
-def _character_ends(text: str, data: np.ndarray) -> np.ndarray:
-    """End in characters of each UTF-8 byte; all bytes of one character share it."""
-    return np.cumsum((data & 0xC0) != 0x80)
 
 
 def _auto_tokenizer(name: str) -> Any:

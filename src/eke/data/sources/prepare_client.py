@@ -56,17 +56,14 @@ def _prepare(request: PrepareRequest) -> None:
 
 def _talk(child: "subprocess.Popen[str]", request: PrepareRequest) -> tuple[str, str]:
     """Send the request without a timeout: Python 3.11 drops unsent input after one."""
-    words = f"preparing data={request.option} {_shown(request.path)} (once) ..."
+    path = request.path if len(request.path) <= 80 else f"...{request.path[-77:]}"
+    words = f"preparing data={request.option} {path} (once) ..."
     notice = threading.Timer(MOMENT_S, speak, (words, sys.stderr))
     notice.start()
     try:
         return child.communicate(request.to_json())
     finally:
         notice.cancel()
-
-
-def _shown(path: str) -> str:
-    return path if len(path) <= 80 else f"...{path[-77:]}"
 
 
 def _raise_problems(request: PrepareRequest, code: int, out: str, err: str) -> None:

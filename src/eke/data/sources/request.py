@@ -112,12 +112,12 @@ def request_from_json(text: str) -> PrepareRequest:
     """Parse the output of `to_json`."""
     content = json.loads(text)
     hub = content.pop("hub")
-    lists = {k: _tuples(v) for k, v in content.items() if isinstance(v, list)}
+    lists = {
+        key: tuple(tuple(v) if isinstance(v, list) else v for v in value)
+        for key, value in content.items()
+        if isinstance(value, list)
+    }
     return PrepareRequest(**{**content, **lists}, hub=HubSource(**hub) if hub else None)
-
-
-def _tuples(value: list[object]) -> tuple[object, ...]:
-    return tuple(tuple(v) if isinstance(v, list) else v for v in value)
 
 
 def request_of(config: Config) -> PrepareRequest | None:

@@ -35,7 +35,8 @@ def find_files(option: str, key: str, typed: str, pattern: str | None) -> list[t
     """
     path = user_path(typed)
     if not typed or not _exists(path, key, typed):
-        found = _globbed(path) if typed else []
+        matches = glob.glob(str(path), recursive=True) if typed else []
+        found = [Path(p) for p in matches if os.path.isfile(p)]
         root = Path(os.path.commonpath([p.parent for p in found])) if found else path
     elif path.is_dir():
         found, root = _in_folder(path, option, pattern), path
@@ -76,10 +77,6 @@ def _exists(path: Path, key: str, typed: str) -> bool:
         why = f"is no path: {getattr(error, 'strerror', None) or error}"
         shown = typed if len(typed) <= 60 else typed[:57] + "..."
         raise ConfigError(Problem(key, shown, why, Fix(f"{key}=FILE_OR_FOLDER"))) from error
-
-
-def _globbed(path: Path) -> list[Path]:
-    return [Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p)]
 
 
 def files_below(folder: Path, pattern: str, ending: str) -> list[Path]:

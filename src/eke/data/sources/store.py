@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         content = json.loads((folder / MANIFEST).read_bytes())
         manifest = _manifest(content)
         whole = all(
-            (folder / f"{name}.bin").stat().st_size == count * _item_bytes(manifest, name)
+            (folder / f"{name}.bin").stat().st_size == count * int(_dtype(manifest, name)[-1])
             for name, count in manifest.counts.items()
         )
     except (OSError, ValueError, TypeError, KeyError):
@@ -119,10 +119,6 @@ def _manifest(content: dict[str, Any]) -> Manifest:
 
 def _dtype(manifest: Manifest, name: str) -> str:
     return token_dtype(manifest.token_bytes) if name == "tokens" else DTYPES[name]
-
-
-def _item_bytes(manifest: Manifest, name: str) -> int:
-    return int(_dtype(manifest, name)[-1])
 
 
 def token_dtype(token_bytes: int) -> str:

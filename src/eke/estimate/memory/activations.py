@@ -1,6 +1,6 @@
 """Activations of one micro-batch: what waits for the backward pass, and what only passes.
 
-What an optimizer needs while it steps, beside its state, by the formulas of its description.
+Temporary memory of an optimizer step, by the formulas of its registry entry.
 
 The formulas of layers are those of the model families: `eke.models.families`.
 """
@@ -37,7 +37,7 @@ from eke.plan.planner import Plan
 
 
 def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
-    """Bytes beside weights, gradients and states while the optimizer steps.
+    """Temporary bytes of an optimizer step, without weights, gradients and states.
 
     Args:
         plan: of the run.
@@ -48,7 +48,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
     if not trained:
         return NOTHING
     number = FLOAT32_BYTES if has_master(config) else weight_bytes(config)
-    if config.distributed.option in STAGE:  # flat pieces, one after the other
+    if config.distributed.option in STAGE:  # flat shards, one after the other
         trained, number = flat_pieces(config), FLOAT32_BYTES
     largest = number * max(prod(w.shape) for w in trained)
     in_8_bits = number * max(
@@ -77,7 +77,7 @@ def optimizer_temporaries(plan: Plan, parts: tuple[Weight, ...]) -> Range:
 
 
 def singular_vectors(config: Config, parts: tuple[Weight, ...]) -> int:
-    """Bytes that GaLore holds beside its projections: they are slices of all singular vectors.
+    """Bytes that GaLore holds beyond its projections, which are slices of all singular vectors.
 
     Source: galore-torch 1.0, galore_projector.py, get_orthogonal_matrix; a slice keeps the whole.
     """
@@ -234,8 +234,8 @@ def _logits(config: Config, shape: Shape) -> tuple[int, int, int]:
         # of the weight, computed in the forward pass; in 16 bits also summed up in float32.
         copies = 2 if shape.compute == FLOAT32_BYTES else 3
         of_head = copies - 2 if trains_adapters(config) else copies
-        pieces = (copies * rows + of_head * shape.vocabulary) * shape.hidden * FLOAT32_BYTES
-        return pieces, pieces, 0
+        chunks = (copies * rows + of_head * shape.vocabulary) * shape.hidden * FLOAT32_BYTES
+        return chunks, chunks, 0
     numbers = rows * shape.vocabulary
     copies = shape.compute if shape.compute < FLOAT32_BYTES else 0
     forward = numbers * (copies + 2 * FLOAT32_BYTES)

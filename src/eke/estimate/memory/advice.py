@@ -1,54 +1,28 @@
-"""What would make a run fit: each proposal checked by the rules and by its own forecast.
+"""Advice for runs that run out of memory: overrides whose forecast fits, mildest first.
 
-What makes a run need less memory: overrides, what they do to a configuration, what they cost.
+Proposals are techniques of the table (eke.rules.techniques) and smaller micro-batches; each is
+checked by the rules and forecast.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
 from eke.common.errors import ConfigError
-from eke.common.published_slowdowns import (
-    ADAFACTOR,
-    ADAM_8BIT,
-    CHECKPOINTING,
-    FP16,
-    LORA,
-    QUARTER_BATCH,
-    SELECTIVE,
-    TF32,
-    Published,
-)
-from eke.config.schema import (
-    FSDP,
-    Adafactor,
-    AdamW,
-    AdamW8bit,
-    Backend,
-    Checkpointing,
-    Compute,
-    Config,
-    Distributed,
-    Lora,
-    MaskedLM,
-    Optimizer,
-    PretrainedModel,
-    QLora,
-    Switch,
-    Weights,
-)
+from eke.config.schema import Config, PretrainedModel
 from eke.estimate.memory.components import Forecast, Verdict
 from eke.estimate.memory.predict_memory import known_forecast
-from eke.models.sizes import STAGE, describe, predicted_frac
+from eke.models.sizes import predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.rules import NOT_BY_SIZE, Facts, check
+from eke.rules.techniques import CPU, QUARTER_BATCH, TECHNIQUES, Technique, fused_loss_share
 
 
 @dataclass(frozen=True)
 class Change:
-    """One way to need less."""
+    """One way to need less memory."""
 
     overrides: tuple[str, ...]
     config: Config
@@ -56,207 +30,81 @@ class Change:
     slowdown: float | None
     """Time of a step over what it is now; None where it depends on the machine alone."""
     reason: str
-    """Where the slowdown is known from, in one clause."""
+    """Source of the slowdown, in one clause."""
     keeps: bool = True
-    """The training computes the same, but for rounding."""
-
-
-def smaller_batches(plan: Plan) -> Iterator[Change]:
-    """The same samples per step in smaller pieces, the largest first."""
-    config, size = plan.config, plan.batch.per_device
-    for part in range(size - 1, 0, -1):
-        if size % part:
-            continue
-        typed = [f"batch.per_device={part}"]
-        batch = replace(config.batch, per_device=part)
-        if config.batch.target is None:
-            count = plan.batch.accumulation * (size // part)
-            typed.append(f"batch.accumulation={count}")
-            batch = replace(batch, accumulation=count)
-        slowdown = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
-        reason = f"4 times smaller: {QUARTER_BATCH.source}"
-        yield Change(tuple(typed), replace(config, batch=batch), slowdown, reason)
-
-
-def checkpointing(plan: Plan) -> Iterator[Change]:
-    """Recompute what is cheap, then all."""
-    config = plan.config
-    order = {
-        Checkpointing.selective: ("checkpointing_selective", SELECTIVE, ""),
-        Checkpointing.full: ("checkpointing", CHECKPOINTING, "the forward pass again, "),
-    }
-    for kind, (option, published, what) in order.items():
-        now = config.memory.checkpointing
-        if now is kind or now is Checkpointing.full:
-            continue
-        memory = replace(config.memory, option=option, checkpointing=kind)
-        changed = replace(config, memory=memory)
-        yield Change((f"memory={option}",), changed, published.slowdown, what + published.source)
-
-
-def narrower(plan: Plan) -> Iterator[Change]:
-    """16-bit operands, then 16-bit weights, too."""
-    config, on_cpu = plan.config, plan.device.kind == "cpu"
-    if config.precision.weights is not Weights.float32 or config.precision.float8.value != "off":
-        return
-    slowdown = None if on_cpu else FP16.slowdown
-    reason = f"on tensor cores: {FP16.source}"
-    if on_cpu:
-        reason = "depends on the processor's units for 16 bits"
-    if config.precision.compute is Compute.float32:
-        half = replace(config.precision, option="bf16", compute=Compute.bfloat16, tf32=Switch.auto)
-        yield Change(("precision=bf16",), replace(config, precision=half), slowdown, reason)
-    pure = replace(
-        config.precision,
-        option="bf16_pure",
-        compute=Compute.bfloat16,
-        weights=Weights.bfloat16,
-        tf32=Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
-    )
-    already = config.precision.compute is not Compute.float32
-    speed = (1.0, "as fast, and updates are rounded") if already else (slowdown, reason)
-    yield Change(("precision=bf16_pure",), replace(config, precision=pure), *speed, keeps=False)
-
-
-def without_copies(plan: Plan) -> Iterator[Change]:
-    """Products of the float32 weights themselves: autocast's copies of them may be what is large.
-
-    Of weights that nobody trains they stay for the whole step.
-    """
-    config, on_cpu = plan.config, plan.device.kind == "cpu"
-    now = config.precision
-    narrow = now.compute in (Compute.bfloat16, Compute.float16)
-    if not narrow or now.weights is not Weights.float32 or now.float8.value != "off":
-        return
-    precision = replace(now, compute=Compute.float32, tf32=Switch.off)
-    if not on_cpu:
-        tensor_cores = replace(precision, option="tf32", tf32=Switch.on)
-        relative = TF32.slowdown / FP16.slowdown
-        changed = replace(config, precision=tensor_cores)
-        yield Change(("precision=tf32",), changed, relative, f"on tensor cores: {TF32.source}")
-    slowdown = None if on_cpu else 1 / FP16.slowdown
-    reason = f"without tensor cores: {FP16.source}"
-    if on_cpu:
-        reason = "depends on the processor's units for 16 bits"
-    changed = replace(config, precision=replace(precision, option="fp32"))
-    yield Change(("precision=fp32",), changed, slowdown, reason)
-
-
-def smaller_states(plan: Plan) -> Iterator[Change]:
-    """Moments in 8 bits, or factors of them."""
-    config = plan.config
-    if type(config.optimizer) is not AdamW:
-        return
-    if config.memory.optimizer_in_backward or describe(config.optimizer).rounds_at_random:
-        return
-    smaller: tuple[tuple[Optimizer, Published], ...] = (
-        (AdamW8bit(option="adamw_8bit"), ADAM_8BIT),
-        (Adafactor(option="adafactor"), ADAFACTOR),
-    )
-    for optimizer, published in smaller:
-        changed = replace(config, optimizer=optimizer)
-        overrides = (f"optimizer={optimizer.option}",)
-        yield Change(overrides, changed, published.slowdown, published.source, keeps=False)
-
-
-def sparse_prediction(plan: Plan) -> Iterator[Change]:
-    """No logits where nothing is to be predicted."""
-    config, size = plan.config, plan.size
-    if not isinstance(config.task, MaskedLM) or config.kernels.option != "none":
-        return
-    kernels = replace(config.kernels, option="sparse_prediction", sparse_prediction=True)
-    changed = replace(config, kernels=kernels)
-    projection = config.model.vocab_size * config.model.hidden_size
-    left_out = 1 - predicted_frac(changed)
-    slowdown = 1 - left_out * projection / max(projection, size.num_matmul_parameters)
-    reason = f"{left_out:.0%} of the positions have no label, and are not projected"
-    yield Change(("kernels=sparse_prediction",), changed, slowdown, reason)
-
-
-def fused_loss(plan: Plan) -> Iterator[Change]:
-    """Never all logits at once."""
-    config, size = plan.config, plan.size
-    if config.kernels.fused_linear_cross_entropy or config.kernels.option != "none":
-        return
-    again = config.model.vocab_size * config.model.hidden_size
-    narrow = plan.compute.matmul != "float32"
-    slowdown = 1 + narrow * again / max(1, 3 * size.num_matmul_parameters)
-    kernels = replace(
-        config.kernels, option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
-    )
-    reason = "in 16 bits the vocabulary's projection once more; else nothing"
-    overrides = ("kernels=fused_linear_cross_entropy",)
-    yield Change(overrides, replace(config, kernels=kernels), slowdown, reason)
-
-
-def fused_attention(plan: Plan) -> Iterator[Change]:
-    """Never all scores at once."""
-    config = plan.config
-    if config.attention.option != "eager":
-        return
-    attention = replace(config.attention, option="sdpa", backend=Backend.auto)
-    reason = "never slower: arXiv:2205.14135, section 4"
-    yield Change(("attention=sdpa",), replace(config, attention=attention), 1.0, reason)
-
-
-def adapters(plan: Plan) -> Iterator[Change]:
-    """Train added matrices alone; then keep the others in 4 bits."""
-    config = plan.config
-    if config.peft.option == "none":
-        changed = replace(config, peft=Lora(option="lora"))
-        yield Change(("peft=lora",), changed, LORA.slowdown, LORA.source, keeps=False)
-    if config.peft.option in ("none", "lora"):
-        kept = {field.name: getattr(config.peft, field.name) for field in fields(config.peft)}
-        changed = replace(config, peft=QLora(**(kept | {"option": "qlora"})))
-        why = "each layer is unpacked when it is used: arXiv:2305.14314, section 3"
-        yield Change(("peft=qlora",), changed, None, why, keeps=False)
-
-
-def sharing(plan: Plan) -> Iterator[Change]:
-    """Share the state out between the processes that there are."""
-    config, count = plan.config, plan.config.distributed.num_processes
-    if config.distributed.option not in ("ddp", "zero1", "zero2") or count < 2:
-        return
-    reason = "depends on the links between devices: arXiv:1910.02054, section 7"
-    processes = f"distributed.num_processes={count}"
-    for option in ("zero2", "zero3"):
-        if STAGE.get(config.distributed.option, 0) >= STAGE[option]:
-            continue
-        shared = replace(config, distributed=replace(config.distributed, option=option))
-        yield Change((f"distributed={option}", processes), shared, None, reason)
-    kept = {f.name: getattr(config.distributed, f.name) for f in fields(Distributed)}
-    fsdp = FSDP(**(kept | {"option": "fsdp", "deepspeed_config": None}))
-    yield Change(("distributed=fsdp", processes), replace(config, distributed=fsdp), None, reason)
-
-
-def offloading(plan: Plan) -> Iterator[Change]:
-    """Optimizer states in host memory."""
-    config = plan.config
-    if config.distributed.option not in ("zero2", "zero3") or config.offload.option != "none":
-        return
-    if plan.device.kind == "cpu":
-        return
-    offload = replace(config.offload, option="optimizer_cpu")
-    reason = "depends on the host and on the way to it: arXiv:2101.06840, section 6"
-    yield Change(("offload=optimizer_cpu",), replace(config, offload=offload), None, reason)
+    """Trains the same but for rounding."""
 
 
 Saver = Callable[[Plan], Iterator[Change]]
 
+
+def smaller_batches(plan: Plan) -> Iterator[Change]:
+    """The same samples per step in smaller micro-batches, the largest first."""
+    config, size = plan.config, plan.batch.per_device
+    for part in range(size - 1, 0, -1):
+        if size % part:
+            continue
+        overrides = [f"batch.per_device={part}"]
+        batch = replace(config.batch, per_device=part)
+        if config.batch.target is None:
+            count = plan.batch.accumulation * (size // part)
+            overrides.append(f"batch.accumulation={count}")
+            batch = replace(batch, accumulation=count)
+        slowdown = QUARTER_BATCH.slowdown ** (math.log2(size / part) / 2)
+        reason = f"4 times smaller: {QUARTER_BATCH.source}"
+        yield Change(tuple(overrides), replace(config, batch=batch), slowdown, reason)
+
+
+def _saver(*names: str) -> Saver:
+    """Techniques of the table, in this order, where they apply."""
+
+    def changes(plan: Plan) -> Iterator[Change]:
+        for technique in (TECHNIQUES[name] for name in names):
+            permitted = technique.applies is not None and technique.applies(plan.config)
+            if not permitted or plan.device.kind not in technique.devices:
+                continue
+            overrides = technique.overrides
+            if technique.group == "distributed":
+                count = plan.config.distributed.num_processes
+                overrides = (*overrides, f"distributed.num_processes={count}")
+            changed = technique.apply(plan.config)
+            slowdown = _slowdown(technique, plan, changed)
+            yield Change(overrides, changed, slowdown, technique.reason, technique.keeps_training)
+
+    return changes
+
+
+def _slowdown(technique: Technique, plan: Plan, changed: Config) -> float | None:
+    """Time of a step over what it is now; the vocabulary's projection is counted by its size."""
+    num_matmul = plan.size.num_matmul_parameters
+    if technique.name == "kernels=sparse_prediction":
+        projection = changed.model.vocab_size * changed.model.hidden_size
+        return 1 - (1 - predicted_frac(changed)) * projection / max(projection, num_matmul)
+    if technique.name == "kernels=fused_linear_cross_entropy":
+        return 1 + fused_loss_share(plan.config, num_matmul)
+    if technique.group != "precision":
+        return technique.slowdown
+    now = TECHNIQUES.get(f"precision={plan.config.precision.option}")
+    before = (now.slowdown if now else None) or 1.0
+    relative = (technique.slowdown or 1.0) / before
+    # A processor's units for 16 bits may be fast, slow or missing.
+    return None if plan.device.kind == CPU and relative != 1.0 else relative
+
+
 SAVERS: tuple[Saver, ...] = (
-    fused_attention,
-    sparse_prediction,
-    fused_loss,
+    _saver("attention=sdpa"),
+    _saver("kernels=sparse_prediction"),
+    _saver("kernels=fused_linear_cross_entropy"),
     smaller_batches,
-    checkpointing,
-    narrower,
-    without_copies,
-    smaller_states,
-    sharing,
-    offloading,
-    adapters,
+    _saver("memory=checkpointing_selective", "memory=checkpointing"),
+    _saver("precision=bf16", "precision=bf16_pure"),
+    _saver("precision=tf32", "precision=fp32"),
+    _saver("optimizer=adamw_8bit", "optimizer=adafactor"),
+    _saver("distributed=zero2", "distributed=zero3", "distributed=fsdp"),
+    _saver("offload=optimizer_cpu"),
+    _saver("peft=lora", "peft=qlora"),
 )
-"""Milder changes first; of each saver at most one change is proposed."""
+"""Milder changes first; at most one change of each is proposed."""
 
 
 Judge = Callable[[Plan, Plan], tuple[float, str] | None]

@@ -49,10 +49,10 @@ def key_of(plan: Plan, capacity: int) -> str:
         plan: with any micro-batch.
         capacity: bytes that the run can have.
     """
-    batch, asked = plan.batch, plan.config.batch.eval_per_device
+    batch, eval_size = plan.batch, plan.config.batch.eval_per_device
     content = trace_client.what_counts(plan) | {
         "seen": FORMAT,
-        "batch": [batch.world_size, batch.devices, asked],
+        "batch": [batch.world_size, batch.devices, eval_size],
         "capacity": capacity,
         "machine": plan.machine,
     }
@@ -100,8 +100,8 @@ def _path(key: str) -> Path:
 
 
 HOST_BYTES = GIB // 2
-"""Of a CPU's memory, for each process, what a micro-batch leaves free beside Python: others go on
-working on this machine. A choice, not a measurement."""
+"""Free memory of a CPU that a micro-batch leaves to other processes, per process and in addition to
+Python's. A choice, not a measurement."""
 
 MAX_PROBES = 3
 """Trials of one search. Micro-batches that keep the samples per step are often twice the one
@@ -164,8 +164,8 @@ class Search:
     probe: Probe | None = None
     """Tries a plan out; None where that is not possible."""
     whole: int | None = None
-    """Bytes if nobody else used the device. Choices are kept by these, and are the same whatever
-    others hold of a CPU's memory; a probe is worth as much as there was when it was made."""
+    """Bytes if no other process used the device. Choices are stored by these, independent of what
+    others hold of a CPU's memory; a probe holds for the memory that was free when it was made."""
     key: str = field(init=False)
     """Of what is kept of choices."""
     known: Seen = field(init=False)
@@ -193,7 +193,7 @@ class Search:
     def _predicted(self) -> int:
         """The last of which even the high end has room; -1 where none has."""
         end = len(self.plans)
-        if self.room(end - 1) is Room.yes:  # most often: asked for first
+        if self.room(end - 1) is Room.yes:  # most often, so it is checked first
             return end - 1
         best = _last(lambda n: self.room(n) is Room.yes, -1, end)
         if self.trace:

@@ -9,7 +9,7 @@ What finished runs have taught, on disk: one file a group of runs that compare, 
 
 Memory (`eke.estimate.memory.calibration`) and time (`eke.estimate.time.time_history`) keep
 theirs here. Nothing here may stop a run or a plan: what cannot be written is lost, what cannot be
-read was not there. Files are appended to by single writes, so that runs beside each other do not
+read was not there. Files are appended to by single writes, so that concurrent runs do not
 mix their lines, and cut to their newest lines when they have grown to twice as many; a line that
 another run appends in that instant is lost, which costs one observation.
 
@@ -154,7 +154,7 @@ def calibrate(found: Forecast, pairs: Sequence[Pair], versions: str) -> Forecast
     Args:
         found: by formulas or traces.
         pairs: of its group.
-        versions: of what they ran with, in words.
+        versions: of their libraries, formatted.
     """
     fitted = fit(pairs)
     if fitted is None:
@@ -178,7 +178,7 @@ FOLDER = "EKE_CALIBRATION"
 """Environment variable: where the files lie, if not in the cache folder."""
 
 SHOWN = ("torch", "transformers")
-"""Those that are named beside a correction."""
+"""Libraries that are named with a correction."""
 
 KEPT_LINES = 200
 """Newest runs of a group."""
@@ -207,7 +207,7 @@ def software(*packages: str) -> dict[str, str]:
 
 
 def versions_of(group: Group) -> str:
-    """The libraries that matter most, in words."""
+    """The versions that matter most, formatted."""
     return ", ".join(f"{name} {group[name]}" for name in SHOWN if name in group)
 
 

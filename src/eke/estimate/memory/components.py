@@ -1,4 +1,4 @@
-"""What a forecast says of a plan's memory: values only, bytes of one device; no torch.
+"""Values of a memory forecast, in bytes of one device, and its shapes; no torch.
 
 Arithmetic of low, expected and high.
 
@@ -113,7 +113,7 @@ class Calibrated:
     within: float
     """Relative error of the corrected expected value that 95 % of runs stay below."""
     versions: str
-    """Of the libraries they ran with, in words."""
+    """Of their libraries, formatted."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class Forecast:
     substitutions: tuple[str, ...] = ()
     """As `Traced.notes`, of the trace that the forecast uses."""
     not_traced: str = ""
-    """Why there is no trace, where one was asked for."""
+    """Why a requested trace failed."""
     calibrated: Calibrated | None = None
-    """None where nobody has looked for runs."""
+    """None if finished runs were not searched."""
 
     @property
     def best(self) -> Range:
-        """What the device must have room for, as far as finished runs have corrected it."""
+        """Memory that the device must have, corrected by finished runs if there are enough."""
         found = self.calibrated
         return self.peak if found is None or found.peak is None else found.peak
 
@@ -295,7 +295,7 @@ DOUBTS = {
     ),
     Doubt.float8: Reason(
         lambda plan, shape: plan.compute.float8 != "off",
-        "float8 operands are kept beside 16-bit ones",
+        "float8 operands are kept in addition to 16-bit ones",
     ),
     Doubt.dropout: Reason(
         lambda plan, shape: plan.config.model.dropout is None and shape.dropout,

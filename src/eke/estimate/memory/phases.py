@@ -39,7 +39,7 @@ SLACK_HIGH = 1.12
 largest excess of benchmarks/forecast_bounds.py is 7 % of them."""
 
 SMALL_BYTES = MIB // 4
-"""Buffers of rotary positions, masks, counters: nobody adds them up."""
+"""Small buffers (rotary tables, masks, counters) that are not modelled."""
 
 COMPILED_SHARE = 0.8
 """Of activations that torch.compile keeps: it recomputes what is cheap. performance notes of
@@ -62,7 +62,7 @@ class Moment:
 
     @property
     def tensors(self) -> Range:
-        """All components but what an allocator holds beside them."""
+        """All components without the allocator's reserve."""
         return total(part for name, part in self.parts.items() if name != "reserve")
 
 
@@ -194,7 +194,7 @@ class _Moments:
         elif config.engine.option == "trainer" or shape.masked or shape.experts:
             doubt = 1.3
         if self.plan.compute.float8 != "off":
-            doubt += 0.3  # operands in 8 bits beside those in 16
+            doubt += 0.3  # operands in 8 bits in addition to those in 16
         if config.attention.option not in ("sdpa", "eager") or not shape.on_cpu:
             doubt += 0.05  # what a kernel's own workspace takes
         return doubt

@@ -84,7 +84,7 @@ def _one_of_each(found: list[Moment]) -> dict[str, Moment]:
 
 
 def _traced(closed: Moment, traced: Traced, plan: Plan) -> Moment:
-    """One phase as traced: what is alive and, at the highest, what the allocator holds beside.
+    """One phase as traced: what is alive and, at the highest, the allocator's reserve.
 
     Where a trace says that it is of something else (another kernel), the ends of the closed form
     hold; where micro-batches differ in length, its low end, and its high end if there are longer
@@ -160,8 +160,8 @@ guides, huggingface.co/docs/transformers/perf_train_gpu_one), 300 to 500 MB are 
 kernels are loaded when first used; no lower bound is known."""
 
 RESERVE_SHARE = (0.03, 0.25)
-"""Of allocated memory that the caching allocator holds beside it: 1 to 2 % were simulated for BERT,
-24 % for a 1-billion-parameter Llama with checkpointing."""
+"""The caching allocator's reserve as a share of allocated memory: 1 to 2 % simulated for BERT, 24 %
+for a 1-billion-parameter Llama with checkpointing."""
 
 SEGMENT_BYTES = 20 * MIB
 """Smallest piece the allocator asks for beyond 1 MiB: torch's c10/cuda/CUDACachingAllocator."""
@@ -239,7 +239,7 @@ def verdict(peak: Range, capacity: int | None) -> Verdict:
 
 
 def room(plan: Plan) -> int | None:
-    """Bytes of the device that are forecast for one process; None where nobody knows.
+    """Bytes of the device that are forecast for one process; None if unknown.
 
     A CPU's memory is shared by all processes, with their Python and with what others hold of it.
     """
@@ -335,7 +335,7 @@ def traced_forecasts(
 
     Args:
         plans: of a sweep.
-        progress: told how many of how many have theirs; called from any thread.
+        progress: called with the number done and the total, from any thread.
         processes: that trace at the same time.
     """
     answers = trace_client.trace_all(plans, progress, processes)

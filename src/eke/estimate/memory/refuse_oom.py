@@ -16,7 +16,7 @@ DOES_NOT_FIT = "does_not_fit"
 ANYWAY = "ignore_forecast=true"
 
 _found: dict[Any, Advice | None] = {}
-"""Forecast and options -> what makes room: cells of a sweep that differ in nothing that takes
+"""Forecast and options -> what reduces memory: jobs of a sweep that differ in nothing that takes
 memory have one."""
 
 
@@ -32,7 +32,7 @@ def refuse_what_cannot_fit(plan: Plan, found: Forecast, judge: Judge | None = No
         A warning where the expected peak has no room, or the high one has not; else nothing.
 
     Raises:
-        ConfigError: it cannot fit, with the override that makes room.
+        ConfigError: it cannot fit, with the override that reduces memory.
     """
     if found.capacity is None or found.verdict is Verdict.fits:
         return ""
@@ -93,7 +93,7 @@ def _is_passing(plan: Plan, found: Forecast) -> bool:
 
 
 def _has(plan: Plan, found: Forecast) -> str:
-    """What there is, in words."""
+    """Available memory, formatted."""
     capacity, left = format_bytes(found.capacity or 0), plan.device.available_bytes
     whole = format_bytes(plan.device.memory_bytes or 0)
     taken = "" if left is None else f", {format_bytes(left)} of it free now"

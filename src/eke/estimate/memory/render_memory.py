@@ -180,15 +180,16 @@ def _wrapped(text: str) -> str:
 
 
 def render_advice(found: Forecast, advice: list[Advice]) -> str:
-    """What dominates, and the overrides that make room: the same training first, then another."""
+    """The largest components, and overrides that reduce memory, numerically equivalent first."""
     lines = [_dominant(found), ""]
     if found.verdict is Verdict.unknown:
         lines.append("The device's memory is not known: hardware=NAME declares one.")
         return "\n".join(lines)
     if not advice:
         lines += [
-            "No single technique, and no two of them, make room: a smaller model, shorter samples",
-            "(data.seq_len), more devices (distributed=fsdp) or a larger one (hardware=all)",
+            "No single technique, and no two of them, reduce memory enough: a smaller model,",
+            "shorter samples (data.seq_len), more devices (distributed=fsdp) or a larger one",
+            "(hardware=all)",
         ]
         return "\n".join(lines)
     head = "would make it fit" if found.verdict is not Verdict.fits else "would need less"
@@ -224,7 +225,7 @@ def known_by(found: Forecast) -> str:
 
 
 def _cost(advice: Advice) -> str:
-    """What a step takes with it, in words."""
+    """Expected duration of a step with it, formatted."""
     changes = "" if advice.keeps else "; another training: compare its loss"
     if advice.slowdown is None:
         return f"speed depends on the machine{changes}"
@@ -274,7 +275,7 @@ class OnDevice:
     speed_runs: int = 0
     """Finished runs that `speed` is corrected by."""
     per_device: int = 0
-    """Micro-batch of the forecast: what was typed, or what batch=auto has chosen."""
+    """Micro-batch of the forecast: set by the user, or chosen by batch=auto."""
 
 
 def largest_batch(plan: Plan) -> int:
@@ -306,7 +307,7 @@ def compare_devices(
         plans: option of `hardware` -> the plan for it.
         forecasts: option -> what is known of that plan's memory.
         refused: option -> memory, and why a rule refuses the configuration there.
-        speeds: option -> expected samples per second, in words, and the finished runs that they
+        speeds: option -> expected samples per second, formatted, and the finished runs that they
             are corrected by.
     """
     rows = []
@@ -331,15 +332,15 @@ def render_devices(
 
     Args:
         rows: as compared.
-        per_device: the micro-batch typed; None where batch=auto has chosen one for each device.
+        per_device: the micro-batch of the configuration; None if batch=auto chose it.
         target: samples per optimizer step that batch=auto has kept.
         count: devices of the run.
     """
     last = "micro-batch"
     head = ("hardware", "GiB", "verdict", "expected", "of it", "samples/s", last)
     table = align([head, *(_cells(row, per_device is None) for row in rows)], NUMBERS)
-    typed = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
-    lines = [f"{format_number(count, 'device')} each, {typed}", ""]
+    batch = f"batch.per_device={per_device}" if per_device else f"batch=auto batch.target={target}"
+    lines = [f"{format_number(count, 'device')} each, {batch}", ""]
     lines += [f"  {line}" for line in table]
     what = "the largest with which even the highest forecast has room"
     if per_device is None:

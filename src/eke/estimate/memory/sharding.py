@@ -1,6 +1,6 @@
-"""Buffers of what shares a model out between processes: on one device, beside the shared state.
+"""Buffers of sharded training on one device, in addition to the sharded state.
 
-What DeepSpeed's ZeRO holds beside the training state, moment by moment: deepspeed 0.19.8.
+Buffers of DeepSpeed's ZeRO in each phase: deepspeed 0.19.8.
 
 Read from runtime/zero/stage_1_and_2.py and stage3.py; each formula names the lines it follows.
 Bytes of the first process. On a CPU offloading moves nothing away: host and device are one memory,
@@ -40,7 +40,7 @@ class Sizes:
     group: int
     """Numbers in the largest flat piece."""
     numbers: int
-    """Numbers in all flat pieces."""
+    """Elements in all flat shards."""
     bucket: int
     """`reduce_bucket_size`, as often as there are buckets."""
     early: bool
@@ -199,7 +199,8 @@ def regather_bytes(plan: Plan, parts: Parts) -> int:
     """What the exchange of the new weights takes on a CPU: a copy of the largest group, whole.
 
     `all_gather_into_tensor_dp_groups` (runtime/utils.py) gathers a group at once, and gloo's
-    all-gather has an output of its own (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    all-gather allocates its output separately (torch 2.13, ProcessGroupGloo.cpp,
+    `_allgather_base`).
     """
     if plan.device.kind != "cpu" or plan.batch.world_size == 1:
         return 0
@@ -268,7 +269,7 @@ def held_at(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range)
 def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) -> Held:
     """Gradients live in the buckets that are sent, which stay from the first step on.
 
-    Each is computed into a tensor of its own and copied there; those of earlier micro-batches wait
+    Each is computed into a separate tensor and copied there; those of earlier micro-batches wait
     outside until the last one's are ready. A tied table's waits for both of its uses. Source: torch
     2.13, torch/csrc/distributed/c10d/reducer.cpp, `initialize_buckets` and
     `mark_variable_ready_dense` with `gradient_as_bucket_view`.
@@ -305,9 +306,9 @@ def _fsdp(plan: Plan, parts: Parts, moment: str) -> Range:
     """Each layer's weights whole, the next one gathered meanwhile, and gradients to be reduced.
 
     Source: torch.distributed.fsdp.fully_shard, FSDP2: what lies around the layers stays gathered
-    through forward and backward pass; a layer at work is, while the next one's pieces arrive, and
+    through forward and backward pass; a layer at work is, while the next one's shards arrive, and
     reduce-scatter has the layer's whole gradients as its input. On a CPU gloo's all-gather has an
-    output of its own beside (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
+    separate output (torch 2.13, ProcessGroupGloo.cpp, `_allgather_base`).
     """
     config = plan.config
     assert isinstance(config.distributed, FSDP)

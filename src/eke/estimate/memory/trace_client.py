@@ -148,7 +148,7 @@ def _path(key: str) -> Path:
 LIMIT_S = 120.0
 """For one plan, the imports of a new process included: many times what the largest models take."""
 
-MODULE = "eke.training.trace.worker"
+MODULE = "eke.training.trace.trace_worker"
 """What a tracing process runs."""
 
 
@@ -162,7 +162,7 @@ class Answer:
 
 
 class Worker:
-    """One tracing process, started when it is first asked."""
+    """One tracing process, started at the first request."""
 
     def __init__(self, module: str = MODULE) -> None:
         self._module = module
@@ -185,7 +185,7 @@ class Worker:
                 return Answer(None, f"the trace took longer than {limit_s:.0f} s")
             except OSError:
                 line = ""
-            except BaseException:  # Ctrl-C: the answer that is under way is nobody's
+            except BaseException:  # Ctrl-C: the pending answer is discarded
                 self._stop()
                 raise
             if not line:
@@ -282,7 +282,7 @@ def trace_all(
 
     Args:
         plans: of a sweep, for example.
-        progress: told how many plans of how many have their answer; called from any thread.
+        progress: called with the number of plans done and the total, from any thread.
         processes: at most so many at once.
         limit_s: seconds for one plan.
     """

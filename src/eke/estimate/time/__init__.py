@@ -1,5 +1,6 @@
-"""How long? What a step does, what its device can do, and the time that takes; no torch."""
+"""Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
 
+from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
     TITLE,
@@ -14,7 +15,6 @@ from eke.estimate.time.step_time import (
     time_line,
 )
 from eke.estimate.time.time_history import note_pace
-from eke.estimate.time.values import PARTS, PaceCalibration, Span, StepTime, Unknown
 
 __all__ = [
     "PARTS",

@@ -1,4 +1,4 @@
-"""Which kinds of work explain measured times, and what one unit of each costs.
+"""Regression of measured times on kinds of work: the cost of one unit of each.
 
 Of all sets of kinds that leave no rate negative, the one is taken that predicts each run best from
 the others (leave-one-out; Allen 1974, The relationship between variable selection and data
@@ -12,7 +12,7 @@ from itertools import combinations
 import numpy as np
 
 LEVERAGE = 0.99
-"""A run that no other speaks for cannot be left out."""
+"""A run that no other resembles cannot be held out."""
 
 
 @dataclass(frozen=True)

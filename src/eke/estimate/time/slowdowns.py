@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from eke.config.schema import Rows, Synthetic
 from eke.estimate.memory.components import shape_of, trains_adapters
-from eke.estimate.time.rates import network_of
-from eke.estimate.time.values import Span, exactly
+from eke.estimate.time.rates import Span, exactly, network_of
 from eke.models.families import Shape
 from eke.models.sizes import describe
 from eke.plan.planner import Plan, drawn
@@ -80,7 +79,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
     ),
     (
         lambda plan, shape: plan.config.compile.option not in ("none", "eager"),
-        "what torch.compile fuses is known as a range; compiling itself is left out",
+        "what torch.compile fuses is known as a range; compilation itself is not included",
     ),
     (
         lambda plan, shape: plan.config.kernels.option == "liger",
@@ -122,7 +121,7 @@ NOTES: tuple[tuple[Condition, str], ...] = (
         lambda plan, shape: (
             isinstance(plan.config.data, Rows) and plan.config.dataloader.workers == 0
         ),
-        "rows are read in the training process: what that takes is left out",
+        "rows are read in the training process: that time is not included",
     ),
     (
         lambda plan, shape: (

@@ -4,7 +4,7 @@ The time model's answers as text, always called an estimate; at most 80 columns.
 
 Rates of a device from finished runs: seconds per FLOP, per byte and per launch.
 
-How far off one more run may be is what the predictions of runs left out were off by
+The error of one more run is estimated from predictions of held-out runs
 (`eke.estimate.time.rate_regression`, `eke.estimate.memory.calibration.fit`).
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 from eke.common.text import format_count, format_number, format_seconds
 from eke.estimate.memory import note_forecast
 from eke.estimate.memory.calibration import Fit, Pair, fit, versions_of
+from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown, total
 from eke.estimate.time.time_history import (
     Observation,
     amounts_of,
@@ -27,7 +28,6 @@ from eke.estimate.time.time_history import (
     read_observations,
     why_unknown,
 )
-from eke.estimate.time.values import PARTS, PaceCalibration, Span, StepTime, Unknown, total
 from eke.estimate.time.work import Work, work_of
 from eke.plan.planner import Plan
 from eke.plan.record import CalibratedStep, PredictedStep, Record
@@ -173,7 +173,7 @@ MOST = 60
 
 @dataclass(frozen=True)
 class FittedRates:
-    """Of one device, as far as finished runs tell."""
+    """Of one device, from finished runs."""
 
     seconds: dict[str, float]
     """Kind of work -> seconds for one unit of it; kinds that make no difference are 0."""

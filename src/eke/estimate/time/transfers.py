@@ -1,4 +1,4 @@
-"""What leaves a device in one optimizer step: to the host, to a disk, to other devices.
+"""Transfers of one optimizer step: to the host, to a disk, to other devices.
 
 Exchanged bytes are those of ring algorithms (Rajbhandari et al. 2019, arXiv:1910.02054, section 7):
 of n processes each sends (n - 1) / n of what is gathered or reduced and scattered, and twice that
@@ -30,7 +30,7 @@ from typing import Any
 
 from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
 from eke.estimate.memory.activations import activations
-from eke.estimate.time.values import Span, exactly
+from eke.estimate.time.rates import Span, exactly
 from eke.models.families import FLOAT32_BYTES, Attention, Role, Shape, Structure, Tokens, Weight
 from eke.models.sizes import STAGE, describe, training_structure
 from eke.plan.planner import Plan
@@ -358,7 +358,7 @@ def updates(plan: Plan, contents: Contents, numbers: float) -> Updates:
     config, tensors = plan.config, contents.trained_tensors
     shared = numbers < contents.trained
     if shared and config.distributed.option in STAGE:
-        tensors = min(tensors, 4)  # flat pieces, one a parameter group
+        tensors = min(tensors, 4)  # flat shards, one per parameter group
     moved, launches = entry["bytes"] * numbers, 0.0
     if numbers:
         each = entry["each"] if not config.memory.optimizer_in_backward else max(1, entry["each"])

@@ -1,8 +1,8 @@
-"""What one optimizer step of a plan has to do on one device, before any device is looked at.
+"""Work of one optimizer step per device, independent of the device.
 
 Numbers in the tensors of one micro-batch: what counted bytes are bytes per.
 
-Forward and backward passes beside their matrix multiplications: bytes moved, and launches.
+Forward and backward passes without matrix multiplications: bytes moved, and launches.
 
 What each family's layers do was counted operator by operator on tensors without data, as a GPU
 would run them (benchmarks/step_work.py writes counted.json, and tests/unit/estimate/time counts
@@ -19,6 +19,7 @@ from typing import Any
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
 from eke.estimate.memory.components import trains_adapters
+from eke.estimate.time.rates import NOTHING, Span, exactly
 from eke.estimate.time.slowdowns import Effect, effect_of, mean_shape, notes_of
 from eke.estimate.time.transfers import (
     Contents,
@@ -31,7 +32,6 @@ from eke.estimate.time.transfers import (
     updated_here,
     updates,
 )
-from eke.estimate.time.values import NOTHING, Span, exactly
 from eke.models.families import FAMILIES, Shape, is_classification
 from eke.plan.planner import Plan
 
@@ -182,7 +182,7 @@ class Work:
     recomputed_flops: float
     """Of these, what checkpointing repeats."""
     moved: Span
-    """Bytes that passes read and write beside them."""
+    """Bytes that passes read and write in addition."""
     launches: Span
     """Kernels of the passes."""
     updates: Updates
@@ -263,7 +263,7 @@ def _with_head(each: list[Product], effect: Effect) -> list[Product]:
 
 
 ADAPTER_LAUNCHES = 14
-"""Kernels of one adapted linear layer beside its own, forward and backward: dropout or cast, two
+"""Kernels of one adapted linear layer beyond its own, forward and backward: dropout or cast, two
 products, scaling and addition; their gradients (peft 0.18, LoraLayer.forward)."""
 
 ADAPTER_READS = 8

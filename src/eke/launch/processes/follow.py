@@ -1,9 +1,4 @@
-"""Showing a running worker: its log as it grows, and on a terminal a bar from its metrics.
-
-Which processes watch over a sweep, so that what waits there is told apart from what nobody runs.
-
-Like the lock of a run, theirs are gone with them, however they end.
-"""
+"""Progress of a running worker, and the processes that watch a sweep."""
 
 import contextlib
 import os

@@ -1,13 +1,7 @@
-"""The first machine of a run: gathers the others, tells them when to start, knows who is left.
+"""Runs on several machines: rendezvous, the leading machine and its followers.
 
-How the machines of a run find each other: a file in a folder that all of them see.
-
-The first one listens and writes down where; the others connect and name the secret of that file,
-which only its owner can read. Messages are lines of JSON; a lost connection is a lost machine.
-
-A run whose first machine is this one, alone or with others.
-
-Another machine than the first of a run: starts processes when it is told to, and ends them.
+The first machine listens and writes its address into a file that all machines see; the others
+connect with the secret in it. Messages are lines of JSON; a lost connection is a lost machine.
 """
 
 import contextlib
@@ -29,7 +23,7 @@ from eke.common.files import own_folder, read_json, write_atomic
 from eke.common.paths import RunPaths
 from eke.common.process_env import Task
 from eke.launch.processes.run_dir import Place
-from eke.launch.processes.running_run import LiveRun, describe_exit
+from eke.launch.processes.running_run import LiveRun, describe_exit, end_of_ranks
 from eke.launch.processes.worker_process import Spot, Worker
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
@@ -346,6 +340,11 @@ class LedRun:
         """End the processes here at once; those of other machines follow."""
         self._live.kill()
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of the worker here, negative for a signal; None while it runs."""
+        return self._live.exit_code
+
     def finish(self) -> Record:
         """The record of this attempt; ends whatever still runs on any machine.
 
@@ -358,11 +357,12 @@ class LedRun:
         return self._with_reason(self._live.finish(), trouble)
 
     def _with_reason(self, record: Record, trouble: str) -> Record:
-        """Where no process could say why, what is known of the other machines."""
+        """Name the lost machine, unless a process that failed is known."""
         failure = record.failure
-        if failure is None or not trouble or failure.message.startswith("process "):
+        if failure is None or not trouble:
             return record
-        if not failure.lost_contact and not self._killed_for:
+        unexplained = self._killed_for and not end_of_ranks(self.place.paths, record.attempt)
+        if not failure.lost_contact and not unexplained:
             return record
         failure.message = trouble
         record.outcome, record.exit_code = Outcome.crashed.name, Outcome.crashed.exit_code

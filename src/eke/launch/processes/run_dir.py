@@ -1,4 +1,4 @@
-"""Which folder a run gets: answer from a finished record, continue, or start beside."""
+"""Run folders: return a finished record, continue an attempt, or take a new folder."""
 
 import os
 import re

@@ -1,9 +1,4 @@
-"""A run on this machine while it runs: from its plan to its record, whoever waits for it.
-
-How a run ended, once its process is gone: the written outcome, or why there is none.
-
-Trying a micro-batch out: two steps of the longest samples, in processes that end with them.
-"""
+"""A running run: start, probe, and collect its outcome."""
 
 import dataclasses
 import errno
@@ -58,6 +53,9 @@ LOG_LINES = 40
 Accelerate and torch has thirty."""
 
 
+WORKER_PHASE = "worker"
+"""Phase of the failure of a worker that ended without a record of its own."""
+
 IMPATIENCE = "killed by a second signal before it had saved"
 """Why a run is cancelled that was asked to stop, and then not waited for."""
 
@@ -83,16 +81,16 @@ def settle(
         return name_the_culprit(paths, plan, record)
     rows, _ = metrics.read_rows(paths.metrics)
     tail = log_tail(paths)
-    alone = Outcome.crashed, Failure("worker", describe_exit(exit_code, tail), tail)
+    alone = Outcome.crashed, Failure(WORKER_PHASE, describe_exit(exit_code, tail), tail)
     outcome, failure = end_of_ranks(paths, attempt) or alone
     begun = attempts[attempt:]
     if given_up:
-        outcome, failure = Outcome.cancelled, Failure("worker", IMPATIENCE)
+        outcome, failure = Outcome.cancelled, Failure(WORKER_PHASE, IMPATIENCE)
     elif not begun and exit_code > 0:
         try:  # it may not even have been imported, to say so itself
             check_software(plan)
         except ChangedError as error:
-            outcome, failure = Outcome.refused, Failure("worker", str(error), tail)
+            outcome, failure = Outcome.refused, Failure(WORKER_PHASE, str(error), tail)
     record = outline_record(plan, rows, attempt, outcome, failure)
     record.machine = machine_of(begun, plan)
     record.environment = environment()
@@ -135,7 +133,7 @@ def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | Non
     if dead is None:
         return None
     message = f"process {dead.rank} of this run: {describe_exit(dead.exit_code)}"
-    return Outcome.crashed, Failure("worker", message, log_tail(paths))
+    return Outcome.crashed, Failure(WORKER_PHASE, message, log_tail(paths))
 
 
 def describe_exit(code: int, tail: str = "") -> str:
@@ -224,6 +222,11 @@ class LiveRun:
     def pid(self) -> int:
         """Its worker's process, or the one that has started all others."""
         return self.worker.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its worker, negative for a signal; None while it runs."""
+        return self.worker.process.returncode
 
     def is_over(self) -> bool:
         """Whether its worker has ended."""

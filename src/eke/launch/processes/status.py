@@ -1,4 +1,4 @@
-"""How far runs are, read from their folders: by whoever asks, while others work on them."""
+"""Status of runs, read from their folders and from launchers."""
 
 import os
 from collections.abc import Iterator, Sequence

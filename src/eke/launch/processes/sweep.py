@@ -1,9 +1,4 @@
-"""A sweep as a list of cells, and its file.
-
-A run that a sweep has to do, and how far it is.
-
-One run on this machine, watched by whoever typed it.
-"""
+"""Jobs of a sweep, its file, and a single run in the foreground."""
 
 import hashlib
 import json

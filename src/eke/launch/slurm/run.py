@@ -1,9 +1,7 @@
-"""A run in a cluster, as whoever waits for it sees it.
+"""One run in a cluster: its folder, its record, and the software its jobs find.
 
-Which software the jobs of a submission find, and whether it changed where some have been.
-
-Nodes and images may have other software than the machine that plans. So a change is another version
-in the same place, as the planner or an earlier job saw it: each appends a line to one file.
+Nodes and images may have other software than the machine that plans. A change is therefore another
+version in the same place, as the planner or an earlier job saw it; each appends a line to one file.
 """
 
 import json

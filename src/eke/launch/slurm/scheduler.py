@@ -1,6 +1,4 @@
-"""Asking SLURM: one question for all jobs, whatever their number; no answer is no verdict.
-
-SLURM's words for what a job does, and what they mean for a run.
+"""SLURM commands and job states; an unanswered query decides nothing.
 
 All states of slurm.h (22.05 to 25.05), https://slurm.schedmd.com/job_state_codes.html.
 """

@@ -1,12 +1,8 @@
-"""What runs ask SLURM for; runs that ask for the same go into one array.
+"""Resource requests, batch scripts and the ledger of submissions.
 
-The ledger of a submission: written before sbatch is called, completed when it has answered.
-
-A kill between the two leaves an intent, which each of its runs names: whoever comes next, of this
-sweep or another, asks SLURM for a job of that name before submitting any of them again. Nothing
-here is pickled; a job's input is a path.
-
-The batch script of an array: submitit writes what SLURM is asked for, eke what runs.
+The ledger is written before sbatch is called and completed when it has answered. A kill in between
+leaves an intent, which each of its runs names: the next command asks SLURM for a job of that name
+before it submits any of them again.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ from eke.common.text import format_number
 from eke.hardware import choose_device, machine_fingerprint, option_of
 from eke.launch.processes.nodes import Head, follow, start_run
 from eke.launch.processes.run_dir import Place, claim
-from eke.launch.processes.running_run import describe_exit
+from eke.launch.processes.running_run import WORKER_PHASE
 from eke.launch.processes.sweep import worth_of
 from eke.launch.slurm.run import note_software
 from eke.launch.slurm.scheduler import show_job
@@ -189,19 +189,27 @@ def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> 
             time.sleep(POLL_S)
     finally:
         record = live.finish()
-    return with_reason(paths, record, why)
+    return with_reason(paths, record, why, live.exit_code)
 
 
-def with_reason(paths: RunPaths, record: Record, why: Outcome | None) -> Record:
-    """An interrupted run's record with the reason that SLURM's books give.
+def with_reason(
+    paths: RunPaths, record: Record, why: Outcome | None, exit_code: int | None = None
+) -> Record:
+    """The record of an interrupted run with the reason that SLURM gives.
 
-    Its worker may have been signalled before us: scancel reaches every process of a job at once,
-    and one that had just been started dies of it.
+    The worker may have been signalled before this process: scancel reaches every process of a job
+    at once, and a worker that has just started dies of it.
+
+    Args:
+        paths: of the run.
+        record: of the attempt.
+        why: why SLURM wanted the run to stop; None if it did not.
+        exit_code: of the worker, negative for a signal.
     """
     if why is None or record.outcome == why.name:
         return record
-    killed = {describe_exit(-number) for number in LISTENED}
-    died = record.failure is not None and record.failure.message in killed
+    silent = record.failure is not None and record.failure.phase == WORKER_PHASE
+    died = silent and exit_code is not None and -exit_code in LISTENED
     if Outcome[record.outcome] not in SAID and not died:
         return record
     record.outcome, record.exit_code = why.name, why.exit_code

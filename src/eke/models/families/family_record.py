@@ -169,7 +169,7 @@ class Layer:
     stream: int
     """Residual stream, norms, and the inputs of linear layers."""
     attention: int
-    """Queries, keys, values, results, and what the kernel keeps for itself."""
+    """Queries, keys, values, results, and the extra tensors that the kernel keeps."""
     scores: int
     """Of these, matrices of queries x keys: unfused attention's."""
     feed_forward: int

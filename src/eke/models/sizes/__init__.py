@@ -1,6 +1,5 @@
 """Closed-form sizes of models and their training state; no torch, no transformers."""
 
-from eke.models.sizes.adapters import Targets, choose_targets, is_ia3, linear_layers
 from eke.models.sizes.optimizers import (
     OPTIMIZER_REGISTRY,
     PAGED_MIN_SIZE,
@@ -14,8 +13,12 @@ from eke.models.sizes.parameters import (
     Flops,
     ModelSize,
     SampleMeans,
+    Targets,
     adapted_layers,
+    choose_targets,
+    is_ia3,
     is_ragged,
+    linear_layers,
     model_size,
     most_predicted,
     predicted_frac,

@@ -4,6 +4,8 @@ import dataclasses
 import shlex
 from collections.abc import Callable
 
+from eke.common.errors import EkeError
+from eke.common.plugins import load_plugin
 from eke.config.schema import TrackerMode
 from eke.results.trackers.accelerate import AccelerateRun, TrackerBackend
 from eke.results.trackers.async_tracker import Guard, Limits
@@ -57,10 +59,14 @@ def build_tracker(run: TrackedRun) -> Tracker:
 
     Never raises for errors of the tracker; they are in the result's `problem`.
     """
-    build = TRACKERS.get(run.settings.option)
-    if build is None:
+    option = run.settings.option
+    if build := TRACKERS.get(option):
+        return build(run)
+    try:
+        make_mirror = load_plugin("eke.trackers", option)
+    except EkeError as error:
+        return Untracked(str(error))
+    if make_mirror is None:
         known = ", ".join(sorted(TRACKERS))
-        return Untracked(
-            f"tracker.option = {run.settings.option}: not one of {known} -> tracker=none"
-        )
-    return build(run)
+        return Untracked(f"tracker.option = {option}: not one of {known} -> tracker=none")
+    return Guard(make_mirror(run), ONLINE)

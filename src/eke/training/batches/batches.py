@@ -1,13 +1,4 @@
-"""From samples to micro-batches: padding, counting, and which samples each optimizer step sees.
-
-Micro-batches made a few at a time, where the training process makes them itself.
-
-Micro-batches on their way to the device.
-
-Giving the allocator's unused blocks back to the GPU.
-
-The longest samples that a run meets, of one token: for trials of its memory.
-"""
+"""Micro-batches: collation, sampling order, prefetching, transfer to the device, probe samples."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +20,7 @@ from eke.training.batches.tasks import Key, Sample, is_packed, lay_end_to_end
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass takes, and the counts that need no look at the device."""
+    """Input of one forward pass, with counts known on the host."""
 
     inputs: dict[str, Tensor]
     """Arguments of the model's forward pass; `input_ids` has shape (samples, longest)."""
@@ -37,7 +28,7 @@ class MicroBatch:
     """Aligned with the logits: (samples, longest), or (samples,) in classification."""
     num_samples: int
     num_targets: int
-    """Labels that count: the loss of a step is the mean over all of these."""
+    """Labels with loss; the loss of a step is the mean over them."""
     num_tokens: int
     """Input and target tokens that are not padding."""
     places: Tensor | None = None
@@ -46,19 +37,19 @@ class MicroBatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All there are."""
+        """All tensors."""
         places = [] if self.places is None else [self.places]
         return [*self.inputs.values(), self.labels, *places]
 
     @property
     def num_positions(self) -> int:
-        """Places in the tensors the model reads, padding included."""
+        """Positions in the model's inputs, including padding."""
         names = ("input_ids", "decoder_input_ids")
         return sum(self.inputs[name].numel() for name in names if name in self.inputs)
 
     @property
     def size(self) -> Micro:
-        """Rows and their length."""
+        """Shape: rows and length."""
         rows, source = self.inputs["input_ids"].shape
         decoder = self.inputs.get("decoder_input_ids")
         return Micro(rows, source, source if decoder is None else decoder.shape[1])
@@ -73,11 +64,11 @@ class MicroBatch:
         return int(((positions[:, :-1] == 0) & (positions[:, 1:] == 1)).sum())
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """On the device; copies from pinned memory do not wait."""
+        """Copy to the device, asynchronously from pinned memory."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def without_targets(self) -> "MicroBatch":
-        """The same inputs, counting for nothing: no gradient comes from it, no sample, no token."""
+        """A placeholder with the same inputs that contributes no gradient, samples or tokens."""
         labels = torch.full_like(self.labels, IGNORED)
         places = None if self.places is None else self.places[:0]
         return replace(
@@ -97,20 +88,20 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes one micro-batch of samples, padded to the longest or laid end to end."""
+    """Collator of a micro-batch: padded to the longest, or concatenated."""
 
     needs_mask: bool
-    """Give the model an attention mask: padding would otherwise be attended to."""
+    """Whether the model needs an attention mask for padding."""
     pad: int = PAD
-    """Token that fills rows up."""
+    """Padding id."""
     multiple: int = 1
     """Rows are padded to a multiple of this many tokens."""
     left: bool = False
-    """Padding comes first, for models whose last place counts."""
+    """Left padding, for models that use the last position."""
     padding_free: bool = False
-    """One row of all samples, whose positions restart at each."""
+    """Concatenate all samples into one row with restarting positions."""
     sparse: bool = False
-    """Say where the labels that count are."""
+    """Add the positions of labels with loss."""
     shift: Callable[[Tensor], Tensor] | None = None
     """From labels to the decoder's inputs, in seq2seq; it leaves labels as they are."""
 
@@ -121,7 +112,7 @@ class Collator:
         inputs = {"input_ids": self._pad(ids, self.pad)}
         num_tokens = sum(map(len, ids))
         if "position_ids" in rows[0]:
-            # Padding at position 0 is a sequence of its own each: nothing sees it.
+            # Each padding token at position 0 is a separate sequence, invisible to others.
             inputs["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if self.needs_mask:
             inputs["attention_mask"] = self._pad([np.ones_like(row) for row in ids], 0)
@@ -152,7 +143,7 @@ class Collator:
 
 @dataclass(frozen=True)
 class Order:
-    """Which samples optimizer step k sees: a function of the seed and k alone.
+    """Samples of optimizer step k, a function of the seed and k.
 
     Micro-batch size, accumulation and ranks only cut a step's samples, so that any split of the
     same global batch trains on the same samples. Each epoch is a new permutation; its last step may
@@ -182,7 +173,7 @@ class Order:
         return order if self.lengths is None else self._grouped(order, generator)
 
     def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """Sorted by length within large stretches; then whole steps are shuffled.
+        """Order sorted by length within large chunks, with steps shuffled.
 
         An epoch's last, smaller step stays the last.
         """
@@ -231,7 +222,7 @@ class StepSampler:
     world_size: int = 1
 
     def rounds(self) -> Iterator[tuple[int, int]]:
-        """How many micro-batches this rank has in each step, and the rank with most of them."""
+        """Number of micro-batches per step, on this rank and on the rank with most."""
         for step in range(self.start, self.stop):
             groups = -(-self.order.size_of(step) // self.per_device)
             yield len(range(self.rank, groups, self.world_size)), -(-groups // self.world_size)
@@ -246,18 +237,18 @@ T = TypeVar("T")
 AT_MOST = 8
 """Items of a burst."""
 LONG_ENOUGH_S = 1e-3
-"""Seconds after which a burst ends: as long as no step's time shows it, and by then all is warm."""
+"""Time limit of a burst in seconds: too short to affect step times, enough to warm up."""
 
 
 def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter) -> Iterator[T]:
-    """The same items, of which several are made before the first is handed on.
+    """Iterate with several items prepared at a time.
 
     What makes a batch is out of the processor's caches after each step of a model, and making one
     then takes several times as long as the next one after it (0.36 ms a step one by one, 0.05 eight
     at a time, for four short samples: docs/lab/loop.md, 2026-11-23).
 
     Args:
-        items: made when they are asked for.
+        items: a lazy iterable.
         clock: seconds that have passed.
     """
     while True:
@@ -272,11 +263,11 @@ def in_bursts(items: Iterator[T], clock: Callable[[], float] = time.perf_counter
 
 
 class Transfer:
-    """Copies micro-batches to a device; to a GPU in a stream of its own.
+    """Copier of micro-batches to a device; for a GPU, on a separate stream.
 
     The host is ahead of a GPU. In the stream that computes, a copy would be done after everything
     that is queued there, and from memory that is not page-locked the host would wait for that. In a
-    stream of its own it is there before its step begins (CUDA C++ Programming Guide, "Overlap of
+    separate stream it is there before its step begins (CUDA C++ Programming Guide, "Overlap of
     Data Transfer and Kernel Execution").
     """
 
@@ -289,7 +280,7 @@ class Transfer:
     def __call__(self, batch: MicroBatch) -> MicroBatch:
         """The micro-batch on the device, for what is queued after this in the current stream."""
         if self.device.type == "cpu":
-            return batch  # made there
+            return batch  # already there
         if self.stream is None:
             return batch.to(self.device)
         with torch.cuda.stream(self.stream):
@@ -297,13 +288,13 @@ class Transfer:
         computing = torch.cuda.current_stream(self.device)
         computing.wait_stream(self.stream)
         for tensor in moved.tensors:
-            # Its memory is the other stream's, which must not use it again before this one has.
+            # The other stream must not reuse this memory before this stream has read it.
             tensor.record_stream(computing)
         return moved
 
 
 class CacheRelease:
-    """Empties the caching allocator in every n-th step, between forward and backward pass.
+    """Hook that empties the caching allocator every n steps, between forward and backward.
 
     That is where HF Trainer's `torch_empty_cache_steps` does it, and where it lowers the peak: the
     forward pass's temporaries are free, and the backward pass asks for blocks of other sizes.
@@ -324,13 +315,13 @@ class CacheRelease:
 
 
 def build_cache_release(plan: Plan, device: torch.device) -> CacheRelease:
-    """What `memory.empty_cache_every` asks for."""
+    """Hook for `memory.empty_cache_every`."""
     return CacheRelease(plan.config.memory.empty_cache_every, device)
 
 
 @dataclass(frozen=True)
 class LongestSamples:
-    """As many samples as planned, each as long as samples can be, all of one ordinary token."""
+    """Samples of maximum length, all of one ordinary token, for memory probes."""
 
     plan: Plan
     evaluation: bool
@@ -378,14 +369,14 @@ class LongestSamples:
         return (batch.eval_per_device if self.evaluation else batch.per_device) * batch.devices
 
     def _ordinary(self) -> int:
-        """The first id without a meaning of its own."""
+        """The first ordinary id, without a special meaning."""
         known = self.plan.vocabulary
         special = {known.pad, known.eos, known.mask, *known.special}
         return next(number for number in range(len(special) + 1) if number not in special)
 
 
 def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray:
-    """Labels of a sample: as many as a micro-batch of such samples may have, shared out evenly."""
+    """Labels of a probe sample: its share of the most that a micro-batch can have."""
     most = -(-most_predicted(config, num_samples, len(ids)) // num_samples)
     labels = np.full_like(ids, IGNORED)
     labels[:most] = ids[:most]
@@ -394,7 +385,7 @@ def some_labels(config: Config, ids: np.ndarray, num_samples: int) -> np.ndarray
 
 @dataclass(frozen=True)
 class LongestCollator:
-    """Makes micro-batches in which, as in the run's, one row has padding where rows may have it."""
+    """Collator of probe samples, in which one row has padding if the run's may."""
 
     collate: Collator
     plan: Plan
@@ -409,7 +400,7 @@ class LongestCollator:
 
 
 def _shorter(sample: Sample) -> Sample:
-    """Without the first token of each sequence; the last may be one that a model pools at."""
+    """Drop the first token of each sequence; a model may pool at the last."""
     return {name: _tail(array) for name, array in sample.items()}
 
 

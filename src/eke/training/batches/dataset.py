@@ -1,7 +1,4 @@
-"""Loaders for training steps and evaluation, from the plan.
-
-How a plan's samples become micro-batches.
-"""
+"""Data loaders for training and evaluation, from a plan."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,7 +27,7 @@ from eke.training.model.loss import build_shift, is_sparse
 
 
 def build_collator(plan: Plan, left: bool = False) -> Collator:
-    """What puts the samples of a plan's micro-batches together; `left` pads them in front."""
+    """Collator of a plan; `left` selects left padding."""
     config = plan.config
     # A causal model never sees what comes after a token, and padding comes last.
     bidirectional = not family_of(config).is_decoder
@@ -51,7 +48,7 @@ Samples = TaskSamples | PackedSamples | LongestSamples
 
 @dataclass
 class Padding:
-    """Places and rows of all training micro-batches so far, and what was in them."""
+    """Counts of positions, rows and tokens of all training micro-batches so far."""
 
     num_tokens: int = 0
     num_positions: int = 0
@@ -68,29 +65,29 @@ class Padding:
 
     @property
     def sequences_per_row(self) -> float | None:
-        """How many share a row; None where none may."""
+        """Sequences per row; None without packing."""
         return self.num_sequences / self.num_rows if self.num_sequences else None
 
     @property
     def frac(self) -> float | None:
-        """Share of the places that was padding; None before the first batch."""
+        """Fraction of padding; None before the first batch."""
         return 1 - self.num_tokens / self.num_positions if self.num_positions else None
 
 
 @dataclass
 class Loading:
-    """The loaders at work."""
+    """Active loaders."""
 
     training: Any = None
     """The iterator over the micro-batches of training; it owns the loader processes."""
     evaluation: "DataLoader[Any] | None" = None
-    """Used again by each evaluation where its processes are to be kept."""
+    """Reused by each evaluation if its processes persist."""
     pinned: bool | None = None
     """Whether the first micro-batch came in page-locked memory; None before it came."""
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """Samples of one run and how to load them."""
 
     train: Samples
@@ -159,13 +156,13 @@ class Data:
         return lengths if (lengths != lengths[0]).any() else None
 
     def placeholders(self, count: int) -> list[MicroBatch]:
-        """Micro-batches that count for nothing: they give no gradient, no sample and no token."""
+        """Placeholders without gradient, samples or tokens."""
         if not count:  # as in nearly every step
             return []
         return [self.collate([self.train[0, 0]]).without_targets()] * count
 
     def eval_batches(self, rank: int = 0, even: bool = False) -> Iterator[MicroBatch]:
-        """What `eval_loader` has, filled up with placeholders as in `train_steps`."""
+        """Batches of `eval_loader`, padded with placeholders as in `train_steps`."""
         yield from self.eval_loader(rank)
         batch = self.plan.batch
         size, world_size = batch.eval_per_device * batch.devices, batch.world_size
@@ -205,7 +202,7 @@ class Data:
         )
 
 
-def build_data(plan: Plan, left: bool = False) -> Data:
+def build_data(plan: Plan, left: bool = False) -> TrainingData:
     """Open the prepared tokens, read the text, or set up the random tokens, of both splits.
 
     Args:
@@ -219,7 +216,7 @@ def build_data(plan: Plan, left: bool = False) -> Data:
     config = plan.config
     causal = config.task.option == "causal_lm"
     collate = build_collator(plan, left)
-    return Data(
+    return TrainingData(
         train=_open(plan, evaluation=False),
         evaluation=_open(plan, evaluation=True),
         collate=LongestCollator(collate, plan) if plan.probe else collate,
@@ -231,14 +228,14 @@ def build_data(plan: Plan, left: bool = False) -> Data:
 
 
 def _open(plan: Plan, *, evaluation: bool) -> Samples:
-    """The samples of one split; for a trial of the memory the longest that there can be."""
+    """Samples of one split; for a memory probe, those of maximum length."""
     if plan.probe:
         return LongestSamples(plan, evaluation)
     return open_split(plan, evaluation=evaluation)
 
 
-def load_tokenizer(plan: Plan) -> Any:
-    """The plan's tokenizer, to be saved beside a model; None for eke's bytes.
+def load_plan_tokenizer(plan: Plan) -> Any:
+    """Load the plan's tokenizer, to be saved with a model; None for bytes.
 
     Where it has no padding token, its end of text is one, as it was in training.
     """

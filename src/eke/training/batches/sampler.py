@@ -1,8 +1,6 @@
-"""Samples by number: windows of a text, prepared rows, or random ones; whoever asks, the same.
+"""Sources of samples by index: windows of text, prepared rows, or random tokens.
 
-A sample depends on its index, the epoch and the seeds alone, never on batch size, rank or worker.
-
-The bytes of text files as one stream of tokens, without holding large texts in memory.
+A sample depends only on its index, the epoch and the seeds, never on batch size, rank or worker.
 """
 
 import os
@@ -21,14 +19,14 @@ from eke.config.schema import Synthetic
 from eke.data.sources import Packs, Piece, Store, mix_seed, read_piece, stamp, synthetic_length
 
 IN_MEMORY_BYTES = 256 * 2**20
-"""Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read in place.
+"""Texts up to this size are kept in memory, as tokens of two bytes; larger ones are read on demand.
 The standard library's source, with its thousands of small files, has a tenth of it."""
 
 OPEN_FILES = 64
-"""Files kept open at a time; a process may often have 1024."""
+"""Files kept open at a time; the usual limit of a process is 1024."""
 
 
-class Stream(Protocol):
+class TokenSource(Protocol):
     """Tokens by position."""
 
     def __len__(self) -> int:
@@ -36,27 +34,27 @@ class Stream(Protocol):
         ...
 
     def __getitem__(self, window: slice) -> np.ndarray:
-        """A stretch of tokens, unsigned integers."""
+        """A slice of tokens, unsigned integers."""
         ...
 
 
 Check = Callable[[], None]
-"""Raises ChangedError where the text is no longer what was planned."""
+"""Raises ChangedError if the text differs from the plan."""
 
 
 def unchecked() -> None:
-    """For text without a plan."""
+    """No check, for text without a plan."""
 
 
 def byte_stream(
     pieces: tuple[Piece, ...], in_memory: int = IN_MEMORY_BYTES, check: Check = unchecked
-) -> Stream:
-    """The bytes of all pieces in their order, a BOS token after each.
+) -> TokenSource:
+    """Stream of the bytes of several ranges, each followed by BOS.
 
     Args:
-        pieces: the text.
-        in_memory: bytes up to which it is read at once.
-        check: called when a file that is read in place is not as it was when this was called.
+        pieces: the byte ranges.
+        in_memory: size up to which all is read at once.
+        check: called if a file has changed since this call.
     """
     if sum(piece.size for piece in pieces) > in_memory:
         return InPlace(pieces, check)
@@ -67,7 +65,7 @@ def byte_stream(
 
 
 class InPlace:
-    """Reads each stretch from the files when it is asked for; the page cache does the rest."""
+    """Stream that reads from the files on demand, relying on the page cache."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class InPlace:
         """Tokens from `window.start` to `window.stop`, uint16.
 
         Raises:
-            ChangedError: a file is not what it was, or is gone.
+            ChangedError: a file has changed or was deleted.
         """
         start, stop, _ = window.indices(len(self))
         found = np.full(max(0, stop - start), BOS, np.uint16)
@@ -96,7 +94,7 @@ class InPlace:
         while at < stop:
             piece, end = self.pieces[number], int(self.ends[number])
             begin = end - piece.size - 1
-            last = min(stop, end - 1)  # the token after a piece is there already
+            last = min(stop, end - 1)  # BOS is there already
             if at < last:
                 found[at - start : last - start] = self._read(piece, at - begin, last - at)
             at, number = end, number + 1
@@ -106,8 +104,8 @@ class InPlace:
         descriptor = self._descriptor(piece.path)
         content = os.pread(descriptor, count, piece.start + offset)
         if (found := stamp(descriptor)) != self.stamps[piece.path]:
-            if os.fstat(descriptor).st_nlink:  # a deleted file changes no more
-                self.check()  # one that was only touched goes on
+            if os.fstat(descriptor).st_nlink:  # a deleted file cannot change
+                self.check()  # raises unless it was only touched
             self.stamps[piece.path] = found
         if len(content) < count:
             raise ChangedError(f"{piece.path} is shorter than when the run was planned")
@@ -125,7 +123,7 @@ class InPlace:
         return self._open[path]
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Descriptors do not travel to other processes."""
+        """Pickle without file descriptors."""
         return InPlace, (self.pieces, self.check, self.stamps)
 
     def __del__(self) -> None:
@@ -138,13 +136,13 @@ def _tokens(content: bytes) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """One sequence of tokens."""
 
     tokens: np.ndarray
-    """int64 token ids, shape (length,); the caller's own, to be written into."""
+    """int64 token ids, shape (length,); owned by the caller, may be modified."""
     cut: int = 0
-    """Tokens at the beginning that are not predicted: a prompt, or a source."""
+    """Leading tokens without loss: a prompt, or a source."""
 
 
 class Source(Protocol):
@@ -152,9 +150,9 @@ class Source(Protocol):
 
     @property
     def framed(self) -> bool:
-        """Sequences begin and end as their task needs, and know where source meets target.
+        """Whether sequences have special tokens and a source/target boundary.
 
-        Otherwise they are stretches of one long text.
+        Otherwise they are slices of one long text.
         """
         ...
 
@@ -162,7 +160,7 @@ class Source(Protocol):
         """Number of sequences."""
         ...
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> TokenRow:
         """One sequence."""
         ...
 
@@ -176,15 +174,15 @@ class Source(Protocol):
 
 
 def seeded(*parts: int) -> torch.Generator:
-    """A generator of its own for what these numbers name."""
+    """Generator seeded by several numbers."""
     return torch.Generator().manual_seed(mix_seed(*parts))
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Equal windows over packed text, each class packed on its own."""
+    """Equal windows over text, packed by class."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[TokenSource, ...]
     """Tokens of each class, unsigned."""
     starts: np.ndarray
     """Class and offset of each window, shape (windows, 2)."""
@@ -194,22 +192,22 @@ class Windows:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> TokenRow:
         """One window."""
         stream, start = self.starts[index]
         window = self.streams[stream][start : start + self.length]
-        return Row(window.astype(np.int64))
+        return TokenRow(window.astype(np.int64))
 
     def label(self, index: int) -> int:
         """Class of the text."""
         return int(self.starts[index][0])
 
     def lengths(self) -> np.ndarray:
-        """All the same."""
+        """Equal lengths, shape (windows,)."""
         return np.full(len(self), self.length)
 
 
-def cut_windows(streams: Sequence[Stream], length: int, keep: int | None = None) -> Windows:
+def cut_windows(streams: Sequence[TokenSource], length: int, keep: int | None = None) -> Windows:
     """Cut windows of `length` tokens out of one stream per class.
 
     Args:
@@ -222,11 +220,11 @@ def cut_windows(streams: Sequence[Stream], length: int, keep: int | None = None)
         offsets = np.arange(len(stream) // length) * length
         starts.append(np.stack([np.full_like(offsets, number), offsets], axis=1))
     windows = np.concatenate(starts)
-    return Windows(tuple(streams), windows[spread(len(windows), keep)], length)
+    return Windows(tuple(streams), windows[evenly_spaced(len(windows), keep)], length)
 
 
-def spread(count: int, keep: int | None) -> np.ndarray:
-    """`keep` of `count` numbers, evenly spaced; all of them when there are no more."""
+def evenly_spaced(count: int, keep: int | None) -> np.ndarray:
+    """`keep` evenly spaced indices below `count`, at most all."""
     if keep is None or keep >= count:
         return np.arange(count)
     return np.arange(keep) * count // keep
@@ -239,12 +237,12 @@ def pack_windows(
     keep: int | None = None,
     check: Check = unchecked,
 ) -> Windows:
-    """Pack the bytes of pieces class by class, a BOS token after each, and cut windows.
+    """Pack byte ranges by class, each followed by BOS, and cut windows.
 
     Args:
-        pieces: the text.
+        pieces: the byte ranges.
         length: tokens per window.
-        labels: classes in the order of their numbers.
+        labels: classes by number.
         keep: take this many windows, spread evenly over the text; None takes all.
         check: see `byte_stream`.
     """
@@ -273,20 +271,20 @@ class StoredRows:
     cuts: np.ndarray
     labels: np.ndarray | None
     chosen: np.ndarray
-    """Row of the store behind each sample."""
+    """Row of the store for each sample."""
     framed: bool = True
 
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> TokenRow:
         """One row."""
         number = self.chosen[index]
         tokens = self.tokens_of_all[self.offsets[number] : self.offsets[number + 1]]
-        return Row(tokens.astype(np.int64), int(self.cuts[number]))
+        return TokenRow(tokens.astype(np.int64), int(self.cuts[number]))
 
     def label(self, index: int) -> int:
-        """Class of the row; 0 where there are none."""
+        """Class of the row; 0 without classes."""
         return 0 if self.labels is None else int(self.labels[self.chosen[index]])
 
     def lengths(self) -> np.ndarray:
@@ -302,18 +300,18 @@ def stored_rows(store: Store, split: str, keep: int | None) -> StoredRows:
         offsets=store.array("offsets"),
         cuts=store.array("cuts"),
         labels=store.array("labels") if store.has("labels") else None,
-        chosen=rows[spread(len(rows), keep)],
+        chosen=rows[evenly_spaced(len(rows), keep)],
     )
 
 
 def stored_packs(store: Store, split: str) -> Packs:
-    """Which rows of one split share a packed row."""
+    """Packing of the rows of one split."""
     return Packs(store.array(f"{split}_members"), store.array(f"{split}_offsets"))
 
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """The guides' dummy data: uniform token ids, uniform labels, nothing to learn."""
+    """Dummy data as in the guides: uniform token ids and labels."""
 
     data: Synthetic
     length: int
@@ -331,13 +329,13 @@ class RandomTokens:
     def _generator(self, index: int, purpose: int) -> torch.Generator:
         return seeded(self.data.data_seed, self.split, index, purpose)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> TokenRow:
         """Random ids, fewer when lengths are ragged."""
         length = synthetic_length(self.data, self.length, self.split, index)
         high = min(self.data.max_token, self.vocab_size)
         generator = self._generator(index, 0)
         tokens = torch.randint(self.data.min_token, high, (length,), generator=generator)
-        return Row(tokens.numpy())
+        return TokenRow(tokens.numpy())
 
     def label(self, index: int) -> int:
         """Uniform over the classes (the guides' `randint(0, 1)` gives class 0 only)."""

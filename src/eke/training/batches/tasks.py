@@ -1,7 +1,4 @@
-"""From a token sequence to a training sample of one task. Labels are aligned with the logits.
-
-Which samples one split has: from the store, the text or the random numbers of the plan.
-"""
+"""Training samples of each task from token sequences; labels are aligned with the logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,9 +40,9 @@ from eke.plan.planner.samples import DEFAULT_SYNTHETIC_SAMPLES
 from eke.training.batches.sampler import (
     RandomTokens,
     Source,
+    evenly_spaced,
     pack_windows,
     seeded,
-    spread,
     stored_packs,
     stored_rows,
     stored_windows,
@@ -62,7 +59,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class TaskSamples:
-    """Samples of one task over one source; what a DataLoader indexes."""
+    """Dataset of one task over one source."""
 
     source: Source
     config: Config
@@ -82,18 +79,18 @@ class TaskSamples:
 
 @dataclass(frozen=True)
 class PackedSamples:
-    """Rows of several whole samples, none of which sees another."""
+    """Dataset of packed rows; samples do not attend to each other."""
 
     samples: TaskSamples
     packs: Packs
     chosen: np.ndarray
-    """Packed row behind each number."""
+    """Packed row of each index."""
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, key: Key) -> Sample:
-        """The samples of one row, end to end."""
+        """The concatenated samples of one row."""
         epoch, index = key
         members = self.packs.row(int(self.chosen[index]))
         return lay_end_to_end([self.samples[epoch, int(member)] for member in members])
@@ -107,7 +104,7 @@ class PackedSamples:
 
 
 def lay_end_to_end(samples: list[Sample]) -> Sample:
-    """Several samples as one sequence; positions restart at each, which keeps them apart."""
+    """Concatenate samples; positions restart at each, which separates them."""
     return {
         "input_ids": np.concatenate([s["input_ids"] for s in samples]),
         "labels": np.concatenate([s["labels"] for s in samples]),
@@ -155,7 +152,7 @@ def masked_lm(samples: TaskSamples, epoch: int, index: int) -> Sample:
 
 
 def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sample:
-    """One label per sequence."""
+    """One label per sequence, shape ()."""
     source = samples.source
     tokens = source.row(index).tokens
     if not source.framed:
@@ -164,7 +161,7 @@ def sequence_classification(samples: TaskSamples, epoch: int, index: int) -> Sam
 
 
 def put_into_frame(tokens: np.ndarray, vocabulary: Vocabulary, frame: Frame) -> None:
-    """Have a stretch of text begin and end as the tokenizer writes a text, in place.
+    """Put the tokenizer's special tokens around a slice of text, in place.
 
     Stretches of byte tokens and of random ones end in the end of text, which T5 pools at.
     """
@@ -201,11 +198,11 @@ TASKS: dict[str, Callable[[TaskSamples, int, int], Sample]] = {
     "sequence_classification": sequence_classification,
     "seq2seq_lm": seq2seq_lm,
 }
-"""Option of the group `task` -> how a sample is made."""
+"""`task` option -> function that makes a sample."""
 
 
 def is_packed(config: Config) -> bool:
-    """Several samples may lie end to end in one row."""
+    """Whether several samples may share a row."""
     packing = config.data.packing
     return packing is Packing.padding_free or (packing is Packing.on and is_ragged(config))
 
@@ -223,11 +220,15 @@ def open_split(plan: Plan, *, evaluation: bool) -> TaskSamples | PackedSamples:
     else:
         source, packs = _bytes(plan, wanted, evaluation), None
     samples = TaskSamples(source, config, plan.vocabulary)
-    return samples if packs is None else PackedSamples(samples, packs, spread(len(packs), wanted))
+    return (
+        samples
+        if packs is None
+        else PackedSamples(samples, packs, evenly_spaced(len(packs), wanted))
+    )
 
 
 def class_names(plan: Plan) -> tuple[str, ...]:
-    """Names of the classes in the order of their numbers; empty where they have none."""
+    """Class names by number; empty if there are none."""
     config = plan.config
     if not isinstance(config.task, SequenceClassification) or isinstance(config.data, Synthetic):
         return ()
@@ -261,7 +262,7 @@ def _stored(plan: Plan, keep: int | None, evaluation: bool) -> tuple[Source, Pac
 
 
 def _open(plan: Plan) -> Store:
-    """The store the plan counted, prepared again if the cache folder was emptied since."""
+    """Open the plan's store; prepare it again if the cache was deleted."""
     folder = store_folder(plan.store)
     manifest = read_manifest(folder)
     store = None if manifest is None else Store(folder, manifest)

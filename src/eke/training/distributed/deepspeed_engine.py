@@ -1,11 +1,7 @@
-"""DeepSpeed's engine around a model and an optimizer that eke has built.
+"""DeepSpeed engine, its optimizer step and checkpoint parts, and the choice of model sharding.
 
-Precision stays eke's: autocast is put around the model's own forward pass, inside the engine, which
-would switch off one that surrounds it (deepspeed 0.19.8, `autocast_if_enabled`).
-
-An optimizer step by DeepSpeed's engine, and what a checkpoint has to hold of it.
-
-How the ranks of a run share its model: copies of it, or parts.
+Autocast is applied inside the engine, around the model's forward pass, since the engine disables an
+outer one (deepspeed 0.19.8, `autocast_if_enabled`).
 """
 
 import functools
@@ -27,9 +23,9 @@ from eke.common.paths import LOCAL_RANK
 from eke.config.schema import FSDP
 from eke.plan.planner import Plan
 from eke.training.checkpoint import ShardedUpdate
+from eke.training.distributed.fsdp import shard_model
 from eke.training.distributed.operators import in_memory, piece_lengths, prepare_swap, swap_buffers
 from eke.training.distributed.ranks import Ranks, build_data_parallel
-from eke.training.distributed.sharding import shard_model
 from eke.training.loop.meter import LossScale
 from eke.training.model.adapters import is_adapted
 from eke.training.model.loss import LossFunction
@@ -40,7 +36,7 @@ Engine = Any
 """`deepspeed.DeepSpeedEngine`, which has no type annotations."""
 
 LOCKSTEP = ("zero2", "zero3")
-"""Options whose ranks exchange something in every forward or backward pass: all run as many."""
+"""Options with communication in every pass: all ranks need the same number of passes."""
 
 
 def build_engine(
@@ -51,18 +47,18 @@ def build_engine(
     device: torch.device,
     swap: Path | None = None,
 ) -> Engine:
-    """The engine that shares out what the plan says.
+    """Build the engine with the plan's sharding.
 
-    With ZeRO-3 each weight is moved to the device and cut by itself, so that the device never holds
-    the whole model; the host does, until then. Ranks must have built equal models.
+    With ZeRO-3 each weight is moved to the device and sharded separately, so that only the host
+    holds the whole model. Ranks must have built equal models.
 
     Args:
         plan: with DeepSpeed's configuration.
         model: with its weights; on the host for ZeRO-3, else on `device`.
-        optimizer: over the parameters of `model`; gets DeepSpeed's flat pieces instead.
+        optimizer: over the parameters of `model`; gets DeepSpeed's flat shards instead.
         formats: autocast of the forward pass.
         device: this rank's.
-        swap: folder for state that is to lie in files.
+        swap: folder for state kept in files.
     """
     deepspeed = import_deepspeed(device)
     settings = plan.deepspeed
@@ -84,9 +80,9 @@ def build_engine(
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The package, for this kind of device, with its chatter in eke's log from warnings on."""
+    """Import deepspeed for this kind of device, with its warnings in eke's log."""
     os.environ["DS_ACCELERATOR"] = device.type
-    # Asked for in every step; Accelerate, which would take it for another rank's, has been there.
+    # Read in every step; Accelerate, which would misread it, has run already.
     os.environ.setdefault(LOCAL_RANK, "0")
     import deepspeed
 
@@ -98,7 +94,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def spare_shared_memory_kernels() -> None:
-    """Leave a CPU's exchange to gloo.
+    """Use gloo for communication on a CPU.
 
     deepspeed 0.19.8 would compile C++ for a minute at the first start on a machine (its
     ShareMemComm), for exchanges through shared memory that inference on CPUs is the use of.
@@ -109,7 +105,7 @@ def spare_shared_memory_kernels() -> None:
 
 
 def ensure_process_group(device: torch.device) -> None:
-    """DeepSpeed wants a group even of one; several ranks have joined theirs already."""
+    """Create a process group of one for DeepSpeed; several ranks have one already."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch 2.13: not exported
@@ -117,7 +113,7 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
-    """Every forward pass of `model` computes in the plan's format, whoever calls it.
+    """Run every forward pass of `model` in the plan's format.
 
     As the loop has it: one format for training and one for evaluation.
     """
@@ -131,8 +127,8 @@ def compute_under_autocast(model: nn.Module, formats: Formats) -> None:
     model.forward = forward
 
 
-def flat_pieces(engine: Engine) -> list[Tensor]:
-    """This rank's float32 weights as the optimizer sees them: one flat piece per group.
+def flat_weight_shards(engine: Engine) -> list[Tensor]:
+    """This rank's float32 weights for the optimizer: one flat shard per group.
 
     ZeRO-3 cuts groups further, into `sub_group_size` numbers each.
     """
@@ -141,21 +137,21 @@ def flat_pieces(engine: Engine) -> list[Tensor]:
     return list(engine.optimizer.single_partition_of_fp32_groups)
 
 
-def piece_numbers(engine: Engine) -> list[int]:
-    """How many numbers each of `flat_pieces` holds, be it in memory or in a file."""
+def shard_lengths(engine: Engine) -> list[int]:
+    """Number of elements of each flat shard, in memory or in a file."""
     if engine.zero_optimization_stage() == 3:
         return piece_lengths(engine)
-    return [piece.numel() for piece in flat_pieces(engine)]
+    return [piece.numel() for piece in flat_weight_shards(engine)]
 
 
-def stepped_weights(engine: Engine) -> list[nn.Parameter]:
-    """Weights of the model whose numbers are in the flat pieces of some rank."""
+def engine_weights(engine: Engine) -> list[nn.Parameter]:
+    """Weights of the model that the flat shards of the ranks contain."""
     zero = engine.optimizer
     groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
     return [weight for group in groups for weight in group]
 
 
-def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
+def gather_engine_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str, Tensor]:
     """All weights under the model's own names, on the host, module by module; a collective.
 
     Args:
@@ -165,7 +161,7 @@ def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str,
     """
     import deepspeed
 
-    engine.optimizer.checkpoint_event_prologue()  # small weights that stay whole are cut, too
+    engine.optimizer.checkpoint_event_prologue()  # shards small weights, too
     found: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
     for prefix, module in engine.module.named_modules(remove_duplicate=False):
@@ -184,14 +180,14 @@ def gather_weights(engine: Engine, keep: bool, frozen: bool = True) -> dict[str,
 
 
 def held_tensors(engine: Engine) -> list[Tensor]:
-    """Tensors of this rank that the model does not know of: pieces, gradients, cut weights.
+    """Tensors of this rank outside the model: flat shards, gradients, sharded weights.
 
-    With them, whatever the engine's optimizer keeps from step to step beside: ZeRO-3's partition of
+    Also whatever else the engine's optimizer keeps between steps: ZeRO-3's partition of
     gradients and its bucket, staging areas of offloading (deepspeed 0.19.8, stage3.py,
     `grad_partitions_flat_buffer`; stage_1_and_2.py, `param_buffer_of_bit16_for_cpu_offload_groups`,
     `temp_grad_buffer_for_cpu_offload`).
     """
-    pieces = flat_pieces(engine)
+    pieces = flat_weight_shards(engine)
     weights = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
     gradients = [p.grad for p in pieces if p.grad is not None]
     buffers = [buffer for part in swap_buffers(engine) for buffer in part]
@@ -199,7 +195,7 @@ def held_tensors(engine: Engine) -> list[Tensor]:
 
 
 NESTED = 3
-"""Containers within containers that are looked into: groups of lists of tensors, and one more."""
+"""Depth of nested containers that are searched for tensors."""
 
 
 def tensors_within(value: Any, depth: int = NESTED) -> list[Tensor]:
@@ -218,7 +214,7 @@ def tensors_within(value: Any, depth: int = NESTED) -> list[Tensor]:
 
 
 class DeepSpeedUpdate:
-    """Gradients are exchanged, clipped and applied by the engine; eke says when, and how fast."""
+    """Update by the engine, which exchanges, clips and applies gradients."""
 
     def __init__(self, plan: Plan, engine: Engine, device: torch.device) -> None:
         self.engine = engine
@@ -234,9 +230,9 @@ class DeepSpeedUpdate:
         yield
 
     def backward(self, loss: Tensor) -> None:
-        """DeepSpeed averages over ranks what should be summed, hence the factor.
+        """Scale the loss, since DeepSpeed averages over ranks instead of summing.
 
-        The division by the accumulation steps is left out: the loss is divided by the targets of
+        There is no division by the accumulation steps: the loss is divided by the targets of
         the whole global batch already.
         """
         if self.scale:
@@ -254,33 +250,33 @@ class DeepSpeedUpdate:
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device).detach()
 
     def gather(self, keep: bool) -> None:
-        """Nothing: each rank writes its part."""
+        """None: each rank writes its part."""
 
     def held(self) -> list[Tensor]:
-        """The engine's flat pieces, gradients and cut weights."""
+        """The engine's flat shards, gradients and sharded weights."""
         return held_tensors(self.engine)
 
     def weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """What a checkpoint holds of the weights where `keep`; None where the model has them.
+        """Weights for a checkpoint if `keep`; None if the model has them.
 
         A collective: every rank must call it.
         """
         if self.engine.zero_optimization_stage() < 3:
             return None
-        return gather_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
+        return gather_engine_weights(self.engine, keep, frozen=not is_adapted(self.engine.module))
 
     def all_weights(self, keep: bool) -> dict[str, Tensor] | None:
-        """As `weights`; frozen ones, too, which a checkpoint of adapters leaves out."""
+        """All weights, including frozen ones, which a checkpoint of adapters omits."""
         if self.engine.zero_optimization_stage() < 3:
             return None
-        return gather_weights(self.engine, keep)
+        return gather_engine_weights(self.engine, keep)
 
     def part(self) -> dict[str, Any]:
-        """This rank's part of the training state, but for the weights: tensors and numbers.
+        """This rank's part of the training state without the weights: tensors and numbers.
 
-        Float32 pieces are part of it where the weights are narrower.
+        It includes float32 shards if the weights are narrower.
         """
-        pieces = flat_pieces(self.engine)
+        pieces = flat_weight_shards(self.engine)
         return {
             "optimizer": [self._state(number, piece) for number, piece in enumerate(pieces)],
             "master": [piece.detach() for piece in pieces]
@@ -290,7 +286,7 @@ class DeepSpeedUpdate:
         }
 
     def _state(self, number: int, piece: Tensor) -> dict[str, Any]:
-        """What the optimizer keeps for one piece, in memory of its own where a file has it."""
+        """Optimizer state of one shard, copied to memory if it is in a file."""
         with in_memory(self.engine, number) as borrowed:
             state = dict(self.engine.basic_optimizer.state.get(piece, {}))
             return {name: _copied(v) for name, v in state.items()} if borrowed else state
@@ -301,13 +297,13 @@ class DeepSpeedUpdate:
         Raises:
             RunError: it belongs to a model or a sharing of another kind.
         """
-        state, pieces = self.engine.basic_optimizer.state, flat_pieces(self.engine)
+        state, pieces = self.engine.basic_optimizer.state, flat_weight_shards(self.engine)
         if len(pieces) != len(part["optimizer"]):
             raise RunError(
-                f"the checkpoint holds {len(part['optimizer'])} pieces of optimizer state, this "
+                f"the checkpoint has {len(part['optimizer'])} shards of optimizer state, this "
                 f"run has {len(pieces)}"
             )
-        numbers = piece_numbers(self.engine)
+        numbers = shard_lengths(self.engine)
         for number, (piece, saved) in enumerate(zip(pieces, part["optimizer"], strict=True)):
             sizes = {v.numel() for v in saved.values() if isinstance(v, Tensor) and v.dim()}
             if sizes and numbers[number] not in sizes:  # 8-bit states have scales of other sizes
@@ -324,7 +320,7 @@ class DeepSpeedUpdate:
 
 
 def _placed(value: Any, piece: Tensor) -> Any:
-    """Moments lie where their piece lies; counters stay on the host, as the optimizer made them."""
+    """Place moments with their shard; counters stay on the host."""
     return value.to(piece.device) if isinstance(value, Tensor) and value.dim() else value
 
 
@@ -335,14 +331,14 @@ def _copied(value: Any) -> Any:
 def share_model(
     plan: Plan, accelerator: Accelerator, model: nn.Module, device: torch.device, ranks: Ranks
 ) -> nn.Module:
-    """The model as it is to be called; before there is an optimizer over its parameters."""
+    """Shard or wrap the model, before the optimizer is built."""
     if plan.deepspeed is not None:
-        return model  # its engine shares it out, later
+        return model  # sharded later by its engine
     if ranks.world_size > 1 and plan.config.distributed.option in SHARDERS:
         SHARDERS[plan.config.distributed.option](plan, model, device)
         return model
     if plan.config.engine.option == "trainer":
-        return model  # Trainer does that itself, with an Accelerator of its own
+        return model  # Trainer wraps it with a separate Accelerator
     prepared: nn.Module = accelerator.prepare_model(model)
     return prepared
 
@@ -350,7 +346,7 @@ def share_model(
 def share_loss(
     plan: Plan, model: nn.Module, loss: LossFunction, formats: Formats
 ) -> tuple[nn.Module, LossFunction]:
-    """The model as the loop calls it, and the loss: computed on each device that this rank feeds.
+    """Model and loss for the loop, computed on each device of this rank.
 
     Where one rank feeds several devices, model and loss become one module.
     """
@@ -360,7 +356,7 @@ def share_loss(
 
 
 def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks) -> Update:
-    """The optimizer step that goes with it.
+    """Build the matching optimizer step.
 
     Args:
         plan: the run.
@@ -377,4 +373,4 @@ def share_update(plan: Plan, plain: PlainUpdate, model: nn.Module, ranks: Ranks)
 
 
 SHARDERS: dict[str, Callable[[Plan, nn.Module, torch.device], None]] = {"fsdp": shard_model}
-"""Option of the group `distributed` that cuts the model -> how; the others copy it."""
+"""`distributed` option -> sharding function; other options replicate the model."""

@@ -1,14 +1,11 @@
-"""DeepSpeed's operators in C++, which torch compiles at their first use on a machine.
+"""DeepSpeed's C++ operators, compiled at first use, and training state that it keeps in files.
 
-torch 2.13 keeps a build to itself by a file, `lock`, that only the process which made it removes.
-After a killed build every later one waits for that process, for ever and without a word
-(https://github.com/pytorch/pytorch/issues/189245). Here the kernel holds the lock, and takes it
-back from whoever dies. What is compiled is kept apart by processor: it has instructions of its own,
-and a home folder is often shared by machines that differ.
+torch 2.13 locks a build with a file, `lock`, that only its creator removes: after a killed build,
+later ones wait forever and silently (https://github.com/pytorch/pytorch/issues/189245). Here the
+kernel holds the lock and releases it when its owner dies. Builds are separated by processor, since
+home folders are often shared by different machines.
 
-Training state that DeepSpeed keeps in files: told where, and brought into memory.
-
-Between steps the tensors of such a state are empty; DeepSpeed fills them piece by piece
+Between steps the tensors of state in files are empty; DeepSpeed fills them shard by shard
 (deepspeed 0.19.8, `runtime/zero/stage3.py` and `runtime/swap_tensor`).
 """
 
@@ -37,7 +34,7 @@ from eke.hardware.fingerprint import installed_versions
 log = logging.getLogger(__name__)
 
 ADAM, FILES = "DeepSpeed's Adam", "DeepSpeed's file operator"
-"""What is compiled: for AdamW on the host, and for training state on a disk."""
+"""Names of the operators: AdamW on the host, and training state on disk."""
 
 FOLDER = "TORCH_EXTENSIONS_DIR"
 """torch's variable with the folder of all builds."""
@@ -46,28 +43,28 @@ LEFT_OUT = "-g"
 """DeepSpeed's flag for debugging symbols, which take a third of the compiler's time."""
 
 SAY_AFTER_S = 3.0
-"""An operator that was compiled before is loaded within this; whoever waits longer is told why."""
+"""Seconds to load a compiled operator; a longer wait is logged."""
 
 
 class Turn:
-    """A build's lock in place of torch's `FileBaton` (torch.utils.file_baton): a death frees it."""
+    """Build lock replacing torch's `FileBaton` (torch.utils.file_baton); freed on exit."""
 
     def __init__(self, lock_file_path: str, *_: object, **__: object) -> None:
         self.path = f"{lock_file_path}.turn"  # never a file that torch itself would wait for
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
-        """Wait for it. Whoever has waited finds everything built, and builds what is not."""
+        """Wait for the lock; afterwards only missing operators are built."""
         self._descriptor = open_file(Path(self.path), os.O_RDWR | os.O_CREAT)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         return True
 
     def wait(self) -> None:
-        """Asked for only where `try_acquire` says no, which it never does."""
+        """Unused: torch calls it only if `try_acquire` fails, which it never does."""
 
     def release(self) -> None:
-        """Let the next one build."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -109,10 +106,10 @@ def load_adam() -> None:
 
 @contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Around the first use of operators: in a folder of ours, with a lock of ours, not in silence.
+    """Context of a build, with eke's folder and lock, and a log message.
 
     Args:
-        what: is compiled, in words.
+        what: name for messages.
     """
     cpp_extension: Any = importlib.import_module("torch.utils.cpp_extension")
     folder = build_folder()
@@ -155,7 +152,7 @@ def main() -> int:
     if AsyncIOBuilder().is_compatible():
         load_files()
     else:
-        log.info("%s is left out: libaio.h is not here", FILES)
+        log.info("%s is skipped: libaio.h is missing", FILES)
     return 0
 
 
@@ -181,19 +178,19 @@ def prepare_swap(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def piece_lengths(engine: Engine) -> list[int]:
-    """Numbers in each of this rank's flat pieces, which are empty while they lie in a file."""
+    """Number of elements of each flat shard, which is empty while it is in a file."""
     return [int(length) for length in engine.optimizer.fp16_partitioned_groups_flat_numel]
 
 
 def in_files(engine: Engine, piece: int) -> bool:
-    """Whether this piece and its moments are in files between steps."""
+    """Whether this shard and its moments are in files between steps."""
     swappable = getattr(engine.optimizer, "_swappable_optimizer_subgroup", None)  # stage 3 has it
     return swappable is not None and bool(swappable(piece))
 
 
 @contextmanager
 def in_memory(engine: Engine, piece: int, write: bool = False) -> Iterator[bool]:
-    """The piece and its moments in memory; yields whether they are there for the while only.
+    """Load a shard and its moments into memory; yields whether it was in a file.
 
     Args:
         engine: of any stage.

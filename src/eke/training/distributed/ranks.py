@@ -1,15 +1,11 @@
-"""The processes of one run, and what they tell each other.
+"""Ranks of a run: collectives on the host, Accelerate settings, and nn.DataParallel.
 
-The host's own collectives go over gloo, on a GPU machine too: agreeing on counts and on stopping
-must not wait for the device. Only gradients and losses travel between devices.
+Host collectives use gloo, also on GPU machines: agreeing on counts and on stopping must not wait
+for the device. Only gradients and losses are exchanged between devices.
 
-How the processes of one run share its model, in Accelerate's terms.
-
-nn.DataParallel: one process, several GPUs; the loss is computed where the logits are.
-
-PyTorch runs a copy of the module on each device, in threads that inherit neither autocast's format
-nor what watches this thread; and gathers what they return on the first device. So the copies enter
-autocast themselves, and what is gathered is one number per device and not their logits.
+nn.DataParallel runs replicas in threads, which inherit neither autocast nor dispatch modes, and
+gathers their outputs on the first device. So replicas enter autocast themselves and return one
+number per device instead of logits.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
@@ -34,23 +30,23 @@ from eke.training.model.number_formats import Formats
 from eke.training.model.unused import depend_on_all, routed_parents
 
 STOPS = (Outcome.cancelled, Outcome.timeout, Outcome.preempted)
-"""What a rank may ask for; the first one that any rank asked for counts."""
+"""Stop requests of a rank; the first one of any rank counts."""
 
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What one optimizer step holds over all ranks."""
+    """Totals of one optimizer step over all ranks."""
 
     num_targets: int
     num_samples: int
     num_tokens: int
     stop: Outcome | None = None
-    """Some rank was asked to stop before this step."""
+    """Whether some rank received a stop request before this step."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its run; alone, nothing is sent at all."""
+    """This process among the ranks of its run; a single one communicates nothing."""
 
     rank: int = 0
     world_size: int = 1
@@ -128,7 +124,7 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
         local = int(os.environ[LOCAL_RANK])
         found = torch.cuda.device_count()
         if local >= found:
-            raise RuntimeError(f"process {local} has no GPU of its own; this torch sees {found}")
+            raise RuntimeError(f"no GPU for process {local}; torch sees {found}")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     rank, meeting = int(os.environ[RANK]), os.environ.get(MEETING)
@@ -141,7 +137,7 @@ def join_ranks(kind: str, timeout_s: float) -> Ranks:
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an exception says that another process is gone, not what went wrong there."""
+    """Whether an exception is only a consequence of another process's failure."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)
@@ -149,7 +145,7 @@ def is_lost_contact(error: BaseException) -> bool:
 
 
 LOST_SIGNS: Sequence[str] = ("Connection closed by peer", "gloo", "NCCL", "Timed out waiting")
-"""How gloo (torch 2.13: plain RuntimeErrors) and nccl say that they wait in vain."""
+"""Messages of gloo (RuntimeErrors in torch 2.13) and nccl about a lost peer."""
 
 
 def build_handlers(plan: Plan) -> list[Any]:

@@ -34,15 +34,15 @@ from eke.plan.record import EXIT_FAILED, DeadRank, read_attempts, write_dead_ran
 from eke.training.loop.stop import end_with_parent
 
 FORWARDED = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
-"""Signals that ask a run to stop."""
+"""Signals that request a stop."""
 
 STOP_TIMEOUT_S = 24 * 3600
-"""How long ranks that were asked to stop may take to save; whoever is in a hurry kills us, and the
+"""Time for ranks to save after a stop request; a second signal can still kill the agent, and the
 kernel then kills them."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run all ranks to their end; returns 0, or what the run's exit should look like."""
+    """Run all ranks to the end; returns the exit code."""
     paths, num_processes = RunPaths(Path(arguments[0]).absolute()), int(arguments[1])
     node, num_nodes, endpoint = arguments[2:] or ("0", "1", "")
     end_with_parent(signal.SIGTERM, os.environ.get(SUPERVISOR, ""))
@@ -94,7 +94,7 @@ def launch_config(
         max_nodes=num_nodes,
         nproc_per_node=num_processes,
         run_id=endpoint or str(os.getpid()),
-        max_restarts=0,  # a run continues from its checkpoint: typed again, or by its launcher
+        max_restarts=0,  # a restart continues from the checkpoint instead
         signals_to_handle=FORWARDED,
         **where,
     )
@@ -112,10 +112,10 @@ def stay_on_this_machine() -> dict[str, str]:
 
 
 def culprit(ends: Mapping[int, tuple[int, int]]) -> int:
-    """Which of several ranks that ended took the others along.
+    """Find the rank whose failure ended the others.
 
     The first one; of those that ended in the same second one that a signal killed, else one that is
-    not rank 0: whoever is left behind fails with an ordinary exit code, and rank 0 leaves a record
+    not rank 0: ranks that lose a peer fail with an ordinary exit code, and rank 0 writes a record
     that says so itself.
 
     Args:

@@ -1,7 +1,4 @@
-"""One attempt at a run: build, train, and a record whatever happens.
-
-Which training loop runs a job.
-"""
+"""Attempt at a run: build, train, and write a record in any case."""
 
 import contextlib
 import logging
@@ -40,34 +37,37 @@ from eke.training.loop.results import (
     summary_values,
     write_cards,
 )
-from eke.training.loop.state import Job, build_job, choose_device
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job, torch_device
 from eke.training.model.attention_kernels import pinned_backend
 from eke.training.observe.memory_stages import device_peak, memory_in_use
 
 
-def train(job: Job) -> None:
+def run_engine(job: TrainingState) -> None:
     """Train to the last step with the planned engine and attention kernel.
 
     Raises:
-        Stopped: a signal asked for it; the checkpoint is complete.
+        Stopped: after a signal; the checkpoint is complete.
         Diverged: a loss is not finite.
-        RunError: the attention kernel that was asked for does not take this model's inputs.
+        RunError: the requested attention kernel does not support this model's inputs.
     """
     with pinned_backend(job.plan):
         ENGINES[job.plan.config.engine.option](job)
     save_merged(job)
 
 
-def train_with_trainer(job: Job) -> None:
+def _trainer_engine(job: TrainingState) -> None:
     """Train with Hugging Face Trainer, which takes a second to import."""
     from eke.training.loop.trainer_engine import train_with_trainer
 
     train_with_trainer(job)
 
 
-ENGINES: dict[str, Callable[[Job], None]] = {"loop": loop.train, "trainer": train_with_trainer}
-"""Option of the group `engine` -> what trains to the last step."""
+ENGINES: dict[str, Callable[[TrainingState], None]] = {
+    "loop": loop.train,
+    "trainer": _trainer_engine,
+}
+"""`engine` option -> training function."""
 
 
 log = logging.getLogger(__name__)
@@ -86,11 +86,11 @@ class Attempt:
     ranks: Ranks = ALONE
     stages: dict[str, int] = field(default_factory=dict)
     startup_s: float | None = None
-    job: Job | None = None
+    job: TrainingState | None = None
 
 
 def work(attempt: Attempt) -> int:
-    """Train, and write the record whatever happens; returns the outcome's exit code."""
+    """Train, and write the record in any case; returns the exit code."""
     plan = attempt.plan
     foreign = foreign_processes(plan.device)
     tracker = open_tracker(plan, attempt.paths, attempt.number)
@@ -98,9 +98,9 @@ def work(attempt: Attempt) -> int:
     write_last_rows(attempt)
     record = make_record(plan, attempt.paths, attempt.number, outcome, failure, attempt.job)
     record.timing.startup_s = attempt.startup_s
-    record.shared_device = is_shared(foreign)
-    write_record(attempt.paths, record)  # first: a tracker may take its time, a preemption does not
-    with contextlib.suppress(OSError):  # it is for people; the record is written
+    record.shared_device = was_shared(foreign)
+    write_record(attempt.paths, record)  # before the tracker, which may be slow
+    with contextlib.suppress(OSError):  # the summary is optional
         write_cards(attempt.paths, record)
     note_pair(plan, record)
     note_pace(plan, record)
@@ -112,18 +112,18 @@ def work(attempt: Attempt) -> int:
     return outcome.exit_code
 
 
-def is_shared(foreign: list[str] | None) -> bool | None:
-    """Whether other processes may have slowed this run down; None when that is unknown."""
+def was_shared(foreign: list[str] | None) -> bool | None:
+    """Whether other processes used the device; None if unknown."""
     if os.environ.get(SHARED_DEVICE):
         return True
     return None if foreign is None else bool(foreign)
 
 
-def help_out(attempt: Attempt) -> int:
-    """Train as one of the ranks behind rank 0, which writes; only a failure is told from here."""
+def run_follower(attempt: Attempt) -> int:
+    """Train on a rank other than 0, which writes the record; only failures are logged here."""
     outcome, failure = attempt_training(attempt, Untracked())
     if failure is None or outcome not in (Outcome.oom, Outcome.crashed, Outcome.refused):
-        return EXIT_OK  # all ranks ended together, and rank 0 says how
+        return EXIT_OK  # all ranks ended together; rank 0 records it
     if not failure.lost_contact:
         rank = attempt.ranks.rank
         write_rank_failure(attempt.paths, attempt.number, rank, outcome, failure)
@@ -131,12 +131,12 @@ def help_out(attempt: Attempt) -> int:
 
 
 def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failure | None]:
-    """Build and train, and say how it ended, whatever happens."""
+    """Build and train; returns the outcome in any case."""
     quiet_libraries(attempt.plan)
     meter = Meter(HostClock(), attempt.number, timed_from=0)
     try:
         note_first_stages(attempt)
-        with held_to(attempt.plan):
+        with verify_inputs(attempt.plan):
             job = attempt.job = build_job(
                 attempt.plan,
                 attempt.paths,
@@ -148,7 +148,7 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
                 attempt.ranks,
             )
         attempt.startup_s = seconds_since_start()
-        train(job)
+        run_engine(job)
         job.note_stage("training")
         if attempt.ranks.world_size > 1:
             peak = device_peak(job.device) or job.profiled_peak
@@ -165,8 +165,8 @@ def attempt_training(attempt: Attempt, tracker: Tracker) -> tuple[Outcome, Failu
 
 
 @contextmanager
-def held_to(plan: Plan) -> Iterator[None]:
-    """Import and read in here: before and behind it, inputs and software must be as planned.
+def verify_inputs(plan: Plan) -> Iterator[None]:
+    """Context that checks before and after that inputs and software match the plan.
 
     Raises:
         ChangedError: one of them is not, which also explains whatever went wrong in here.
@@ -182,7 +182,7 @@ def held_to(plan: Plan) -> Iterator[None]:
 
 def note_first_stages(attempt: Attempt) -> None:
     """Memory before anything, and once the libraries (on a GPU: the kernels) are loaded."""
-    device = choose_device(attempt.plan)
+    device = torch_device(attempt.plan)
     if device.type == "cpu" and attempt.empty is not None:
         attempt.stages["empty"] = attempt.empty
     if device.type == "cuda":
@@ -209,7 +209,7 @@ def write_last_rows(attempt: Attempt) -> None:
 
 
 def say_failure(outcome: Outcome, failure: Failure) -> None:
-    """Into the log, with the traceback of what nobody foresaw (the record has the others')."""
+    """Log a failure, with the traceback if it is unexpected (others have it in the record)."""
     log.error("%s: %s", outcome.value, failure.message)
     if failure.traceback and outcome is Outcome.crashed:
         log.error(failure.traceback)

@@ -1,11 +1,7 @@
-"""What other libraries say and nobody can act on, kept out of the log.
+"""Process environment: log levels of libraries, folders of compiled code, resident memory.
 
-Where compiled code is kept: in a folder of this user's alone, since it runs as this user.
-
-PyTorch would use `/tmp/torchinductor_USER`, even if another user made it. The folder is
-local: a home folder is often shared by machines whose processors differ.
-
-What the operating system knows about this process; no torch.
+PyTorch would use `/tmp/torchinductor_USER` even if another user created it, and compiled code runs
+as this user. The folder is local, since home folders are often shared by different processors.
 """
 
 import logging
@@ -34,10 +30,10 @@ fill a log."""
 TALKERS = {
     "torchao": logging.ERROR,  # 0.18: kernels built for other devices, triton, on every import
     "torch.utils._pytree": logging.ERROR,  # 2.13: how torchao 0.18 registers its enums
-    "bitsandbytes": logging.ERROR,  # 0.50: that faster CPU kernels are in a package of their own
-    "DeepSpeed": logging.ERROR,  # 0.19: that it runs on the CPU it was asked to run on
+    "bitsandbytes": logging.ERROR,  # 0.50: that faster CPU kernels are in another package
+    "DeepSpeed": logging.ERROR,  # 0.19: that it runs on the CPU
 }
-"""Logger -> the lowest level worth reading."""
+"""Logger -> lowest level that is shown."""
 
 
 def quiet_environment() -> None:
@@ -55,7 +51,7 @@ def quiet_imports() -> None:
 def quiet_libraries(plan: Plan) -> None:
     """Keep progress bars and advice of other libraries out of the log."""
     if plan.device.kind == "cpu":
-        # DeepSpeed looks for a device of its own where it is not told.
+        # Otherwise DeepSpeed selects a device.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     quiet_imports()
     import_transformers()
@@ -74,7 +70,7 @@ def choose_compiled_code_folders() -> None:
     """Set the variables that are not set, and check the folders of those that are.
 
     Raises:
-        ConfigError: a folder that was asked for is another user's.
+        ConfigError: a configured folder belongs to another user.
     """
     local = Path(tempfile.gettempdir()) / f"eke-{os.geteuid()}"
     for variable, name in FOLDERS.items():
@@ -93,7 +89,7 @@ def choose_compiled_code_folders() -> None:
         os.environ[variable] = str(folder)
 
 
-def resident_bytes() -> int | None:
+def own_resident_bytes() -> int | None:
     """Resident memory now; None where /proc does not tell."""
     try:
         with open("/proc/self/statm") as file:

@@ -1,4 +1,4 @@
-"""What an exception that ended a run means."""
+"""Classification of the exception that ended a run."""
 
 import errno
 import os

@@ -24,25 +24,25 @@ from eke.training.checkpoint import EXPORT, HoldsPart, checkpoint_name, save_che
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.failure import Diverged
 from eke.training.loop.meter import capture_random_state, restore_random_state
-from eke.training.loop.state import Job
 from eke.training.loop.step import add_evaluation, take_step
 from eke.training.loop.stop import Interrupted, Stopped
-from eke.training.observe.effects import closer_look, look_at_evaluation
+from eke.training.loop.training_state import TrainingState
+from eke.training.observe.effective import closer_look, look_at_evaluation
 from eke.training.optimizer import evaluation_weights, set_learning_rate
 
 log = logging.getLogger(__name__)
 
 SAY_EVERY_S = 10.0
-"""Seconds between two step lines in the log."""
+"""Seconds between step lines in the log."""
 
 
-def train(job: Job) -> None:
+def train(job: TrainingState) -> None:
     """Train to the last step, evaluating, saving and writing on the way.
 
     Raises:
-        Stopped: a signal asked for it; the checkpoint is complete.
+        Stopped: after a signal; the checkpoint is complete.
         Diverged: a loss is not finite.
-        RunError: the attention kernel that was asked for does not take this model's inputs.
+        RunError: the requested attention kernel does not support this model's inputs.
     """
     between = BetweenSteps(job)
     if job.start_step == 0:
@@ -59,9 +59,9 @@ def train(job: Job) -> None:
 
 
 class BetweenSteps:
-    """What follows each optimizer step, whatever took it: writing, evaluating, saving, stopping."""
+    """Actions after each optimizer step: write metrics, evaluate, save, stop."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingState) -> None:
         self.job = job
         self.said = time.monotonic()
 
@@ -69,7 +69,7 @@ class BetweenSteps:
         """Do what is due after this step, counted from 0.
 
         Raises:
-            Stopped: a signal asked for it; the checkpoint is complete.
+            Stopped: after a signal; the checkpoint is complete.
             Diverged: a loss is not finite.
         """
         job, settings = self.job, self.job.plan.config.train
@@ -81,7 +81,7 @@ class BetweenSteps:
         if is_last or stop or eval_due or save_due or done % settings.log_every == 0:
             rows = write_metrics(job)
             if time.monotonic() - self.said > SAY_EVERY_S and rows and not is_last:
-                say(job, rows[-1])
+                log_step(job, rows[-1])
                 self.said = time.monotonic()
         if eval_due:
             evaluate(job, done)
@@ -92,7 +92,7 @@ class BetweenSteps:
             raise Stopped(stop, f"{who} after step {done}; checkpoint saved")
 
     def give_up(self, step: int) -> NoReturn:
-        """Leave an unfinished step, counted from 0, as if it had never begun.
+        """Discard an unfinished step, counted from 0.
 
         Raises:
             Stopped: always; what was done before is saved.
@@ -109,29 +109,29 @@ class BetweenSteps:
         raise Stopped(job.stop.outcome, f"{job.stop.signal} after step {step}; {saved}")
 
 
-def stops_within(job: Job) -> bool:
+def stops_within(job: TrainingState) -> bool:
     """Whether a step may be given up: several processes would have to agree on it in each part."""
     alone = job.ranks.world_size == 1 and job.plan.deepspeed is None
     return alone and job.plan.batch.accumulation > 1
 
 
-def enter(job: Job, phase: str) -> None:
+def enter(job: TrainingState, phase: str) -> None:
     """A phase of the step begins.
 
     Raises:
-        Interrupted: it is a micro-batch's, and a signal asked to stop.
+        Interrupted: a signal arrived between micro-batches.
     """
     if phase == "forward" and job.stop.outcome is not None and stops_within(job):
         raise Interrupted
     job.meter.enter(phase)
 
 
-def asked_to_stop(job: Job, totals: StepTotals) -> Outcome | None:
+def asked_to_stop(job: TrainingState, totals: StepTotals) -> Outcome | None:
     """Alone, stop after this step; ranks stop after the step before which they knew of it."""
     return job.stop.outcome if job.ranks.world_size == 1 else totals.stop
 
 
-def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
+def train_step(job: TrainingState, batches: Iterator[list[MicroBatch]], step: int) -> StepTotals:
     """One optimizer step over all micro-batches of the global batch; returns what it held."""
     meter = job.meter
     cut, totals = next_step(job, batches)
@@ -147,7 +147,9 @@ def train_step(job: Job, batches: Iterator[list[MicroBatch]], step: int) -> Step
     return totals
 
 
-def next_step(job: Job, batches: Iterator[list[MicroBatch]]) -> tuple[list[MicroBatch], StepTotals]:
+def next_step(
+    job: TrainingState, batches: Iterator[list[MicroBatch]]
+) -> tuple[list[MicroBatch], StepTotals]:
     """This rank's micro-batches of the next step, on the device, and what all ranks hold."""
     job.before_step = capture_random_state() if stops_within(job) else None
     job.meter.enter("data")
@@ -169,8 +171,8 @@ def count_step(cut: Sequence[MicroBatch], stop: Outcome | None) -> StepTotals:
 
 
 @torch.no_grad()
-def evaluate(job: Job, step: int) -> None:
-    """Mean loss over the evaluation samples, written as a row of its own.
+def evaluate(job: TrainingState, step: int) -> None:
+    """Compute the mean loss over the evaluation samples, and write it as a row.
 
     Raises:
         Diverged: the last one is not finite. An earlier one may have overflowed in its own format.
@@ -197,7 +199,7 @@ def evaluate(job: Job, step: int) -> None:
         raise Diverged(f"the evaluation loss is {loss} at step {step}, the last one")
 
 
-def note_evaluation(job: Job, step: int, loss: float) -> None:
+def note_evaluation(job: TrainingState, step: int, loss: float) -> None:
     """Write the row of one evaluation."""
     row: metrics.Row = {
         metrics.STEP: step,
@@ -213,7 +215,7 @@ def note_evaluation(job: Job, step: int, loss: float) -> None:
     log.info(said)
 
 
-def write_metrics(job: Job) -> list[metrics.Row]:
+def write_metrics(job: TrainingState) -> list[metrics.Row]:
     """Write the rows of the steps since the last write; all ranks take part, rank 0 writes.
 
     Raises:
@@ -230,7 +232,7 @@ def write_metrics(job: Job) -> list[metrics.Row]:
     return rows
 
 
-def save(job: Job, step: int) -> None:
+def save(job: TrainingState, step: int) -> None:
     """Write a checkpoint: rank 0 with the random states of all, or each rank its own part."""
     start = time.perf_counter()
     job.meter.phase = "checkpoint"
@@ -251,7 +253,7 @@ def save(job: Job, step: int) -> None:
     job.checkpoint_s += time.perf_counter() - start
 
 
-def save_whole(job: Job, step: int) -> None:
+def save_whole(job: TrainingState, step: int) -> None:
     """Rank 0 has all there is to save, but for the other ranks' random states."""
     random_states = job.ranks.gather(capture_random_state())
     whole = job.update.gather(keep=job.ranks.is_main)
@@ -277,8 +279,8 @@ def link_model(paths: RunPaths, step: int) -> None:
             replace_link(paths.model, target)
 
 
-def say(job: Job, row: metrics.Row) -> None:
-    """One line about the last step, for whoever reads the log."""
+def log_step(job: TrainingState, row: metrics.Row) -> None:
+    """Log one line about the last step."""
     step, total, seconds = row[metrics.STEP], job.plan.steps.total, row[metrics.STEP_TIME]
     log.info(
         f"step {step}/{total}  loss {row[metrics.LOSS]:.4f}  {format_seconds(seconds)}/step  "

@@ -1,9 +1,4 @@
-"""Timing of training steps, and the rows they become; nothing waits for the device until then.
-
-Every generator a training step may draw from, as plain values and tensors.
-
-The loss scale of float16 where torch's GradScaler cannot step the optimizer itself.
-"""
+"""Step timing without device synchronization, random states, and a float16 loss scale."""
 
 import random
 import time
@@ -20,7 +15,7 @@ from eke.training.distributed.ranks import ALONE, Ranks
 
 
 class Clock(Protocol):
-    """Marks moments; how far apart they were is asked later."""
+    """Clock that marks points in time; durations are read later."""
 
     def stamp(self) -> Any:
         """This moment on the device's time line."""
@@ -65,14 +60,14 @@ def make_clock(device: torch.device) -> Clock:
 
 @dataclass
 class StepNote:
-    """What is kept of one step until the next write: tensors stay on the device."""
+    """Values of one step until the next write; tensors stay on the device."""
 
     step: int
     stamps: list[tuple[str, Any]]
     """Phase that starts, and when; the last one is the end."""
     loss: Tensor
     grad_norm: Tensor | None
-    """None where nobody wants to know."""
+    """None if not needed."""
     learning_rate: float
     num_samples: int
     num_tokens: int
@@ -103,7 +98,7 @@ class Meter:
     """What the run is doing now; an out-of-memory error is reported with it."""
     notes: list[StepNote] = field(default_factory=list)
     watcher: Callable[[str], None] | None = None
-    """Told of each phase before it begins."""
+    """Called with each phase before it begins."""
     _stamps: list[tuple[str, Any]] = field(default_factory=list)
 
     def enter(self, phase: str) -> None:

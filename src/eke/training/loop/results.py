@@ -1,11 +1,4 @@
-"""The record of an attempt: what the plan and the rows tell, and what the job's objects add.
-
-What a tracker is told about a run that is about to start.
-
-The card of an exported model: what it was trained from, on what, and what was measured.
-
-The model with its adapters merged, written when training has ended.
-"""
+"""Results of an attempt: record, tracker, model card, and merged adapters."""
 
 import contextlib
 import json
@@ -36,13 +29,13 @@ from eke.results.trackers import summary_values as summary_values  # the worker'
 from eke.results.trackers.tracker import shown_of
 from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate
-from eke.training.distributed.sharding import put_together
+from eke.training.distributed.fsdp import put_together
 from eke.training.loop.environment import process_peak
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 from eke.training.model.adapters import merge_adapters
-from eke.training.model.export import save_pretrained
 from eke.training.model.number_formats import compile_report
-from eke.training.observe.effects import AT_THE_END
+from eke.training.model.save_model import save_pretrained
+from eke.training.observe.effective import AT_THE_END
 
 
 def make_record(
@@ -51,7 +44,7 @@ def make_record(
     attempt: int,
     outcome: Outcome,
     failure: Failure | None,
-    job: Job | None,
+    job: TrainingState | None,
 ) -> Record:
     """What this attempt and the ones before it left; absent where nothing was measured."""
     rows, unreadable = metrics.read_rows(paths.metrics)
@@ -76,7 +69,7 @@ def make_record(
     return record
 
 
-def measured_memory(job: Job) -> MeasuredMemory:
+def measured_memory(job: TrainingState) -> MeasuredMemory:
     """Peak memory and the guides' stages."""
     if job.device.type == "cuda":
         return MeasuredMemory(
@@ -96,12 +89,12 @@ def measured_memory(job: Job) -> MeasuredMemory:
     )
 
 
-def largest(job: Job, mine: int | None) -> int | None:
+def largest(job: TrainingState, mine: int | None) -> int | None:
     """The highest peak of all ranks, or of those that were measured."""
     return max((peak for peak in [mine, *(job.peaks or [])] if peak is not None), default=None)
 
 
-def effective(job: Job) -> dict[str, Any]:
+def effective(job: TrainingState) -> dict[str, Any]:
     """What was read from the running objects."""
     found = dict(job.effective)
     found["device"] = str(next(job.bare_model.parameters()).device)
@@ -113,7 +106,7 @@ def effective(job: Job) -> dict[str, Any]:
     return found
 
 
-def note_what_was_compiled(job: Job) -> None:
+def note_what_was_compiled(job: TrainingState) -> None:
     """The compiler's own counters, which are PyTorch's affair: no run is lost for want of them."""
     if job.plan.config.compile.option == "none":
         return
@@ -124,16 +117,18 @@ def note_what_was_compiled(job: Job) -> None:
 
 
 def other_software(plan: Plan, attempts: Sequence[dict[str, Any]]) -> list[str]:
-    """That attempts before this one had other software, or that it was changed meanwhile."""
+    """Warnings about software that changed between or during attempts."""
     found = [f"changed since training began: {c}" for c in software_changes(plan)]
     for each in attempts:
         changes = changed_fingerprint(each.get("machine") or plan.machine, plan.machine)
-        number, told = each.get("attempt"), "; ".join(changes)
-        found += [f"attempt {number} ran with other software: {told}"] if changes else []
+        number, listed = each.get("attempt"), "; ".join(changes)
+        found += [f"attempt {number} ran with other software: {listed}"] if changes else []
     return found
 
 
-def count_skipped(job: Job, rows: Sequence[metrics.Row], found: dict[str, Any]) -> list[str]:
+def count_skipped(
+    job: TrainingState, rows: Sequence[metrics.Row], found: dict[str, Any]
+) -> list[str]:
     """Put into `found` how many steps of the whole run the loss scaler skipped.
 
     Their gradients overflowed: the norm is not finite. Returns a warning where they are the rule.
@@ -214,7 +209,7 @@ def render_card(record: Record) -> str:
 log = logging.getLogger(__name__)
 
 
-def save_merged(job: Job) -> None:
+def save_merged(job: TrainingState) -> None:
     """Write `merged` into the run folder where `peft.save_merged` asks for it; the last act.
 
     It is in the hub's layout, complete under its name or not there, and replaces an earlier one.

@@ -1,4 +1,4 @@
-"""From built objects to a model that trains: continued from a checkpoint, shared out, compiled."""
+"""Start of training: load the checkpoint, shard and compile the model."""
 
 import logging
 from contextlib import nullcontext
@@ -14,9 +14,9 @@ from eke.plan.planner import Plan, remove_swap, swap_folder
 from eke.training.checkpoint import EXPORT, load_checkpoint, load_part, newest_complete
 from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, share_loss, share_update
 from eke.training.distributed.ranks import Ranks
-from eke.training.model.export import load_weights
 from eke.training.model.loss import LossFunction, build_loss
 from eke.training.model.number_formats import Formats, compile_model
+from eke.training.model.save_model import load_weights
 from eke.training.optimizer.update import PlainUpdate, Update
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,6 @@ def _start_deepspeed(built: Built, checkpoint: Path | None, paths: RunPaths) -> 
     update = DeepSpeedUpdate(built.plan, engine, built.device)
     seed_dropout(built)
     step = load_part(checkpoint, update, built.ranks) if checkpoint is not None else 0
-    # The engine computes under autocast by itself, and has a loss scale of its own.
+    # The engine has its own autocast and loss scale.
     formats = Formats(nullcontext, nullcontext, None)
     return Started(engine, build_loss(built.plan), update, formats, step)

@@ -1,4 +1,4 @@
-"""One optimizer step with its forward and backward passes: a run takes it, a forecast traces it."""
+"""Optimizer step with forward and backward passes, used by runs and memory traces."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -45,11 +45,11 @@ def take_step(
             same however the batch is cut.
         step: its number, from 0.
         learning_rate: of this step.
-        enter: told when `forward`, `backward` and `optimizer` begin.
+        enter: called when `forward`, `backward` and `optimizer` begin.
 
     Returns:
         This rank's part of the loss and the norm of the whole gradient, scalars on the device;
-        None where nobody wants to know the norm.
+        None if the norm is not needed.
     """
     total: Tensor | None = None
     for number, batch in enumerate(cut, start=1):

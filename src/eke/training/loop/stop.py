@@ -1,4 +1,4 @@
-"""Being asked to stop: a flag set by signals, looked at between steps and micro-batches."""
+"""Stop requests: a flag set by signals, checked between steps and micro-batches."""
 
 import ctypes
 import os
@@ -11,13 +11,13 @@ from eke.plan.record import Outcome
 _MEANING = {
     signal.SIGINT: Outcome.cancelled,
     signal.SIGTERM: Outcome.preempted,
-    signal.SIGUSR1: Outcome.timeout,  # what batch systems are asked to send before a time limit
+    signal.SIGUSR1: Outcome.timeout,  # sent by batch systems before a time limit
     signal.SIGUSR2: Outcome.timeout,
 }
 
 
 class StopFlag:
-    """Why the run should stop at the next step boundary; None while it should go on."""
+    """Reason to stop at the next step boundary; None to continue."""
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
@@ -47,11 +47,11 @@ class Stopped(Exception):
 
 
 def stop_with_supervisor() -> None:
-    """Leave no orphan that trains on unseen when whoever started this worker dies (Linux).
+    """End this worker when its parent dies (Linux).
 
     Without its supervisor it saves a checkpoint and ends as preempted. One of several ranks is
     killed with the agent that started them: the agent outlives its supervisor to stop them in
-    order, so when it is gone, somebody wants all of them gone.
+    order, so when it is gone, all of them should end.
     """
     if agent := os.environ.get(AGENT, ""):
         end_with_parent(signal.SIGKILL, agent)
@@ -64,14 +64,14 @@ def end_with_parent(number: signal.Signals, parent: str) -> None:
 
     Args:
         number: the signal.
-        parent: process id of whoever started this process; without one nothing is asked for.
+        parent: process id of the parent; None does nothing.
     """
     if not parent.isdigit():
         return
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
     try:
         ctypes.CDLL(None).prctl(set_parent_death_signal, number)
-    except (OSError, AttributeError):  # not Linux: nothing to ask for
+    except (OSError, AttributeError):  # not Linux
         return
-    if os.getppid() != int(parent):  # gone while this process was importing: nobody was told
+    if os.getppid() != int(parent):  # it died before the call
         os.kill(os.getpid(), number)

@@ -1,16 +1,8 @@
-"""Trainer with eke's data, loss, number formats and clipping, through the hooks it has for them.
+"""Hugging Face Trainer engine: eke's data, loss, number formats and clipping through hooks.
 
-Its own `compute_loss` is replaced since it depends on how a batch is cut: where the model's forward
+`Trainer.compute_loss` is replaced since it depends on how a batch is cut: if the model's forward
 pass takes `**kwargs` and its loss ignores `num_items_in_batch`, four accumulation steps report four
 times the loss and two ranks twice (transformers 5.23; tests/equivalence/test_engines.py).
-
-The plan in Trainer's own words.
-
-One optimizer step of eke's, in the pieces between which Trainer calls its hooks.
-
-What eke does when Trainer says where it is.
-
-engine=trainer: Hugging Face Trainer takes the steps of an eke job.
 
 Trainer's own: the loop over micro-batches, Accelerate's data parallelism and backward pass, the
 optimizer's step, the schedule's steps, callbacks, and every argument given as `trainer.extra`.
@@ -41,10 +33,10 @@ from eke.training.batches.batches import MicroBatch
 from eke.training.distributed.ranks import StepTotals
 from eke.training.loop.loop import BetweenSteps, enter, evaluate, next_step
 from eke.training.loop.meter import capture_random_state, restore_random_state
-from eke.training.loop.state import Job
 from eke.training.loop.stop import Interrupted, Stopped
+from eke.training.loop.training_state import TrainingState
 from eke.training.model.unused import routed_parents
-from eke.training.observe.effects import closer_look
+from eke.training.observe.effective import closer_look
 from eke.training.observe.libraries import note_trainer
 from eke.training.optimizer import set_learning_rate
 from eke.training.optimizer.update import PlainUpdate
@@ -87,7 +79,7 @@ def render_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> dict[
 def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> TrainingArguments:
     """Trainer's arguments, checked by its own code.
 
-    One process has one GPU: of all that it sees Trainer would make a DataParallel of its own.
+    One process has one GPU: Trainer would wrap all visible ones in DataParallel.
 
     Raises:
         RunError: transformers refuses a value, or this installation lacks what it needs.
@@ -102,10 +94,10 @@ def build_arguments(plan: Plan, paths: RunPaths, routed: bool = False) -> Traini
 
 
 Inputs = dict[str, Any]
-"""A micro-batch as Trainer passes it around: the model's tensors, and what is beside them."""
+"""Keys of a micro-batch in Trainer: the model's tensors, and other values."""
 
 BESIDE = ("labels", "places", "num_samples", "num_targets", "num_tokens")
-"""What a micro-batch has beside the arguments of the model's forward pass."""
+"""Values of a micro-batch other than the model's arguments."""
 
 
 def as_inputs(batch: MicroBatch) -> Inputs:
@@ -127,7 +119,7 @@ class Steps:
     epoch. A last, shorter step of eke's epochs is filled up with micro-batches without targets.
     """
 
-    def __init__(self, job: Job, update: PlainUpdate, look: ExitStack) -> None:
+    def __init__(self, job: TrainingState, update: PlainUpdate, look: ExitStack) -> None:
         self.job = job
         self.update = update
         self.look = look
@@ -218,7 +210,7 @@ class StepCallback(TrainerCallback):  # type: ignore[misc]  # transformers 5.23 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """The step is taken; Trainer ends its loop in order when eke is asked to stop."""
+        """Finish a step; on a stop request Trainer ends its loop in order."""
         self.steps.finish()
         if self.steps.stopped:
             control.should_training_stop = True
@@ -283,7 +275,7 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
     def training_step(
         self, model: nn.Module, inputs: Inputs, num_items_in_batch: int | None = None
     ) -> Tensor:
-        """Trainer's own; afterwards the clock is told when the last backward pass is over."""
+        """Run Trainer's step, then mark the end of the last backward pass."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
             self.steps.job.meter.enter("optimizer")
@@ -293,11 +285,11 @@ class PlanTrainer(Trainer):  # type: ignore[misc]  # transformers 5.23 has no ty
         return self.steps.clip()
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | None:
-        """Asked for in every step, after clipping or instead of it."""
+        """Return the gradient norm; called in every step after (or instead of) clipping."""
         return self.steps.clip() if grad_norm is None else grad_norm
 
 
-def build_lr_scheduler(job: Job) -> LambdaLR:
+def build_lr_scheduler(job: TrainingState) -> LambdaLR:
     """The planned schedule from the job's first step on, as Trainer wants it."""
     for group in job.optimizer.param_groups:
         group["initial_lr"] = job.plan.config.optimizer.lr
@@ -307,11 +299,11 @@ def build_lr_scheduler(job: Job) -> LambdaLR:
 __all__ = ["train_with_trainer"]
 
 
-def train_with_trainer(job: Job) -> None:
+def train_with_trainer(job: TrainingState) -> None:
     """Train to the last step, evaluating, saving and writing on the way.
 
     Raises:
-        Stopped: a signal asked for it; the checkpoint is complete.
+        Stopped: after a signal; the checkpoint is complete.
         Diverged: a loss is not finite.
         RunError: Trainer does not take the arguments, or cannot take this job's steps.
     """
@@ -320,7 +312,7 @@ def train_with_trainer(job: Job) -> None:
             f"engine = trainer: it cannot take the steps of {type(job.update).__name__}, which "
             "shares out the training state\n  -> engine=loop"
         )
-    with ExitStack() as look:  # what is looked at closely is left in order when a step fails
+    with ExitStack() as look:  # cleans up when a step fails
         steps = Steps(job, job.update, look)
         random = capture_random_state()  # Trainer seeds anew; a checkpoint has brought its own
         routed = bool(routed_parents(job.bare_model))

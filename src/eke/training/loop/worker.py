@@ -1,4 +1,4 @@
-"""`python -m eke.training.loop.worker RUN_DIR`: the process that trains; one per rank.
+"""Worker process (`python -m eke.training.loop.worker RUN_DIR`), one per rank.
 
 It reads plan.json, trains, writes record.json, and leaves by `os._exit`: interpreter teardown of
 communication libraries can abort a perfectly good run, so no exit code may come after the record.
@@ -30,9 +30,9 @@ from eke.plan.record import (
 from eke.training.loop.environment import (
     choose_compiled_code_folders,
     end_first,
+    own_resident_bytes,
     quiet_environment,
     quiet_imports,
-    resident_bytes,
 )
 from eke.training.loop.stop import StopFlag, stop_with_supervisor
 
@@ -53,14 +53,14 @@ def main(arguments: list[str]) -> int:
     stop.listen()
     stop_with_supervisor()
     drop_settings_of_launchers()
-    empty = resident_bytes()
+    empty = own_resident_bytes()
     try:
         rank = int(os.environ.get(RANK, "0"))
         if rank:
             redirect_output(paths, rank)
         set_up_output()
         choose_compiled_code_folders()
-        return follow(paths, stop, empty) if rank else lead(paths, stop, empty)
+        return follow_rank0(paths, stop, empty) if rank else lead(paths, stop, empty)
     except EkeError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -108,17 +108,17 @@ def record_end(
     return record.exit_code
 
 
-def follow(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
+def follow_rank0(paths: RunPaths, stop: StopFlag, empty: int | None) -> int:
     """Train as one of the other ranks, once rank 0 is there and the plan lies in the folder."""
     with importing():
-        from eke.training.loop.attempt import Attempt, help_out
+        from eke.training.loop.attempt import Attempt, run_follower
 
     plan = wait_for_plan(paths)
     if plan.probe:
         end_first()
     ranks = join(plan)
     number = ranks.tell(None)
-    return help_out(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
+    return run_follower(Attempt(read_plan(paths), paths, number, stop, empty, ranks))
 
 
 def join(plan: Plan) -> "Ranks":
@@ -130,7 +130,7 @@ def join(plan: Plan) -> "Ranks":
 
 
 def wait_for_plan(paths: RunPaths) -> Plan:
-    """The plan, which rank 0's supervisor writes; under a hand-typed torchrun we may be early.
+    """Read the plan; under a user's torchrun, wait for rank 0's supervisor to write it.
 
     Raises:
         RunError: it did not come in time.
@@ -142,7 +142,7 @@ def wait_for_plan(paths: RunPaths) -> Plan:
 
 
 def redirect_output(paths: RunPaths, rank: int) -> None:
-    """What a rank behind rank 0 prints, native code included, goes into a log of its own."""
+    """Redirect the output of ranks other than 0, including native code, to separate logs."""
     own_folder(paths.folder)
     descriptor = open_file(paths.rank_log(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for standard in (1, 2):

@@ -1,16 +1,6 @@
-"""Adapters, by the peft library: few parameters are trained, the model's own are frozen.
+"""Adapters (peft), float8 linear layers (torchao) and 4-bit weights (bitsandbytes).
 
-peft is imported inside the functions: naming a builder must not cost its import.
-
-Adapters on disk in peft's layout: what `peft.PeftModel.from_pretrained(base, folder)` loads.
-
-peft is imported inside the functions: naming a builder must not cost its import.
-
-Linear layers that multiply in float8, by torchao; and how to see that they do.
-
-torchao is imported inside the functions: it is an extra.
-
-Weights in 4 bits, by bitsandbytes: what QLoRA trains adapters over.
+The libraries are imported inside the functions, since they are slow to import or optional.
 
 Dettmers et al. 2023, arXiv:2305.14314. bitsandbytes is imported inside the functions.
 """
@@ -88,7 +78,7 @@ def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Float8Layers:
-    """What became of a model's linear layers."""
+    """Counts of a model's converted linear layers."""
 
     converted: int
     """Those that multiply in float8."""
@@ -135,7 +125,7 @@ def is_four_bit(plan: Plan) -> bool:
 def quantise(plan: Plan, model: nn.Module, device: torch.device) -> nn.Module:
     """Replace the linear layers inside the Transformer layers by 4-bit ones, and move to `device`.
 
-    One layer at a time: on a GPU there is never more than its own float32 weight beside the 4-bit
+    One layer at a time: a GPU never holds more than one float32 weight in addition to the 4-bit
     ones. Embeddings, norms, heads, and what transformers itself keeps in float32
     (`_keep_in_fp32_modules`) stay as they are. The experts of a layer, which transformers holds as
     one parameter, are dequantised whenever the layer runs.
@@ -186,7 +176,7 @@ def _linear(
         module=found,
     )
     found.bias = linear.bias
-    found.stores_transposed = not isinstance(linear, nn.Linear)  # for whoever undoes it
+    found.stores_transposed = not isinstance(linear, nn.Linear)  # read by `dequantise`
     # bitsandbytes 0.50 would repack the weight for evaluation on a CPU, for good and with scales
     # rounded to bfloat16: training would go on with another model.
     found.support_avx512bf16_for_cpu = False
@@ -255,7 +245,7 @@ def quant_states(model: nn.Module) -> list[Any]:
 
 
 def quant_tensors(model: nn.Module) -> list[Tensor]:
-    """What belongs to 4-bit weights beside them; no parameter and no buffer of the model."""
+    """Additional tensors of 4-bit weights, which are no parameters or buffers of the model."""
     parts = [part for state in quant_states(model) for part in (state, state.state2) if part]
     return [tensor for part in parts for tensor in (part.absmax, part.code)]
 
@@ -269,7 +259,7 @@ TASK_TYPES: dict[str, str] = {
 """`task.option` -> peft's name, which chooses the class that loads an adapter."""
 
 CLASSIFIERS = ("score", "classifier", "classification_head", "pooler")
-"""Modules of classifiers beside the model that all tasks share; poolers begin at random, too."""
+"""Modules of classifiers outside the shared model; poolers start at random, too."""
 
 
 def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
@@ -302,7 +292,7 @@ def apply_peft(plan: Plan, model: nn.Module) -> nn.Module:
             # peft 0.21 asks by a name that transformers 5.23 has renamed.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
             adapted: Any = get_peft_model(cast(Any, model), config)
-    if config.modules_to_save:  # peft adds names of its own, repeated or of no module
+    if config.modules_to_save:  # peft adds names, repeated or of no module
         config.modules_to_save = _heads(plan, model)
     return cast(nn.Module, adapted).train()
 
@@ -347,7 +337,7 @@ def _heads(plan: Plan, model: nn.Module) -> list[str] | None:
 
 
 def _base_name(plan: Plan) -> str | None:
-    """What the adapter belongs to, for whoever loads it; random weights have no name."""
+    """Base model of the adapter, for loading; random weights have no name."""
     typed = plan.config.model
     return typed.name_or_path if isinstance(typed, PretrainedModel) else None
 
@@ -387,7 +377,7 @@ def merge_adapters(model: nn.Module) -> nn.Module:
     """The plain model that computes what the adapted one does; the adapted one is used up.
 
     4-bit weights become float32 on the host, and are not rounded again with the adapters in them.
-    (peft 0.21's own merging rounds them, and fails on a classifier's head beside IA3.)
+    (peft 0.21's own merging rounds them, and fails on a classifier's head with IA3.)
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -463,4 +453,4 @@ BUILDERS: dict[str, Callable[[Plan, Mapping[str, str], Targets], Any] | None] = 
     "qlora": _lora,
     "ia3": _ia3,
 }
-"""Option of the group `peft` -> peft's configuration; None trains every weight."""
+"""`peft` option -> peft's configuration; None trains every weight."""

@@ -1,17 +1,10 @@
-"""Attention implementations, and what a training step really ran.
+"""Attention implementations, and detection of the kernels that a step ran.
 
 An implementation is a request: PyTorch picks the kernel for the mask, format and device at hand,
 autocast picks the format. `KernelProbe` watches the operations of one step and says which it was.
 
-The one kernel that scaled dot-product attention may use.
-
-Keys and values that several query heads share, for attention kernels that do not share them.
-
-transformers leaves the sharing to PyTorch wherever there is no mask. On a GPU whose fused kernels
-cannot share (`eke.plan.planner.shares_heads`) it must repeat the heads itself, as it does under a
-mask.
-
-What eke knows about its batches, so that transformers need not look at the device to find out.
+transformers leaves grouped-query attention to PyTorch if there is no mask. On a GPU whose fused
+kernels cannot share (`eke.plan.planner.shares_heads`) it must repeat the heads, as under a mask.
 
 transformers decides from values on the device whether a row holds several packed sequences, and
 whether it ends in padding: one wait for the GPU each, in every forward pass; and when it may not
@@ -58,7 +51,7 @@ KERNELS: dict[str, str] = {
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
 }
 """Operation that gives a kernel away -> its name: PyTorch's sdpa backends, and `eager` for a
-softmax of its own (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
+separate softmax (sdpa's plain path has `_safe_softmax`, losses have `_log_softmax`).
 Source: torch's aten/src/ATen/native/native_functions.yaml."""
 
 SCORES_DIM = 4
@@ -100,11 +93,11 @@ FACTORS_FIRST = frozenset(
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedKernels:
     """What ran between entering and leaving a probe."""
 
     attention_kernels: tuple[str, ...]
-    """Values of `KERNELS`, sorted; empty when a compiler fused the softmax into code of its own."""
+    """Values of `KERNELS`, sorted; empty if a compiler fused the softmax into generated code."""
     matmul_dtypes: tuple[str, ...]
     """Formats of the operands, most frequent first: `bfloat16`."""
     num_matmuls: int
@@ -168,9 +161,9 @@ class KernelProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             factors = args[:2] if name in FACTORS_FIRST else args
             self._dtypes[_operand_dtype(factors)] += 1
 
-    def seen(self) -> Seen:
-        """What has run so far; may be asked inside the block and after it."""
-        return Seen(
+    def seen(self) -> ObservedKernels:
+        """Operations so far; available inside the block and after it."""
+        return ObservedKernels(
             attention_kernels=tuple(sorted(self._kernels)),
             matmul_dtypes=tuple(name for name, _ in self._dtypes.most_common()),
             num_matmuls=sum(self._dtypes.values()),
@@ -302,7 +295,7 @@ def repeat_heads(plan: Plan) -> None:
 
 @functools.cache
 def _transformers_own() -> Any:
-    """As it was before anything replaced it."""
+    """The original function."""
     from transformers.integrations import sdpa_attention
 
     return getattr(sdpa_attention, _ASKED)

@@ -1,4 +1,4 @@
-"""The model: transformers' own classes, from sizes alone with random weights, or a checkpoint.
+"""Model construction with transformers' classes, with random weights or from a checkpoint.
 
 transformers is imported inside the functions: naming a builder must not cost its import.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
-    """The model of the plan, as `build_model_and_report` makes it; the report goes to the log.
+    """Build the model of the plan, and log the report.
 
     Raises:
         RunError: a checkpoint does not hold what the plan was made for.
@@ -44,7 +44,7 @@ def build_model(plan: Plan, device: torch.device) -> torch.nn.Module:
 
 
 def build_model_and_report(plan: Plan, device: torch.device) -> tuple[torch.nn.Module, LoadReport]:
-    """The model of the plan on `device`, in training mode, and what there is to say of it.
+    """Build the model of the plan on `device`, in training mode, with a report.
 
     Its weights are float32; with peft=qlora those of the Transformer layers become 4-bit on their
     way from the host to the device.

@@ -1,14 +1,8 @@
-"""Activation checkpointing, and how to see that it happened.
+"""Activation checkpointing and offloading, and detection of recomputation.
 
 Chen et al. 2016, arXiv:1604.06174: keep each layer's input, run its forward pass again in backward.
 
-What surrounds a checkpointed layer's first forward pass, and its second one in backward.
-
 Selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5: keep what is dear to compute.
-
-What a training step computed a second time, in its backward pass.
-
-Activations in host memory between forward and backward pass.
 """
 
 from collections import Counter
@@ -129,10 +123,10 @@ def _keep_dear(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPo
 
 
 def apply_checkpointing(plan: Plan, model: torch.nn.Module) -> None:
-    """Turn on what `memory.checkpointing` asks for; before compilation.
+    """Apply `memory.checkpointing`; before compilation.
 
     Raises:
-        RunError: if checkpointing was asked for and no layer of the model can do it.
+        RunError: checkpointing is configured, but no layer of the model supports it.
     """
     memory = plan.config.memory
     arguments = CHECKPOINTING[memory.checkpointing](plan)
@@ -353,7 +347,7 @@ class CopiedWeight:
         return CopiedWeight(weight, weight._version, tensor.dtype, *shape)
 
     def again(self) -> Tensor:
-        """The tensor, of memory of its own.
+        """The tensor in newly allocated memory.
 
         Raises:
             RuntimeError: the weight has changed since; autograd says the same of what it keeps.

@@ -1,4 +1,4 @@
-"""Importing transformers without what it takes along only because it is installed."""
+"""Import of transformers without its optional dependencies."""
 
 import importlib
 import sys

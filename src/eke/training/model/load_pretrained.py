@@ -1,8 +1,6 @@
-"""Weights of a checkpoint into the class of the task, and an account of what did not match.
+"""Loading of a checkpoint into the class of the task, with a report of mismatches.
 
 transformers is imported inside the functions: naming a builder must not cost its import.
-
-The tokenizer's special ids, for the model that is trained on its tokens.
 """
 
 import re
@@ -30,7 +28,7 @@ from eke.training.model.unused import (
     freeze_unreached,
     kept_dropouts,
     padding_side,
-    probe,
+    probe_inputs,
     set_dropout,
 )
 
@@ -38,7 +36,7 @@ _BUFFERS = re.compile(r"(rotary_emb\.inv_freq|position_ids|masked_bias|attn\.bia
 # Old checkpoints hold what newer classes compute; GPT-2's attn.bias was its causal mask.
 
 _HEADS = ("classification_head", "classifier", "cls", "lm_head", "qa_outputs", "score")
-# T5's classes keep encoder and decoder beside the head, not in a model of their own.
+# T5's classes have encoder and decoder at the level of the head, not in a submodel.
 
 MAX_NAMES = 3
 """Tensors that an error message names before it counts the rest."""
@@ -46,14 +44,14 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What of a checkpoint did not go into the model, and what of the model is not from it."""
+    """Mismatches between a checkpoint and the model."""
 
     new_weights: tuple[str, ...] = ()
-    """Drawn at random, by the run's seed: the task's head."""
+    """Initialised at random from the run's seed: the task's head."""
     resized_weights: tuple[str, ...] = ()
-    """Drawn likewise, since the task has another number of classes than the checkpoint's head."""
+    """Also initialised at random: the checkpoint's head has another number of classes."""
     unused_weights: tuple[str, ...] = ()
-    """In the checkpoint without a place in the model: another task's head."""
+    """Only in the checkpoint: another task's head."""
     unreached: tuple[str, ...] = ()
     """Frozen, since no output depends on them."""
     kept_dropouts: tuple[float, ...] = ()
@@ -78,7 +76,7 @@ class LoadReport:
             )
         if self.unused_weights:
             found.append(
-                f"left out, since they are of another head: "
+                f"skipped, since they belong to another head: "
                 f"{format_number(len(self.unused_weights), 'tensor')} of the checkpoint, "
                 f"{_listed(self.unused_weights)}"
             )
@@ -108,7 +106,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 
     config = plan.config
     head = getattr(transformers, HEADS[config.task.option])
-    typed = cast(PretrainedModel, config.model)
+    pretrained = cast(PretrainedModel, config.model)
     dtype = weights_dtype(plan)
     settings = {
         "dtype": dtype,
@@ -124,12 +122,12 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
                 with device:
                     return head.from_config(model_config, **settings), LoadReport()
             model, info = head.from_pretrained(
-                typed.name_or_path,
-                revision=commit_of(typed),
+                pretrained.name_or_path,
+                revision=commit_of(pretrained),
                 config=model_config,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # found and told below, in words
+                ignore_mismatched_sizes=True,  # reported below
                 device_map={"": device} if device.type == "cuda" else None,
                 **settings,
             )
@@ -140,8 +138,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
             raise  # the disk's, not transformers'
         known = isinstance(error, OSError | ValueError | ImportError | SafetensorError)
         why = _first_sentence(error) if known else f"{type(error).__name__}: {error}"
-        raise _refusal(typed, why, "another checkpoint, or another task") from error
-    report = _judge(typed, model, info)
+        raise _refusal(pretrained, why, "another checkpoint, or another task") from error
+    report = _judge(pretrained, model, info)
     _check_size(plan, model)
     if not family_of(plan.config).is_known:
         check_places(model, config.task.option)
@@ -149,8 +147,8 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
             side = padding_side(model, config.task.option, plan.vocabulary.pad)
             report = replace(report, padding=side)
-    if typed.dropout is not None:
-        kept = kept_dropouts(model, typed.dropout, probe(model, 0))
+    if pretrained.dropout is not None:
+        kept = kept_dropouts(model, pretrained.dropout, probe_inputs(model, 0))
         report = replace(report, kept_dropouts=kept)
     return cast(nn.Module, model), report
 
@@ -196,7 +194,7 @@ def _set_special_tokens(loaded: Any, vocabulary: Vocabulary) -> None:
     loaded.pad_token_id, loaded.eos_token_id = vocabulary.pad, vocabulary.eos
 
 
-def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
+def _judge(pretrained: PretrainedModel, model: Any, info: Any) -> LoadReport:
     """Which differences are a head's.
 
     Raises:
@@ -214,14 +212,14 @@ def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"its config.json does not describe its tensors: {len(strange)} have other sizes, "
             f"{name} is {list(found)} and should be {list(wanted)}"
         )
-        raise _refusal(typed, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
     missing = sorted(n for n in info["missing_keys"] if not _is_head(model, n))
     if missing:
         why = (
             f"it lacks {format_number(len(missing), 'tensor')} of {type(model).__name__}: "
             f"{_listed(missing)}; it is of another architecture or incomplete"
         )
-        raise _refusal(typed, why, "a complete checkpoint")
+        raise _refusal(pretrained, why, "a complete checkpoint")
     unexpected = [n for n in info["unexpected_keys"] if not _BUFFERS.search(n)]
     extra = sorted(n for n in unexpected if not _is_head(model, n))
     if extra:
@@ -229,7 +227,7 @@ def _judge(typed: PretrainedModel, model: Any, info: Any) -> LoadReport:
             f"{len(extra)} of its tensors have no place in {type(model).__name__} as its "
             f"config.json describes it: {_listed(extra)}"
         )
-        raise _refusal(typed, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
     new = sorted({*info["missing_keys"]} - set(mismatched))
     return LoadReport(tuple(new), tuple(mismatched), tuple(sorted(unexpected)))
 
@@ -252,18 +250,18 @@ def _check_size(plan: Plan, model: nn.Module) -> None:
     Raises:
         RunError: the model has another size than the closed form of its family.
     """
-    typed = cast(PretrainedModel, plan.config.model)
+    pretrained = cast(PretrainedModel, plan.config.model)
     count = sum(p.numel() for p in model.parameters())
     if family_of(plan.config).is_known and count != plan.size.num_parameters:
         why = (
             f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
             "setting of it (tie_word_embeddings?) does not describe its tensors"
         )
-        raise _refusal(typed, why, "a config.json that belongs to the weights")
+        raise _refusal(pretrained, why, "a config.json that belongs to the weights")
 
 
-def _refusal(typed: PretrainedModel, why: str, instead: str) -> RunError:
-    return RunError(f"model.name_or_path = {typed.name_or_path}: {why} -> {instead}")
+def _refusal(pretrained: PretrainedModel, why: str, instead: str) -> RunError:
+    return RunError(f"model.name_or_path = {pretrained.name_or_path}: {why} -> {instead}")
 
 
 def _listed(names: Iterable[str]) -> str:

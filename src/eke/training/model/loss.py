@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, for every task alike.
+"""Loss of a micro-batch, for all tasks.
 
 transformers' own losses are not used: some ignore `num_items_in_batch`, so that gradient
 accumulation and data parallelism change them (docs/explanation/loss.md).
@@ -206,7 +206,7 @@ def has_fused_loss(plan: Plan) -> bool:
 
 
 def is_sparse(plan: Plan) -> bool:
-    """Whether positions without a label are left out of the vocabulary projection."""
+    """Whether positions without a label skip the vocabulary projection."""
     return plan.config.kernels.sparse_prediction and not is_classification(plan.config)
 
 
@@ -242,7 +242,7 @@ def build_shift(plan: Plan) -> Shift | None:
     """The shift of the planned model's class; None for other tasks.
 
     No formula serves all families: T5 starts with a token of its config, mBART with the last one of
-    the target, its language code. The class is asked, without weights.
+    the target, its language code. The class is used without weights.
 
     Raises:
         RunError: it has no such function, or its config.json lacks what the function reads.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from eke.common.errors import RunError
 from eke.config.schema import CompileMode, Compute
 from eke.plan.planner import Plan
-from eke.training.distributed.sharding import cut_like, part
+from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.checkpointing import find_layers
 
 Context = Callable[[], AbstractContextManager[object]]
@@ -56,7 +56,7 @@ def set_tf32(on: bool) -> None:
     """TF32 in the float32 products and convolutions of every GPU, or full float32.
 
     By the names that set both of torch's records of it. The newer `fp32_precision` (torch 2.9) sets
-    one, and torch 2.13 then raises where the other is asked for, as inductor does for its cache.
+    one, and torch 2.13 then raises if the other is read, as inductor does for its cache.
     """
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on

@@ -1,28 +1,18 @@
-"""Parameters that no output of the model depends on.
+"""Model probes and corrections: unused parameters, experts, padding, initialisation, dropout.
 
-They never get a gradient. Data parallelism waits for one from every trainable parameter, and an
-optimizer would decay them, so they are frozen.
+Unused parameters never get a gradient. Data parallelism waits for one from every trainable
+parameter, and an optimizer would decay them, so they are frozen.
 
-The experts of a layer under autocast.
+transformers multiplies all experts of a layer by `grouped_mm`, which PyTorch's autocast does not
+know: operands would stay float32, without tensor cores, whatever `precision` says.
 
-transformers multiplies all experts of a layer at once by `grouped_mm`, an operation that PyTorch's
-autocast does not know: its operands would stay float32, and most of such a model would be computed
-without tensor cores, whatever `precision` says.
+Tiny batches show whether padding and later tokens change a row's output, since class names do not:
+XLNet classifies by the last position, padding or not; FNet mixes padding into every token; BERT's
+class for causal_lm sees the tokens that it predicts.
 
-Whether padding and later tokens change what a model computes for a row, asked by tiny batches.
-
-No list of families says it: XLNet classifies by the last place, padding or not; FNet mixes padding
-into every token; BERT's class for causal_lm sees the tokens that it predicts.
-
-Random weights that are the same in every format: drawn in float32, then rounded.
-
-PyTorch's generators draw other numbers for bfloat16 than for float32 on a CPU (torch 2.11: always;
-2.13: the last ones of a tensor whose size is no multiple of 16), and runs in two formats would
-begin with different models.
-
-Which of transformers' classes has the head of a task.
-
-`model.dropout`: one probability for every dropout of a checkpoint's architecture.
+Random weights are drawn in float32, then rounded: PyTorch's generators draw other numbers for
+bfloat16 than for float32 on a CPU (torch 2.11: always; 2.13: the last ones of a tensor whose size
+is no multiple of 16), and runs in two formats would start from different models.
 """
 
 import functools
@@ -140,7 +130,7 @@ def _under_autocast(multiply: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 UNUSED: dict[str, tuple[str, ...]] = {
-    # A second output bias, beside the decoder's own, where the embeddings are not tied.
+    # A second output bias, in addition to the decoder's, if embeddings are not tied.
     "BertForMaskedLM": ("cls.predictions.bias",),
 }
 """Class of transformers 5 -> parameters that nothing reads, unless they are shared with one that
@@ -175,7 +165,7 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
     reached: set[int] = set()
     with torch.random.fork_rng(devices=_devices(model)):
         for seed in range(NUM_PROBES):
-            reached |= _leaves(model(**probe(model, seed)).logits)
+            reached |= _leaves(model(**probe_inputs(model, seed)).logits)
     for siblings in routed_siblings(model):
         for alike in zip(*(module.parameters() for module in siblings), strict=True):
             if any(id(p) in reached for p in alike):
@@ -188,7 +178,7 @@ def freeze_unreached(model: nn.Module) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def probe(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def probe_inputs(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Four rows of eight varied tokens, with the model's own end of text last and only there."""
     config: Any = model.config
     device = next(model.parameters()).device
@@ -246,7 +236,7 @@ def padding_side(model: nn.Module, task: str, pad: int) -> str:
     Raises:
         RunError: it takes no padded rows at all.
     """
-    whole = probe(model, 0)["input_ids"][:2]
+    whole = probe_inputs(model, 0)["input_ids"][:2]
     ids = whole[:, -NUM_SHORT:]  # with the end of text that some classifiers pool at
     alone = _logits(model, task, ids, ids)
     if not _alike(alone, _logits(model, task, ids, ids)):
@@ -281,7 +271,7 @@ def check_places(model: nn.Module, task: str) -> None:
     """
     if task not in ("causal_lm", "masked_lm"):
         return
-    ids = probe(model, 0)["input_ids"][:1]
+    ids = probe_inputs(model, 0)["input_ids"][:1]
     found = _logits(model, task, ids, ids)
     name = type(model).__name__
     if found.shape[1] != ids.shape[1]:
@@ -341,7 +331,7 @@ HEADS: dict[str, str] = {
 
 _DROPOUT = re.compile(r"drop")
 _OTHER = re.compile(r"layer_?drop|drop_?path|drop_?layer|token_?drop|router|mask")
-"""Layers, paths and tokens that are left out whole: named alike, and no dropout of activations."""
+"""Rates of dropped layers, paths and tokens: similar names, but no dropout of activations."""
 
 
 def set_dropout(config: Any, value: float) -> None:

@@ -1,17 +1,4 @@
-"""Whether anything was compiled.
-
-What DeepSpeed's engine really does: its stage, and where this rank's training state lives.
-
-What one step computed with: number formats, kernels of attention and of the loss.
-
-Whether Trainer took the steps, and the arguments it had.
-
-Whether batches came the way that was asked for: read from the loaders at work.
-
-What each process really holds and feeds, where work or state was to be shared out.
-
-How the GPUs of a run may exchange data: read from the environment that NCCL reads.
-"""
+"""Effective use of libraries, read from running objects: compiler, DeepSpeed, kernels, loaders."""
 
 import dataclasses
 import os
@@ -30,27 +17,27 @@ from eke.training.checkpoint import ShardedUpdate
 from eke.training.distributed.deepspeed_engine import (
     DeepSpeedUpdate,
     Engine,
-    flat_pieces,
-    piece_numbers,
+    flat_weight_shards,
+    shard_lengths,
 )
+from eke.training.distributed.fsdp import is_cut, mesh_of, part_bytes
 from eke.training.distributed.operators import in_files, swap_buffers
 from eke.training.distributed.ranks import P2P_VARIABLE, LossOnDevice
-from eke.training.distributed.sharding import is_cut, mesh_of, part_bytes
-from eke.training.loop.state import Job
-from eke.training.model.attention_kernels import ATTENTION, EXPECTED, Seen
+from eke.training.loop.training_state import TrainingState
+from eke.training.model.attention_kernels import ATTENTION, EXPECTED, ObservedKernels
 from eke.training.model.loss import has_fused_loss, is_sparse, loss_head, replaced_modules
 from eke.training.model.number_formats import num_graphs
 
 
-def note_compiler(job: Job) -> None:
+def note_compiler(job: TrainingState) -> None:
     """Warn where the compiler has captured nothing by the end of the second step."""
     option = job.plan.config.compile.option
     if option != "none" and not num_graphs(job.plan):
         job.warn(f"compile={option} had no effect: no graph was captured")
 
 
-def note_deepspeed(job: Job) -> None:
-    """Read it from the engine and its tensors; warn where that is not what was planned."""
+def note_deepspeed(job: TrainingState) -> None:
+    """Note stage and placement of the state; warn if they differ from the plan."""
     if not isinstance(job.update, DeepSpeedUpdate):
         return
     assert job.plan.deepspeed is not None, "an engine without a plan for it"
@@ -71,14 +58,14 @@ def note_deepspeed(job: Job) -> None:
     wanted = {"offload_optimizer": "optimizer_device", "offload_param": "weights_device"}
     for key, where in wanted.items():
         planned = zero.get(key, {}).get("device")
-        # What is too small for a file stays in memory beside the files.
+        # State too small for a file stays in memory.
         if planned is not None and planned not in found[where].split("+"):
             job.warn(f"offload had no effect: {where} is {found[where]}, not {planned}")
 
 
 def look_at(engine: Engine) -> dict[str, Any]:
-    """The engine's answers, as plain values; bytes and counts are this rank's."""
-    pieces = flat_pieces(engine)
+    """Properties of the engine as plain values; bytes and counts of this rank."""
+    pieces = flat_weight_shards(engine)
     weights = list(engine.module.parameters())
     cut = [p for p in weights if hasattr(p, "ds_tensor") and p.ds_numel != p.numel()]
     stores = [p.ds_tensor if hasattr(p, "ds_tensor") else p for p in weights]
@@ -97,7 +84,7 @@ def look_at(engine: Engine) -> dict[str, Any]:
         "optimizer": type(engine.basic_optimizer).__name__,
         "stage": int(engine.zero_optimization_stage()),
         "processes": int(engine.dp_world_size),
-        "piece_numbers": sum(piece_numbers(engine)),
+        "piece_numbers": sum(shard_lengths(engine)),
         "cut_weights": len(cut),
         "whole_weights": len(weights) - len(cut),
         "weights_bytes": _bytes([*loaded, *weight_buffers]),
@@ -119,7 +106,7 @@ def _places(tensors: list[Tensor], files: bool) -> str:
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Of different tensors: bitsandbytes gives one table of values to all pieces."""
+    """Bytes of distinct tensors: bitsandbytes shares one table among all shards."""
     different = {(t.data_ptr(), t.numel()): t.numel() * t.element_size() for t in tensors}
     return sum(different.values())
 
@@ -127,11 +114,11 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 FUSED_LOSS = "linear_cross_entropy"
 
 MANY = 0.9
-"""Share of positions with a label from which leaving out the others is not worth a choice."""
+"""Fraction of labelled positions above which selecting them gains nothing."""
 
 
-def note_kernels(job: Job, seen: Seen) -> None:
-    """What one step computed with, and a warning where that is not what was asked for."""
+def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
+    """Note formats and kernels of one step, and warn if they differ from the configuration."""
     plan = job.plan
     job.effective["matmul_dtypes"] = list(seen.matmul_dtypes)
     wanted = plan.compute.matmul
@@ -145,7 +132,7 @@ def note_kernels(job: Job, seen: Seen) -> None:
     _note_fused(job, seen)
 
 
-def _note_attention(job: Job, seen: Seen) -> None:
+def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
     """Implementation of the model and kernels that ran; a compiler may fuse a kernel away."""
     attention = job.plan.config.attention
     config: Any = job.bare_model.config
@@ -164,9 +151,9 @@ def _note_attention(job: Job, seen: Seen) -> None:
     expected = expected_kernels(attention)
     if not ran or ran - expected:
         pinned = attention.backend is not Backend.auto
-        asked = f".backend={attention.backend.value}" if pinned else f"={attention.option}"
+        requested = f".backend={attention.backend.value}" if pinned else f"={attention.option}"
         kernels = ", ".join(sorted(ran)) or "no known kernel"
-        job.warn(f"attention{asked} had no effect: attention ran in {kernels}")
+        job.warn(f"attention{requested} had no effect: attention ran in {kernels}")
 
 
 def expected_kernels(attention: Attention) -> frozenset[str]:
@@ -176,7 +163,7 @@ def expected_kernels(attention: Attention) -> frozenset[str]:
     return frozenset({attention.option})
 
 
-def _note_fused(job: Job, seen: Seen) -> None:
+def _note_fused(job: TrainingState, seen: ObservedKernels) -> None:
     """How the loss was computed, and how many modules are Liger's."""
     job.effective["loss_kernels"] = list(seen.loss_kernels)
     _note_sparse(job)
@@ -189,7 +176,7 @@ def _note_fused(job: Job, seen: Seen) -> None:
             job.warn("kernels=liger had no effect: no module's forward pass is Liger's")
 
 
-def _note_sparse(job: Job) -> None:
+def _note_sparse(job: TrainingState) -> None:
     """How many of a micro-batch's positions were projected onto the vocabulary."""
     head = loss_head(job.bare_model) if is_sparse(job.plan) else None
     if head is None or head.projected is None:
@@ -204,7 +191,7 @@ def _note_sparse(job: Job) -> None:
 KEY = "trainer"
 
 
-def note_trainer(job: Job, trainer: Any) -> None:
+def note_trainer(job: TrainingState, trainer: Any) -> None:
     """Read from the running Trainer: its class in transformers, and what differs from its defaults.
 
     Warns about an argument of `trainer.extra` that is what Trainer does anyway.
@@ -220,19 +207,19 @@ def note_trainer(job: Job, trainer: Any) -> None:
             if name != "output_dir" and value != defaults[name]
         },
     }
-    for name, asked in job.plan.config.trainer.extra.items():
-        if asked == defaults.get(name):
-            job.warn(f"trainer.extra.{name}={asked} had no effect: it is Trainer's default")
+    for name, requested in job.plan.config.trainer.extra.items():
+        if requested == defaults.get(name):
+            job.warn(f"trainer.extra.{name}={requested} had no effect: it is Trainer's default")
 
 
-def note_engine(job: Job) -> None:
-    """Warn when another loop than the one asked for took the first steps."""
+def note_engine(job: TrainingState) -> None:
+    """Warn if the first steps ran in another loop than the configured one."""
     if job.plan.config.engine.option == "trainer" and KEY not in job.effective:
         job.warn("engine=trainer had no effect: Hugging Face Trainer did not take these steps")
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; what is no plain value is told as text."""
+    """JSON-ready value; other objects as text."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -242,7 +229,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def note_loading(job: Job) -> None:
+def note_loading(job: TrainingState) -> None:
     """Loader processes that live, batches they work ahead, and the memory batches came in."""
     loading, config = job.data.loading, job.plan.config.dataloader
     workers, kept = _living(loading.training), _living_of_evaluation(job)
@@ -258,7 +245,7 @@ def note_loading(job: Job) -> None:
         job.warn("dataloader.pin_memory had no effect: batches came in pageable memory")
 
 
-def note_packing(job: Job) -> None:
+def note_packing(job: TrainingState) -> None:
     """How many sequences shared a row, in all steps of this attempt."""
     packing, shared = job.plan.config.data.packing, job.data.padding.sequences_per_row
     if shared is not None:
@@ -279,12 +266,12 @@ def _prefetch(iterator: Any) -> int:
     return int(getattr(iterator, "_prefetch_factor", None) or 0)
 
 
-def _living_of_evaluation(job: Job) -> int:
+def _living_of_evaluation(job: TrainingState) -> int:
     loader = job.data.loading.evaluation
     return _living(getattr(loader, "_iterator", None))
 
 
-def note_devices(job: Job) -> None:
+def note_devices(job: TrainingState) -> None:
     """Where DataParallel's copies really ran."""
     module = getattr(job.model, "module", None)
     if not isinstance(module, LossOnDevice):
@@ -297,7 +284,7 @@ def note_devices(job: Job) -> None:
         )
 
 
-def note_copies(job: Job) -> None:
+def note_copies(job: TrainingState) -> None:
     """How many processes exchange their copies' gradients; Trainer's wrapper is its own."""
     config = job.plan.config
     if config.distributed.option != "ddp" or config.engine.option != "loop":
@@ -312,8 +299,8 @@ def note_copies(job: Job) -> None:
         )
 
 
-def note_sharding(job: Job) -> None:
-    """Parts of weights, gradients and optimizer state, per rank; all ranks take part."""
+def note_sharding(job: TrainingState) -> None:
+    """Sharded bytes of weights, gradients and optimizer state by rank; a collective."""
     plan = job.plan
     if not isinstance(plan.config.distributed, FSDP) or plan.batch.world_size == 1:
         return
@@ -342,12 +329,12 @@ def note_sharding(job: Job) -> None:
         job.warn("distributed=fsdp had no effect: every process holds all of every tensor")
 
 
-def note_transport(job: Job) -> None:
-    """Whether NCCL may use peer-to-peer copies, on each rank; all ranks take part."""
+def note_transport(job: TrainingState) -> None:
+    """Whether NCCL may use peer-to-peer copies, by rank; a collective."""
     if job.ranks.world_size == 1 or job.device.type != "cuda":
         return
     values = job.ranks.gather(os.environ.get(P2P_VARIABLE, ""))
-    # NCCL takes any number but 0 for a yes.
+    # For NCCL any number but 0 means yes.
     switched_off = [value not in ("", "0") for value in values]
     job.effective["nccl_p2p"] = ["off" if off else "auto" for off in switched_off]
     wanted = job.plan.config.distributed.p2p

@@ -1,4 +1,4 @@
-"""How much memory a run takes: the device's own counters on a GPU, a profiled step on a CPU."""
+"""Memory measurement: device counters on a GPU, a profiled step on a CPU."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from eke.training.distributed.sharding import part
-from eke.training.loop.environment import resident_bytes
+from eke.training.distributed.fsdp import part
+from eke.training.loop.environment import own_resident_bytes
 from eke.training.model.adapters import quant_tensors
 from eke.training.optimizer import state_tensors
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Bytes in use now: of the GPU, by everybody, as the guides print it; of this process on a CPU.
+    """Bytes in use: of the whole GPU, as in the guides; of this process on a CPU.
 
     None when the driver does not tell.
     """
     if device.type == "cpu":
-        return resident_bytes()
+        return own_resident_bytes()
     try:
         import pynvml
 
@@ -44,7 +44,7 @@ def live_bytes(
 ) -> int:
     """Bytes of weights, buffers, gradients and optimizer state, shared storages counted once.
 
-    As in `eke.models.sizes.StateBytes`, the optimizer's scalar step counters are left out.
+    As in `eke.models.sizes.StateBytes`, the optimizer's scalar step counters are excluded.
 
     Args:
         model: without wrappers.
@@ -69,8 +69,8 @@ class AllocationProfile:
     that was higher than at the first report. Releases of blocks from before are not reported; a
     training step has none. What that costs the one step: docs/lab/memory.md.
 
-    The profiler keeps every operation until it is asked: 75 MB for each micro-batch of four layers
-    (docs/lab/memory.md). A long step is cut into pieces, so that it holds those of one piece alone.
+    The profiler keeps every operation until it is read: 75 MB for each micro-batch of four layers
+    (docs/lab/memory.md). A long step is profiled in parts, of which it holds one.
 
     How to read what it keeps is PyTorch's own affair: where that has changed, nothing is measured.
     """
@@ -79,13 +79,13 @@ class AllocationProfile:
         self.alive_before = alive_before
         self.peak: int | None = None
         self.problem = ""
-        """Why there is no peak of a step that ended well."""
+        """Reason that a successful step has no peak."""
         self._first: int | None = None
         self._highest = 0
         self._profile: Any = None
         self._counting = counted_in_every_thread()
         self.is_complete = False
-        """Whether other threads' blocks count, also between two pieces."""
+        """Whether other threads' blocks count, also between parts."""
 
     def __enter__(self) -> "AllocationProfile":
         self.is_complete = self._counting.__enter__()
@@ -96,12 +96,12 @@ class AllocationProfile:
         self._stop(counts=error[0] is None)
         self._counting.__exit__(None, None, None)
         if error[0] is None and self._first is None and not self.problem:
-            self.problem = "the profiler has told of no allocation"
+            self.problem = "the profiler reported no allocations"
         if error[0] is None and not self.problem:
             self.peak = self.alive_before + self._highest
 
     def cut(self) -> None:
-        """A piece of the step is over: let go of what the profiler keeps of it."""
+        """End a part of the step, and release the profiler's data."""
         self._stop(counts=True)
         self._start()
 
@@ -129,11 +129,11 @@ class AllocationProfile:
 
 @contextmanager
 def counted_in_every_thread() -> Iterator[bool]:
-    """Have PyTorch's CPU allocator count blocks whoever allocates and releases them.
+    """Have PyTorch's CPU allocator count the blocks of all threads.
 
     Yields whether it does.
 
-    It does so in threads that profile memory, and else only where this flag of its own is set. A
+    It does so in threads that profile memory, and else only if this flag is set. A
     thread of gloo often is the last to hold what FSDP2 gathered: without it, the same run was
     measured at 24 and 32 MB (docs/lab/memory.md).
     """

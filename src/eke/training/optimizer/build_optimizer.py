@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from eke.config.schema import DecayingSchedule, WSDSchedule
 from eke.models.sizes import describe
 from eke.plan.planner import Plan
-from eke.training.distributed.sharding import cut_like, part
+from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.number_formats import build_with_master
 from eke.training.optimizer.update import Groups, parameter_groups
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from eke.config.schema import FSDP
 from eke.models.families import Role
 from eke.plan.planner import Plan
-from eke.training.distributed.sharding import WholeState
+from eke.training.distributed.fsdp import WholeState
 from eke.training.model.checkpointing import find_layers
 
 

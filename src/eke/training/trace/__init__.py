@@ -1,1 +1,1 @@
-"""What a plan's memory will be: the run's own builders, traced on tensors without data."""
+"""Memory trace: a plan's training step on fake tensors, built as in a run."""

@@ -1,12 +1,8 @@
-"""Models of memory allocators: what they hold for the tensors that live, byte by byte.
+"""Allocator models, the fake GPU device, and fake micro-batches.
 
-A GPU that is not there: torch chooses operators as on CUDA, and computes nothing.
-
-It is a device that torch lets Python register (PrivateUse1), once in a process and for good, with
+The fake GPU is a device registered from Python (PrivateUse1), once per process, with
 CUDA's autocast rules and attention kernels. A fake `cuda` device would abort the process where
 torch was built without CUDA; fake `cpu` tensors take the CPU's operators, which differ.
-
-Micro-batches of given lengths, without a look at the data.
 """
 
 import bisect

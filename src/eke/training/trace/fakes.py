@@ -1,14 +1,11 @@
-"""The surroundings in which a training step runs on tensors without data.
+"""Fake tensor cache, CUDA autocast rules, and patches of libraries for memory traces.
 
-Fake tensors made quickly: what an operator gave once for these shapes, it gives again.
-
-FakeTensorMode's own cache takes most of a trace's time to look at its arguments. Here a result is
+FakeTensorMode's cache takes most of a trace's time to look at its arguments. Here a result is
 remembered by the operator and the shapes, strides and formats of its arguments, for the life of the
 process; only operators that make new tensors, and those that change one in place, are answered so.
 
-CUDA's autocast for the fake GPU: which operators run in 16 bits, and what that allocates.
-
-Source: aten/src/ATen/autocast_mode.h, torch 2.13 (AT_FORALL_LOWER_PRECISION_FP and its siblings).
+Source of the autocast rules: aten/src/ATen/autocast_mode.h, torch 2.13
+(AT_FORALL_LOWER_PRECISION_FP and related macros).
 """
 
 import contextlib
@@ -34,7 +31,7 @@ _UNMARKED_VIEWS = frozenset({aten._unsafe_view.default, aten._reshape_alias.defa
 """Their schemas do not say that they return a view."""
 
 _SLOW = object()
-"""Stands for an operator or a call that FakeTensorMode must answer each time."""
+"""Marks an operator or a call that FakeTensorMode must run each time."""
 
 
 def _kind(operator: Any) -> str:
@@ -244,7 +241,7 @@ FLOAT32_RESULT = frozenset(
         "sum.dim_IntList",
     ]
 )
-"""Operators that are told to answer in float32."""
+"""Operators that autocast runs with float32 output."""
 
 _FUSED_CAST = {
     aten.softmax.int: aten._softmax.default,
@@ -357,7 +354,7 @@ def _cast(value: Any, dtype: torch.dtype, device: str) -> Any:
 
 @contextlib.contextmanager
 def fake_surroundings() -> Iterator[None]:
-    """What libraries must be told, so that they take fake tensors for real ones."""
+    """Patches with which libraries accept fake tensors."""
     clear = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:

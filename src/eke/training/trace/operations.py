@@ -1,14 +1,11 @@
-"""What a trace answers where a program looks at data, which fake tensors have not.
+"""Operations of a memory trace: data-dependent results, CPU scratch memory, CUDA attention.
 
-What CPU kernels take while they run, asked of the kernels themselves.
+Some CPU kernels size their scratch memory at run time: oneDNN's products in 16 bits by the
+processor's instructions, attention and normalisation by the number of threads. So each distinct
+call runs once on real zeros under the profiler, and the result is cached for the process.
 
-Some size their scratch memory when they run: oneDNN's products in 16 bits by the processor's
-instructions, attention and normalisation by the number of threads. So each distinct call of a trace
-runs once on real tensors of zeros under the profiler, and the answer is kept for the process.
-
-Which attention kernel CUDA would run, for the fake GPU.
-
-Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (use_flash_attention,
+Source of the attention kernel selection:
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (use_flash_attention,
 use_mem_efficient_attention) and attention.cpp (scaled_dot_product_attention), torch 2.13. cuDNN's
 kernel, which some torch prefer on Hopper, keeps what the flash kernel keeps: output and logsumexp.
 
@@ -49,7 +46,7 @@ class Questions:
         self._make_empty = make_empty
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result, or NotImplemented for all that can be told from shapes."""
+        """The result, or NotImplemented if it follows from shapes."""
         if func is _ITEM:
             return self._item(args[0])
         if func is aten.unique_consecutive.default:
@@ -119,14 +116,14 @@ _answers: dict[Any, int] = {}
 
 
 def takes_scratch(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call is one of those that are asked."""
+    """Whether a call is measured."""
     if func in PRODUCTS:
         return any(isinstance(a, torch.Tensor) and a.dtype in HALF for a in args)
     return func in OTHERS or func.namespace == "bitsandbytes"
 
 
 def scratch_bytes(key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The most that was allocated at once inside a kernel, results left out.
+    """Peak memory inside a kernel, without results.
 
     Args:
         key: says all that the answer depends on.
@@ -185,11 +182,11 @@ def register_attention() -> object:
     """Give the fake device CUDA's choice; it holds as long as the object that is returned."""
     library: Any = torch.library  # torch 2.13 annotates neither the class nor its methods
     rules = library.Library("aten", "IMPL")
-    rules.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    rules.impl("scaled_dot_product_attention", traced_attention, "AutogradPrivateUse1")
     return rules
 
 
-def choose(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+def choose_kernel(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     """`flash`, `efficient` or `math`, of those that are switched on."""
     switches: Any = torch.backends.cuda
     same_heads = query.shape[1] == key.shape[1]
@@ -208,7 +205,7 @@ def choose(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     return "math"
 
 
-def attention(
+def traced_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -219,8 +216,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` as CUDA takes it apart."""
-    kind = choose(query, key, attn_mask)
+    """`torch.nn.functional.scaled_dot_product_attention` as decomposed on CUDA."""
+    kind = choose_kernel(query, key, attn_mask)
     if kind == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if kind == "efficient":
@@ -268,7 +265,7 @@ def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any]], int]
-"""Arguments of an operator -> bytes that are alive at once inside its kernel, results left out."""
+"""Arguments of an operator -> peak bytes inside its kernel, without results."""
 
 
 def cublas_bytes(capability: tuple[int, int] | None) -> int:

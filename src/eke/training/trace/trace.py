@@ -1,7 +1,4 @@
-"""Watching a training step on fake tensors: which storages come into being, and when they go.
-
-What happened to memory in a trace: births and deaths of storages, in order.
-"""
+"""Trace of storages allocated and freed by a training step on fake tensors."""
 
 import contextlib
 import functools
@@ -89,7 +86,7 @@ class History:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What an allocator had to hold."""
+    """Peaks of an allocator."""
 
     allocated: dict[str, int]
     """Highest sum handed out in each phase."""
@@ -226,7 +223,7 @@ class StorageTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
         Args:
             phase: its name.
-            counted: whether its peak is asked for.
+            counted: whether its peak is recorded.
         """
         self._phase = phase
         self._logits = self._logits if phase == "backward" else None
@@ -356,7 +353,7 @@ the argument's and Python's (tests/unit/training/trace/test_traps.py)."""
 
 
 def engine_owns(gradient: Tensor) -> bool:
-    """Whether autograd alone holds a gradient, so that it would add the next one to it in place."""
+    """Whether only autograd holds a gradient, so that it would add the next one to it in place."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     storage: Any = gradient.untyped_storage()

@@ -1,7 +1,4 @@
-"""From a plan to what its memory will be.
-
-What of a plan is traced as something else, and what the trace then is.
-"""
+"""Predict a plan's peak memory by a trace; replaces operations that cannot be traced."""
 
 import importlib
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, describe
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
-from eke.training.model.export import build_trainable
+from eke.training.model.save_model import build_trainable
 from eke.training.optimizer import build_optimizer
 from eke.training.trace import operations
 from eke.training.trace.allocator import (
@@ -32,7 +29,7 @@ from eke.training.trace.allocator import (
 from eke.training.trace.fakes import fake_surroundings, to_fake
 from eke.training.trace.operations import Questions, Workspaces
 from eke.training.trace.trace import History, StorageTrace, replay, watched_attention
-from eke.training.trace.trace_step import prepare
+from eke.training.trace.trace_step import prepare_traced_training
 
 
 class Untraceable(Exception):
@@ -40,7 +37,7 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True)
-class Adapted:
+class TraceablePlan:
     """A plan whose step runs on fake tensors."""
 
     plan: Plan
@@ -49,39 +46,39 @@ class Adapted:
     is_exact: bool = True
 
 
-def adapt(plan: Plan) -> Adapted:
+def adapt_for_trace(plan: Plan) -> TraceablePlan:
     """The plan with what no trace can see replaced by what needs as much memory, or more.
 
     Raises:
         Untraceable: nothing would take its place truthfully.
     """
-    found = Adapted(plan, Method.trace)
+    found = TraceablePlan(plan, Method.trace)
     for rule in RULES:
         found = rule(found)
     return found
 
 
-def _note(found: Adapted, note: str) -> Adapted:
+def _note(found: TraceablePlan, note: str) -> TraceablePlan:
     return replace(found, notes=(*found.notes, note), is_exact=False)
 
 
-def _bound(found: Adapted, note: str) -> Adapted:
+def _bound(found: TraceablePlan, note: str) -> TraceablePlan:
     return replace(_note(found, note), method=Method.upper_bound)
 
 
-def _with(found: Adapted, **groups: object) -> Adapted:
+def _with(found: TraceablePlan, **groups: object) -> TraceablePlan:
     config = replace(found.plan.config, **groups)  # type: ignore[arg-type]  # groups by name
     return replace(found, plan=replace(found.plan, config=config))
 
 
-def _compile(found: Adapted) -> Adapted:
+def _compile(found: TraceablePlan) -> TraceablePlan:
     option = found.plan.config.compile.option
     if option == "none":
         return found
     return _bound(found, f"compile={option}: the eager model is traced, which keeps no less")
 
 
-def _distributed(found: Adapted) -> Adapted:
+def _distributed(found: TraceablePlan) -> TraceablePlan:
     option = found.plan.config.distributed.option
     if option == "none":
         return found
@@ -95,7 +92,7 @@ def _distributed(found: Adapted) -> Adapted:
     )
 
 
-def _attention(found: Adapted) -> Adapted:
+def _attention(found: TraceablePlan) -> TraceablePlan:
     attention = found.plan.config.attention
     if attention.option in ("flash2", "flash3"):
         found = _with(found, attention=replace(attention, option="sdpa", backend=Backend.flash))
@@ -106,7 +103,7 @@ def _attention(found: Adapted) -> Adapted:
     return found
 
 
-def _kernels(found: Adapted) -> Adapted:
+def _kernels(found: TraceablePlan) -> TraceablePlan:
     kernels = found.plan.config.kernels
     if kernels.option != "liger":
         return found
@@ -114,7 +111,7 @@ def _kernels(found: Adapted) -> Adapted:
     return _bound(found, "kernels=liger: the plain operations are traced, which keep no less")
 
 
-def _float8(found: Adapted) -> Adapted:
+def _float8(found: TraceablePlan) -> TraceablePlan:
     if found.plan.compute.float8 == "off":
         return found
     compute = replace(found.plan.compute, float8="off")
@@ -122,7 +119,7 @@ def _float8(found: Adapted) -> Adapted:
     return _note(found, "precision.float8: traced without its float8 copies of operands")
 
 
-def _optimizer(found: Adapted) -> Adapted:
+def _optimizer(found: TraceablePlan) -> TraceablePlan:
     plan = found.plan
     optimizer = plan.config.optimizer
     option, known = optimizer.option, describe(optimizer)
@@ -139,13 +136,13 @@ def _optimizer(found: Adapted) -> Adapted:
     return found
 
 
-def _four_bits(found: Adapted) -> Adapted:
+def _four_bits(found: TraceablePlan) -> TraceablePlan:
     if is_four_bit(found.plan):
         raise Untraceable("peft=qlora: weights become 4-bit where bitsandbytes reads their values")
     return found
 
 
-def _data(found: Adapted) -> Adapted:
+def _data(found: TraceablePlan) -> TraceablePlan:
     config = found.plan.config
     if not family_of(config).is_known:
         found = _note(found, "parameters that no output depends on are taken for trained")
@@ -154,7 +151,7 @@ def _data(found: Adapted) -> Adapted:
     return found
 
 
-RULES: tuple[Callable[[Adapted], Adapted], ...] = (
+RULES: tuple[Callable[[TraceablePlan], TraceablePlan], ...] = (
     _four_bits, _compile, _distributed, _attention, _kernels, _float8, _optimizer, _data,
 )  # fmt: skip
 
@@ -172,7 +169,7 @@ def trace(plan: Plan) -> Traced:
     Raises:
         Untraceable: this plan's step does not run on fake tensors.
     """
-    adapted = adapt(plan)
+    adapted = adapt_for_trace(plan)
     try:
         history = trace_history(adapted.plan)
     except RunError as error:
@@ -226,6 +223,8 @@ def trace_history(plan: Plan) -> History:
     with fake_surroundings():
         model = to_fake(model, mode, device)
         with watched_attention(watch), watch:
-            training = prepare(plan, model, lambda: build_optimizer(plan, model), watch, device)
+            training = prepare_traced_training(
+                plan, model, lambda: build_optimizer(plan, model), watch, device
+            )
             training.run(train, evaluation)
     return watch.history

@@ -1,4 +1,4 @@
-"""A training on fake tensors: evaluation, two steps, evaluation, as the run's loop has them."""
+"""Training on fake tensors: evaluation, two steps, evaluation, as in a run."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -114,7 +114,7 @@ class Training:
         return moved
 
 
-def prepare(
+def prepare_traced_training(
     plan: Plan,
     model: nn.Module,
     make_optimizer: Callable[[], torch.optim.Optimizer],

@@ -1,8 +1,8 @@
 """Recipes that adapt: which techniques suit a device, a model and what was typed; no torch."""
 
-from eke.tuning.recipes.question import Candidate, Choice, Recipe, Situation, Wish
+from eke.tuning.chooser import Situation
 from eke.tuning.recipes.recipes import FASTEST, LARGE_MODEL, LOW_MEMORY
-from eke.tuning.recipes.resolver import Kitchen
+from eke.tuning.recipes.resolver import Candidate, Choice, Kitchen, Recipe, Wish
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in (FASTEST, LOW_MEMORY, LARGE_MODEL)}
 """Option of `recipe=` -> what it wants; the other recipes are fixed selections."""

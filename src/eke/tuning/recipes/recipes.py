@@ -21,8 +21,8 @@ from eke.common.text import format_bytes
 from eke.config.schema import Compute, Packing
 from eke.estimate.memory import Forecast, Verdict
 from eke.models.sizes import is_ragged, most_predicted
-from eke.tuning.recipes.question import Ask, Candidate, Change, Recipe, Situation, Wish
-from eke.tuning.recipes.resolver import Axis, Mix, Mixer
+from eke.tuning.chooser import ROOM, Axis, Change, Chooser, Combination, Situation
+from eke.tuning.recipes.resolver import Ask, Candidate, Recipe, Wish
 from eke.tuning.recipes.techniques import (
     ADAFACTOR,
     ADAMW_8BIT,
@@ -148,24 +148,19 @@ def room_for_it(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
 ) -> list[Candidate]:
     """The mildest combination that fits with the smallest micro-batch; else what needs least."""
-    ways = [SELECTIVE, FULL]
+    techniques = [SELECTIVE, FULL]
     if situation.config.train.max_grad_norm is None:  # else a norm of all gradients is needed
-        ways += [IN_BACKWARD, RECOMPUTED_IN_BACKWARD]
-    recomputation = Axis(("memory", "memory.checkpointing"), tuple(ways))
+        techniques += [IN_BACKWARD, RECOMPUTED_IN_BACKWARD]
+    recomputation = Axis(("memory", "memory.checkpointing"), tuple(techniques))
     axes = (loss(situation), recomputation, LARGE_MODEL_STATES, WEIGHTS, WHERE)
-    mixer = Mixer.of(situation, is_decided, change, axes)
-    tried: list[Mix] = []
-    for mix in mixer.mixes():
-        if mix.forecast.verdict is Verdict.unknown:
-            return []
-        tried.append(mix)
-        if mix.forecast.verdict is Verdict.fits:
-            return mixer.told(mix)
-    tight = [mix for mix in tried if mix.forecast.verdict is Verdict.tight]
-    if not tried:
-        return []
-    best = tight[0] if tight else min(tried, key=lambda mix: mix.forecast.peak.expected)
-    return mixer.told(best)
+    chooser = Chooser.of(situation, is_decided, change, axes)
+    best = chooser.mildest_that_fits()
+    return [] if best is None else explained(chooser, best)
+
+
+def explained(chooser: Chooser, best: Combination) -> list[Candidate]:
+    """The techniques of a combination, with reasons."""
+    return [Candidate(each.overrides, why) for each, why in chooser.reasons(best)]
 
 
 def conclusion(situation: Situation) -> str:
@@ -210,47 +205,35 @@ WORTH = 1.1
 
 BATCH = ("batch", "batch.per_device", "batch.accumulation")
 
-AS_GOOD = 1.01
-"""Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
-than a few per cent (docs/how-to/forecast.md)."""
-
-
-ROOM = {Verdict.fits: 0, Verdict.tight: 1}
-"""Of combinations that are as good those with room come first."""
-
 
 def least(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
 ) -> list[Candidate]:
     """The combination with the lowest forecast."""
-    mixer, best = lowest(situation, is_decided, change)
+    chooser, best = lowest(situation, is_decided, change)
     if best is None:
         return []
     found, cut = [], in_pieces(best, is_decided, change)
     wide = None if any(map(is_decided, DECIDES)) else without_copies(best, cut, situation, change)
     if wide is not None:
         candidate, situation = wide
-        mixer, again = lowest(situation, is_decided, change)
+        chooser, again = lowest(situation, is_decided, change)
         found, best = [candidate], again or best
         cut = in_pieces(best, is_decided, change)
-    return [*found, *mixer.told(best), *([] if cut is None else [told_of_pieces(best)])]
+    return [*found, *explained(chooser, best), *([] if cut is None else [told_of_pieces(best)])]
 
 
 def lowest(
     situation: Situation, is_decided: Callable[[str], bool], change: Change
-) -> tuple[Mixer, Mix | None]:
-    """The mildest of the combinations with the lowest forecast; None: nothing can be forecast."""
-    mixer = Mixer.of(
-        situation, is_decided, change, (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
-    )
-    mixes = list(mixer.mixes())
-    least = min((mix.forecast.peak.expected for mix in mixes), default=0)
-    good = [mix for mix in mixes if mix.forecast.peak.expected <= AS_GOOD * least]
-    return mixer, min(good, key=lambda mix: ROOM.get(mix.forecast.verdict, len(ROOM)), default=None)
+) -> tuple[Chooser, Combination | None]:
+    """The combination with the lowest forecast; None: nothing can be forecast."""
+    axes = (LOW_MEMORY_STATES, RECOMPUTATION, loss(situation))
+    chooser = Chooser.of(situation, is_decided, change, axes)
+    return chooser, chooser.least_memory()
 
 
 def without_copies(
-    mix: Mix, cut: Situation | None, situation: Situation, change: Change
+    best: Combination, cut: Situation | None, situation: Situation, change: Change
 ) -> tuple[Candidate, Situation] | None:
     """Products of float32 weights, where copies in 16 bits need more memory than they save.
 
@@ -259,50 +242,52 @@ def without_copies(
     """
     for overrides in WIDE:
         plain = change(situation, overrides)
-        if plain is not None and not situation.found.new_in(plain.found, ("precision",)):
+        if plain is not None and not situation.found.objection(plain.found, ("precision",)):
             break
     else:
         return None
-    narrow, wide = mix.situation, change(mix.situation, overrides)
-    if wide is None or wide.forecast is None or not saves_enough(mix, cut, wide.forecast):
+    narrow, wide = best.situation, change(best.situation, overrides)
+    if wide is None or wide.forecast is None or not saves_enough(best, cut, wide.forecast):
         return None
-    before, after = (format_bytes(m.peak.expected) for m in (mix.forecast, wide.forecast))
+    before, after = (format_bytes(m.peak.expected) for m in (best.forecast, wide.forecast))
     why = (
         f"{after} expected, {before} with precision={narrow.config.precision.option}, which keeps "
         "16-bit copies of the weights, whether they are trained or not"
     )
     pure = change(narrow, PURE)
-    if pure and pure.forecast and pure.found.refused.keys() <= narrow.found.refused.keys():
+    if pure and pure.forecast and pure.found.rejected.keys() <= narrow.found.rejected.keys():
         why += f"; {PURE[0]}, other numerics, has them in 16 bits alone: "
         why += format_bytes(pure.forecast.peak.expected)
     return Candidate(overrides, why), plain
 
 
-def saves_enough(mix: Mix, cut: Situation | None, wide: Forecast) -> bool:
+def saves_enough(best: Combination, cut: Situation | None, wide: Forecast) -> bool:
     """Whether slower products, TF32's or float32's, are worth what they save."""
-    found = mix.forecast if cut is None else cut.forecast
+    found = best.forecast if cut is None else cut.forecast
     makes_room = found is None or found.verdict is Verdict.does_not_fit
-    worth = mix.forecast.peak.expected >= WORTH * wide.peak.expected
+    worth = best.forecast.peak.expected >= WORTH * wide.peak.expected
     return worth or (makes_room and wide.verdict in ROOM)
 
 
-def in_pieces(mix: Mix, is_decided: Callable[[str], bool], change: Change) -> Situation | None:
+def in_pieces(
+    best: Combination, is_decided: Callable[[str], bool], change: Change
+) -> Situation | None:
     """A step's samples in smaller pieces, where they do not fit at once and pieces need less.
 
     They may need more: gradients are kept from one to the next.
     """
-    whole = mix.forecast
+    whole = best.forecast
     if whole.verdict is not Verdict.does_not_fit or any(map(is_decided, BATCH)):
         return None
-    cut = change(mix.situation, PIECES)
-    if cut is None or mix.situation.found.new_in(cut.found, ("batch",)) or cut.forecast is None:
+    cut = change(best.situation, PIECES)
+    if cut is None or best.situation.found.objection(cut.found, ("batch",)) or cut.forecast is None:
         return None
     return cut if cut.forecast.peak.expected < whole.peak.expected else None
 
 
-def told_of_pieces(mix: Mix) -> Candidate:
+def told_of_pieces(best: Combination) -> Candidate:
     """Why a step's samples are cut."""
-    size, count = format_bytes(mix.forecast.peak.expected), mix.situation.config.batch.per_device
+    size, count = format_bytes(best.forecast.peak.expected), best.situation.config.batch.per_device
     why = f"{size} would be needed at batch.per_device={count}"
     return Candidate(PIECES, f"{why}; as many at once as fit")
 

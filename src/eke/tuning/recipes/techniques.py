@@ -7,92 +7,40 @@ Whether a run is compiled: by regions, as a whole for CUDA graphs, or not for wa
 
 from dataclasses import dataclass, replace
 
-from eke.common import published_slowdowns
-from eke.common.published_slowdowns import COMPILED
 from eke.common.text import format_seconds
-from eke.config.schema import Compute, MaskedLM
+from eke.config.schema import MaskedLM
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.models.families import family_of
-from eke.models.sizes import is_ragged, predicted_frac
-from eke.tuning.recipes.question import Candidate, Situation, Wish
-from eke.tuning.recipes.resolver import Axis, Way
+from eke.models.sizes import is_ragged
+from eke.rules.techniques import COMPILED, TECHNIQUES, Published, Technique, fused_loss_share
+from eke.tuning.chooser import Axis, Situation
+from eke.tuning.recipes.resolver import Candidate, Wish
 
-SELECTIVE = Way(
-    ("memory=checkpointing_selective",),
-    published_slowdowns.SELECTIVE.slowdown,
-    f"what is cheap is computed twice, 7 % more time ({published_slowdowns.SELECTIVE.source})",
+SELECTIVE = TECHNIQUES["memory=checkpointing_selective"]
+FULL = TECHNIQUES["memory=checkpointing"]
+ADAFACTOR = TECHNIQUES["optimizer=adafactor"]
+ADAMW_8BIT = TECHNIQUES["optimizer=adamw_8bit"]
+TORCHAO_8BIT = TECHNIQUES["optimizer=adamw_torchao_8bit"]
+ROUNDED_AT_RANDOM = replace(
+    TECHNIQUES["precision=bf16_pure optimizer=adamw_bf16_sr"], published=Published(1.0, "")
 )
-FULL = Way(
-    ("memory=checkpointing",),
-    published_slowdowns.CHECKPOINTING.slowdown,
-    f"each layer's forward pass twice, {published_slowdowns.CHECKPOINTING.source}",
-)
-ADAFACTOR = Way(
-    ("optimizer=adafactor",),
-    published_slowdowns.ADAFACTOR.slowdown,
-    f"sums of rows and columns instead of two moments; {published_slowdowns.ADAFACTOR.source}",
-    keeps=False,
-)
-ADAMW_8BIT = Way(
-    ("optimizer=adamw_8bit",),
-    published_slowdowns.ADAM_8BIT_TORCHAO.slowdown,
-    f"moments in 8 bits; {published_slowdowns.ADAM_8BIT_TORCHAO.source}",
-    keeps=False,
-)
-TORCHAO_8BIT = Way(
-    ("optimizer=adamw_torchao_8bit",),
-    published_slowdowns.ADAM_8BIT_TORCHAO.slowdown,
-    f"moments in 8 bits, embeddings included; {published_slowdowns.ADAM_8BIT_TORCHAO.source}",
-    keeps=False,
-)
-ROUNDED_AT_RANDOM = Way(
-    ("precision=bf16_pure", "optimizer=adamw_bf16_sr"),
-    1.0,
-    "weights, gradients and moments in bfloat16, rounded at random, so that small updates are "
-    f"right on average ({published_slowdowns.TORCHAO})",
-    keeps=False,
-)
-IN_BACKWARD = Way(
-    ("memory=optimizer_in_backward",),
-    None,
-    "each weight is updated as soon as its gradient is there: no others are kept "
-    "(arXiv:2306.09782)",
-)
-RECOMPUTED_IN_BACKWARD = Way(
-    ("memory=checkpointing", "memory.optimizer_in_backward=true"),
-    None,
-    "layers computed twice, weights updated in the backward pass (arXiv:2306.09782)",
-)
-STATES_ON_HOST = Way(
-    ("distributed=zero2", "distributed.num_processes=1", "offload=optimizer_cpu"),
-    published_slowdowns.STATES_ON_HOST.slowdown,
-    f"states in host memory, updated there; {published_slowdowns.STATES_ON_HOST.source}",
-)
-WEIGHTS_ON_HOST = Way(
-    ("distributed=zero3", "distributed.num_processes=1", "offload=params_cpu"),
-    None,
-    "states and weights in host memory (arXiv:2101.06840); how much slower depends on the host",
+"""As fast as the 16-bit products that a recipe has chosen before."""
+IN_BACKWARD = TECHNIQUES["memory=optimizer_in_backward"]
+RECOMPUTED_IN_BACKWARD = TECHNIQUES["memory=checkpointing memory.optimizer_in_backward=true"]
+ON_HOST = (
+    TECHNIQUES["distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu"],
+    TECHNIQUES["distributed=zero3 distributed.num_processes=1 offload=params_cpu"],
 )
 
 RECOMPUTATION = Axis(("memory", "memory.checkpointing"), (SELECTIVE, FULL))
-WHERE = Axis(
-    ("distributed", "distributed.num_processes", "offload"), (STATES_ON_HOST, WEIGHTS_ON_HOST)
-)
+WHERE = Axis(("distributed", "distributed.num_processes", "offload"), ON_HOST)
 
 
 def computed_again(situation: Situation) -> float:
-    """Share of a step's operations that the fused loss adds: in 16 bits the projection once more.
-
-    Forward and backward are three products of each weight, and this is one of the vocabulary's.
-    """
-    model = situation.config.model
-    if situation.config.precision.compute is Compute.float32:
-        return 0.0
-    whole = 3 * max(1, situation.plan.size.num_matmul_parameters)
-    share = predicted_frac(situation.config)
-    return share * model.vocab_size * (model.hidden_size or 0) / whole
+    """Share of a step's operations that the fused loss adds."""
+    return fused_loss_share(situation.config, situation.plan.size.num_matmul_parameters)
 
 
 def sparse(situation: Situation) -> Wish | None:
@@ -119,8 +67,8 @@ def loss(situation: Situation) -> Axis:
     """The vocabulary's projection and the loss as one operation."""
     more = computed_again(situation)
     why = f"never all logits at once; {more:.0%} more operations"
-    way = Way(fused_loss(situation), 1 + more, why)
-    return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (way,))
+    technique = Technique(" ".join(fused_loss(situation)), "logits", why, Published(1 + more, ""))
+    return Axis(("kernels", "kernels.fused_linear_cross_entropy"), (technique,))
 
 
 DECIDES = ("precision", "precision.compute", "precision.weights", "precision.float8")

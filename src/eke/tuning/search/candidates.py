@@ -9,15 +9,12 @@ option alone leaves them as they are: `memory=checkpointing` over `memory.every_
 every second layer, and is what `memory=checkpointing memory.every_n=2` is.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from eke.common import published_slowdowns
 from eke.common.errors import ConfigError
 from eke.config.compose import Composed, compose
 from eke.config.schema import Config
@@ -26,29 +23,16 @@ from eke.estimate.memory import Forecast, Verdict, known_forecast
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
 from eke.plan.planner import Plan, possible_batches, replan, with_batch
-from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
+from eke.rules.techniques import (
+    CUDA,
+    QUARTER_BATCH,
+    TECHNIQUES,
+    Numerics,
+    group_of,
+)
+from eke.tuning.chooser import Findings, combine, findings
 from eke.tuning.search.search import without
 from eke.tuning.search.search_space import Point, Room
-
-CPU, CUDA = "cpu", "cuda"
-BOTH = (CPU, CUDA)
-
-
-class Numerics(Enum):
-    """How far the arithmetic may move from what was typed."""
-
-    same = "same"
-    """The same formats; results differ by the order of sums alone."""
-    mixed = "mixed"
-    """Also 16-bit or TF32 products over float32 weights and optimizer states."""
-    reduced = "reduced"
-    """Also bfloat16 weights, float8 products and 8-bit optimizer states."""
-
-    @property
-    def includes(self) -> tuple["Numerics", ...]:
-        """The classes that are allowed with this one."""
-        every = tuple(Numerics)
-        return every[: every.index(self) + 1]
 
 
 @dataclass(frozen=True)
@@ -72,73 +56,7 @@ class Axis:
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True)
-class _Technique:
-    """Overrides that could be typed in place of what was."""
-
-    axis: str
-    overrides: str
-    kinds: tuple[str, ...] = BOTH
-    """Devices on which it can pay."""
-    numerics: Numerics = Numerics.same
-    usual: float = 1.0
-    """Time of a step over that without it, on a GPU: published, and a first guess for no machine in
-    particular. 1 where nothing is known."""
-    usual_cpu: float | None = None
-    """The same on a CPU; None is as on a GPU."""
-    needless_beside: tuple[str, ...] = ()
-    """Overrides that compute the same with fewer operations and more memory."""
-
-    def usual_on(self, kind: str) -> float:
-        """What is usual on a kind of device."""
-        return self.usual_cpu if kind == CPU and self.usual_cpu else self.usual
-
-
-CHECKPOINTING, SELECTIVE = (
-    published_slowdowns.CHECKPOINTING.slowdown,
-    published_slowdowns.SELECTIVE.slowdown,
-)
-COMPILED, EAGER = published_slowdowns.COMPILED.slowdown, published_slowdowns.EAGER.slowdown
-HALF, TF32 = published_slowdowns.FP16.slowdown, published_slowdowns.TF32.slowdown
-FP8 = published_slowdowns.FP8.slowdown * HALF
-STATES_8_BIT = published_slowdowns.ADAM_8BIT.slowdown
-
-PURE = "precision=bf16_pure"
-KEEP_ALL, KEEP_HALF = "memory=none", "memory=checkpointing memory.every_n=2"
-
-TECHNIQUES = (
-    _Technique("attention", "attention=sdpa"),
-    _Technique("attention", "attention=eager", (CPU,), usual=EAGER, usual_cpu=1.0),
-    _Technique("attention", "attention=flash2", (CUDA,)),
-    _Technique("attention", "attention=flash3", (CUDA,)),
-    _Technique("compile", "compile=none"),
-    _Technique("compile", "compile=inductor compile.regional=true", usual=COMPILED, usual_cpu=1.0),
-    _Technique("compile", "compile=inductor", usual=COMPILED, usual_cpu=1.0),
-    _Technique("compile", "compile=inductor compile.mode=reduce_overhead", (CUDA,), usual=COMPILED),
-    _Technique("kernels", "kernels=none"),
-    _Technique("kernels", "kernels=fused_linear_cross_entropy"),
-    _Technique("kernels", "kernels=sparse_prediction"),
-    _Technique("kernels", "kernels=liger", (CUDA,)),
-    _Technique("memory", KEEP_ALL),
-    _Technique(
-        "memory", "memory=checkpointing_selective", usual=SELECTIVE, needless_beside=(KEEP_ALL,)
-    ),
-    _Technique("memory", KEEP_HALF, usual=(1 + CHECKPOINTING) / 2, needless_beside=(KEEP_ALL,)),
-    _Technique(
-        "memory", "memory=checkpointing", usual=CHECKPOINTING,
-        needless_beside=(KEEP_ALL, KEEP_HALF),
-    ),
-    _Technique("precision", "precision=tf32", (CUDA,), Numerics.mixed, TF32),
-    _Technique("precision", "precision=bf16", BOTH, Numerics.mixed, HALF, 1.0),
-    _Technique("precision", "precision=fp16", (CUDA,), Numerics.mixed, HALF),
-    _Technique("precision", f"{PURE} optimizer=adamw_bf16_sr", BOTH, Numerics.reduced, HALF, 1.0),
-    _Technique("precision", f"{PURE} precision.master=on", BOTH, Numerics.reduced, HALF, 1.0),
-    _Technique("precision", "precision=fp8", (CUDA,), Numerics.reduced, FP8),
-    _Technique("optimizer", "optimizer=adamw_8bit", BOTH, Numerics.reduced, STATES_8_BIT),
-)  # fmt: skip
-"""Everything that is tried; rules and forecasts leave out what is impossible here."""
-
-PER_DOUBLING = 1 / math.sqrt(published_slowdowns.QUARTER_BATCH.slowdown)
+PER_DOUBLING = 1 / math.sqrt(QUARTER_BATCH.slowdown)
 """Time of a step over that of one with half the micro-batch: the guides' V100, 4 samples and 1."""
 
 
@@ -159,37 +77,28 @@ def axes_for(
         fixed: groups that stay as they are, beside those that were typed.
     """
     kept = {*map(group_of, typed), *fixed}
-    names = dict.fromkeys(technique.axis for technique in TECHNIQUES)
+    names = dict.fromkeys(each.group for each in TECHNIQUES.values() if each.searched)
     axes = [_axis(name, choices, device, numerics, kept) for name in names if name not in kept]
     return [axis for axis in [*axes, *_sharing(device, kept)] if len(axis.values) > 1]
-
-
-def group_of(override: str) -> str:
-    """The group of an override: `compile` of `compile=inductor` and of `compile.regional=true`."""
-    return override.lstrip("+").partition("=")[0].partition(".")[0]
 
 
 def _axis(
     name: str, choices: Mapping[str, str], device: Device, numerics: Numerics, kept: set[str]
 ) -> Axis:
-    mine = [each for each in TECHNIQUES if each.axis == name]
+    mine = [each for each in TECHNIQUES.values() if each.searched and each.group == name]
     typed = f"{name}={choices[name]}"
-    known = next((each for each in mine if each.overrides == typed), _Technique(name, typed))
-    before = known.usual_on(device.kind)
+    known = next((each for each in mine if each.name == typed), None)
+    before = known.slowdown_on(device.kind) if known else 1.0
     others = [
-        Value(
-            each.overrides,
-            tuple(each.overrides.split()),
-            each.usual_on(device.kind) / before,
-            each.needless_beside,
-        )
+        Value(each.name, each.overrides, each.slowdown_on(device.kind) / before, each.more_memory)
         for each in mine
-        if device.kind in each.kinds
+        if device.kind in each.devices
         and each.numerics in numerics.includes
-        and each.overrides != typed
-        and not kept.intersection(map(group_of, each.overrides.split()))
+        and each.name != typed
+        and not kept.intersection(map(group_of, each.overrides))
     ]
-    return Axis(name, (Value(typed, (), needless_beside=known.needless_beside), *others))
+    first = Value(typed, (), needless_beside=known.more_memory if known else ())
+    return Axis(name, (first, *others))
 
 
 def _sharing(device: Device, kept: set[str]) -> list[Axis]:
@@ -279,12 +188,11 @@ def enumerate_candidates(
     every = [value for axis in axes for value in axis.values]
     sections = {value: _sections(composed, value, config_dir) for value in every}
     target = baseline.batch.samples_per_step
-    typed = _objections(baseline, baseline.config, ())
+    before = _findings(baseline, baseline.config)
     found: list[Candidate] = []
     refused: dict[str, int] = {}
     first, too_large = None, 0
-    product = itertools.product(*(axis.values for axis in axes))
-    sets = [values for values in product if not _contradict(values)]
+    sets = combine([axis.values for axis in axes])
     for number, values in enumerate(sets):
         progress(number, len(sets))
         changed: dict[str, Any] = {}
@@ -293,7 +201,7 @@ def enumerate_candidates(
         config = _with_target(replace(baseline.config, **changed), baseline, target)
         if config is None:
             continue
-        batches, rule = _allowed(baseline, config, typed, changed)
+        batches, rule = _allowed(baseline, config, before, changed)
         if not batches:
             refused[rule] = refused.get(rule, 0) + 1
             continue
@@ -307,12 +215,6 @@ def enumerate_candidates(
             found.append(each)
     progress(len(sets), len(sets))
     return Candidates(found, first, len(sets), refused, too_large)
-
-
-def _contradict(values: Sequence[Value]) -> bool:
-    """Whether two of them decide the same group, such as bfloat16 weights with their optimizer."""
-    decided = [group for value in values for group in {*map(group_of, value.overrides)}]
-    return len(decided) > len(set(decided))
 
 
 def _sections(composed: Composed, value: Value, config_dir: Path | None) -> dict[str, Any]:
@@ -333,43 +235,23 @@ def _with_target(config: Config, baseline: Plan, target: int) -> Config | None:
     return replace(config, batch=batch)
 
 
-Objections = dict[tuple[str, str], str]
-"""Rule and path -> the rule, or the path where it is none's."""
-
-
-def _objections(baseline: Plan, config: Config, changed: Collection[str]) -> Objections:
-    """What the rules have against a trial here, packages included.
-
-    Args:
-        baseline: what was typed, planned.
-        config: of the trial.
-        changed: sections of it that a search has chosen.
-    """
-    device = replace(baseline.device, present=True)
-    facts = Facts(config, device, planning=False, num_nodes=config.distributed.num_nodes)
-    refused, warned = check(facts, NOT_BY_SIZE)
-    saves_nothing = [
-        each
-        for each in warned
-        if each.id in WITHOUT_EFFECT
-        or (each.id in NO_BENEFIT and each.key.partition(".")[0] in changed)
-    ]
-    return {(each.id, each.key): each.id or each.key for each in (*refused, *saves_nothing)}
+def _findings(baseline: Plan, config: Config) -> Findings:
+    return findings(config, baseline.device, config.distributed.num_nodes)
 
 
 def _allowed(
-    baseline: Plan, config: Config, typed: Objections, changed: Collection[str]
+    baseline: Plan, config: Config, before: Findings, changed: Collection[str]
 ) -> tuple[list[Config], str]:
-    """The configuration with each micro-batch that rules allow, the smallest first; else the rule.
+    """The configuration with each micro-batch that rules permit, smallest first; else the rule.
 
-    Left out is what a rule refuses, or says to save nothing, and had not of what was typed. Rules
-    object to samples that share a micro-batch or to a step of several: what neither the smallest
-    nor the largest breaks, none between does. What does not fit is left to forecasts.
+    Skipped is what a rule rejects, or says to save nothing, unless it says so of the baseline.
+    Rules object to samples that share a micro-batch or to a step of several: what neither the
+    smallest nor the largest breaks, none between does. Forecasts judge what does not fit.
     """
 
     def rule_against(config: Config) -> str:
-        found = _objections(baseline, config, changed)
-        return next((rule for key, rule in found.items() if key not in typed), "")
+        problem = before.objection(_findings(baseline, config), changed, permit_unsafe=True)
+        return "" if problem is None else problem.id or problem.key
 
     every = possible_batches(config)
     smallest, largest = rule_against(every[0]), rule_against(every[-1])

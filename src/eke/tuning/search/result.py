@@ -22,7 +22,8 @@ from eke.config.compose.compose_cache import PRESETS
 from eke.config.schema import LAUNCH_GROUPS
 from eke.config.schema.codec import make_converter
 from eke.plan.record import Outcome
-from eke.tuning.search.candidates import Candidate, Candidates, Numerics
+from eke.rules.techniques import Numerics
+from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.search import OF_MEDIAN, Measured, Search
 from eke.tuning.search.search_space import Objective
 from eke.tuning.search.surrogate import NOISE, deviation_between, typical

@@ -3,7 +3,8 @@
 from eke.common.text import format_bytes, format_number, format_seconds
 from eke.plan.planner import Plan
 from eke.plan.record import Outcome
-from eke.tuning.search.candidates import Candidate, Candidates, Numerics
+from eke.rules.techniques import Numerics
+from eke.tuning.search.candidates import Candidate, Candidates
 from eke.tuning.search.result import LESS, Fit, Gain, Standing
 from eke.tuning.search.search import Measured, Search, is_higher
 from eke.tuning.search.search_space import Objective, Room

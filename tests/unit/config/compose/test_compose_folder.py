@@ -76,9 +76,9 @@ def test_mistake_in_a_file(tmp_path: Path, text: str, line: int, why: str, fix: 
 
 
 @pytest.mark.parametrize("text", ["", "train:\n  steps: 7\n", "seed: 1\n# @package _global_\n"])
-def test_an_experiment_without_its_first_line(folder: Path, text: str) -> None:
-    path = write(folder, "experiment/mine.yaml", text)
-    problem = problem_of(["experiment=mine"], folder)
+def test_an_experiment_without_its_first_line(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, "experiment/mine.yaml", text)
+    problem = problem_of(["experiment=mine"], tmp_path)
     assert (problem.key, str(problem.fix)) == (f"{path}:1", "write # @package _global_")
 
 

@@ -83,7 +83,10 @@ FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "sweep",
+    [pytest.param(False, id="run"), pytest.param(True, id="sweep", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("text", "line", "value", "fix"), FILES)
 def test_in_a_file_it_is_told_with_its_line(tmp_path, text, line, value, fix, sweep) -> None:
     write(tmp_path, "# hydra: not this file\nseed: 3\n", "another")

@@ -23,7 +23,7 @@ from eke.common import streams
 from eke.common.errors import ConfigError, RunError
 from eke.common.text import BOS, EOS, IGNORED, SEP
 from eke.data.sources import BYTES, open_store, read_manifest, request_of, store_folder
-from eke.training.batches.dataset import build_data, load_tokenizer
+from eke.training.batches.dataset import build_data, load_plan_tokenizer
 
 ROWS = [
     {"text": f"row {n}", "label": "ab"[n % 2], "ask": f"q{n}", "say": f"a{n}"} for n in range(50)
@@ -547,6 +547,6 @@ def test_without_a_connection_it_says_how_to_fetch_it(name, hub_cache) -> None:
 def test_the_tokenizer_is_there_to_be_saved(rows_file, tmp_path) -> None:
     folder = save_bpe(tmp_path / "tokenizer", GPT)
     typed = ("data=jsonl", f"data.path={rows_file}", "train.steps=1")
-    tokenizer = load_tokenizer(plan_of(*typed, f"data.tokenizer={folder}"))
+    tokenizer = load_plan_tokenizer(plan_of(*typed, f"data.tokenizer={folder}"))
     assert tokenizer.pad_token == "<|endoftext|>"
-    assert load_tokenizer(plan_of(*typed, f"data.tokenizer={BYTES}")) is None
+    assert load_plan_tokenizer(plan_of(*typed, f"data.tokenizer={BYTES}")) is None

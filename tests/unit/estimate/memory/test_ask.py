@@ -10,7 +10,7 @@ from eke.config.compose import compose
 from eke.estimate.memory import trace_client
 from eke.estimate.memory.components import Method, Traced
 from eke.plan.planner.plan import plan_to_plain
-from eke.training.trace.worker import serve
+from eke.training.trace.trace_worker import serve
 from eke.workflows.planning import plan_for
 
 FOUND = Traced({"load": 1, "forward": 2}, {"load": 2, "forward": 4}, {"weights": 2})
@@ -189,14 +189,14 @@ def test_the_true_worker_traces() -> None:
 def test_a_pytorch_that_lacks_what_traces_are_made_with_is_told(monkeypatch) -> None:
     """Each plan gets the reason, and by formulas a forecast; the process lives on."""
     error = ImportError("cannot import name 'X' from 'torch._subclasses' (a/path)", name="torch._s")
-    monkeypatch.setattr("eke.training.trace.worker.import_libraries", lambda: raise_(error))
+    monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: raise_(error))
     answers = io.StringIO()
     serve([json.dumps(plan_to_plain(plan_of()))] * 2, answers)
     said = [json.loads(line)["reason"] for line in answers.getvalue().splitlines()]
     assert len(said) == 2
     assert "lacks what eke uses (cannot import name 'X' from 'torch._subclasses')" in said[0]
     own = ImportError("cannot import name 'X' from 'eke.training.trace'", name="eke.training.trace")
-    monkeypatch.setattr("eke.training.trace.worker.import_libraries", lambda: raise_(own))
+    monkeypatch.setattr("eke.training.trace.trace_worker.import_libraries", lambda: raise_(own))
     with pytest.raises(ImportError):
         serve([json.dumps(plan_to_plain(plan_of()))], answers)
 

@@ -1,6 +1,6 @@
 """Random small trainings, really run: the truth lies within the bounds.
 
-The same as benchmarks/forecast_bounds.py does at length; eight of them run with each change, the
+The same as benchmarks/forecast_bounds.py does at length; four of them run with each change, the
 others in `make test-all`.
 """
 
@@ -16,7 +16,7 @@ import forecast_bounds
 SEED = 21
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.slow if n >= 8 else ()) for n
+@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.slow if n >= 4 else ()) for n
                                     in range(40)])  # fmt: skip
 def test_the_truth_lies_within_the_bounds(number, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

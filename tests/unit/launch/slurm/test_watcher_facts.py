@@ -64,11 +64,13 @@ def test_what_ended_by_itself_keeps_its_outcome(wrote, paths) -> None:
 def test_a_worker_that_died_of_the_signal_was_interrupted(paths) -> None:
     record = record_for("a", "crashed", 3)
     record.failure = Failure("worker", "killed by SIGUSR2")
-    assert with_reason(paths, record, Outcome.timeout).outcome == "timeout"
+    assert with_reason(paths, record, Outcome.timeout, -signal.SIGUSR2).outcome == "timeout"
     assert (read_record(paths).outcome, read_record(paths).failure) == ("timeout", None)
     record = record_for("a", "crashed", 3)
     record.failure = Failure("worker", "killed by SIGSEGV")
-    assert with_reason(paths, record, Outcome.timeout).outcome == "crashed"
+    assert with_reason(paths, record, Outcome.timeout, -signal.SIGSEGV).outcome == "crashed"
+    record.failure = Failure("backward", "a signal came later")
+    assert with_reason(paths, record, Outcome.timeout, -signal.SIGUSR2).outcome == "crashed"
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def node(monkeypatch):
     """This node has such a device."""
 
     def make(device) -> None:
-        monkeypatch.setattr(watcher, "choose", lambda option: (device, ""))
+        monkeypatch.setattr(watcher, "choose_device", lambda option: (device, ""))
         monkeypatch.setattr(watcher, "machine_fingerprint", lambda d: {"device": d.name})
 
     return make

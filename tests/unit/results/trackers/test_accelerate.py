@@ -180,6 +180,7 @@ def test_a_missing_package_is_named(
     assert "1 row not mirrored" in tracker.problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["tensorboard", "trackio", pytest.param("mlflow", marks=pytest.mark.slow)]
 )

@@ -210,6 +210,7 @@ def test_a_server_that_refuses_ends_in_time_and_is_told(
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_nobody_listens(server: Server, tmp_path: Path) -> None:
     url = server.url
     server.server_close()  # the port refuses connections now

@@ -36,6 +36,52 @@ def test_an_unknown_option_is_named(make_run: Callable[..., TrackedRun]) -> None
     assert tracker.problem == f"tracker.option = aim: not one of {known} -> tracker=none"
 
 
+MIRROR = """\
+class ToFile:
+    def __init__(self, run):
+        self.file = run.directory / "told"
+
+    def prepare(self):
+        self.file.write_text("")
+
+    def open(self):
+        self.write("open")
+
+    def log(self, rows):
+        self.write(f"{len(rows)} rows")
+
+    def summary(self, values):
+        self.write(str(values))
+
+    def close(self, exit_code):
+        self.write(f"closed {exit_code}")
+
+    def write(self, text):
+        self.file.write_text(self.file.read_text() + text + "\\n")
+"""
+
+
+@pytest.mark.parametrize("name", ["ToFile", "Missing"])
+def test_an_installed_package_adds_a_tracker(
+    name, make_run: Callable[..., TrackedRun], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "site" / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (tmp_path / "site" / "to_file.py").write_text(MIRROR)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[eke.trackers]\n{name} = to_file:{name}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    run = make_run(settings=schema.Tracker(option=name))
+    tracker = build_tracker(run)
+    tracker.log(rows(2))
+    tracker.finish(0)
+    if name == "Missing":
+        assert "eke.trackers: Missing = to_file:Missing of Missing" in tracker.problem
+        return
+    assert tracker.problem == ""
+    assert (run.directory / "told").read_text() == f"open\n{len(rows(2))} rows\nclosed 0\n"
+
+
 def test_a_missing_package_is_named(
     make_run: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from unit.models.sizes.configs import make_config
 
 from eke.common.text import EOS, IGNORED, MASK, NUM_SPECIAL_TOKENS
 from eke.config.schema import VARIANTS
-from eke.training.batches.sampler import Row
+from eke.training.batches.sampler import TokenRow
 from eke.training.batches.tasks import TASKS, TaskSamples
 
 
@@ -23,7 +23,7 @@ class Counting:
     framed = False
 
     def row(self, index):
-        return Row(np.arange(NUM_SPECIAL_TOKENS, NUM_SPECIAL_TOKENS + self.length))
+        return TokenRow(np.arange(NUM_SPECIAL_TOKENS, NUM_SPECIAL_TOKENS + self.length))
 
     def label(self, index):
         return index % 3

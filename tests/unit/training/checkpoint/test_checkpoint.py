@@ -30,7 +30,7 @@ from eke.training.checkpoint import (
     save_checkpoint,
 )
 from eke.training.loop.meter import capture_random_state
-from eke.training.model.export import WEIGHTS
+from eke.training.model.save_model import WEIGHTS
 
 MODEL = f"{EXPORT}/{WEIGHTS}"
 

@@ -12,16 +12,16 @@ from unit.training.model.sharded import CPU, among, sharded_model, sharded_plan
 from eke.config.schema import Exchange
 from eke.models.sizes import state_bytes
 from eke.training.checkpoint import ShardedUpdate
-from eke.training.distributed.ranks import ALONE
-from eke.training.distributed.sharding import (
+from eke.training.distributed.fsdp import (
     cut_optimizer,
     gather_weights,
     is_cut,
     part,
     part_bytes,
 )
+from eke.training.distributed.ranks import ALONE
 from eke.training.model.build_model import build_model
-from eke.training.model.export import load_weights, save_pretrained
+from eke.training.model.save_model import load_weights, save_pretrained
 from eke.training.observe.libraries import note_sharding
 from eke.training.optimizer import build_optimizer
 from eke.training.optimizer.update import PlainUpdate

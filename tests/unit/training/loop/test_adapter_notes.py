@@ -14,10 +14,10 @@ def job_of(make_plan, tmp_path):
     """Overrides -> the job after its training."""
     from eke.common.paths import RunPaths
     from eke.results.trackers import TrackedRun, build_tracker
-    from eke.training.loop.attempt import train
+    from eke.training.loop.attempt import run_engine
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     def run(*overrides, folder=tmp_path):
         plan = make_plan(*last_wins(*BASE, *overrides))
@@ -25,7 +25,7 @@ def job_of(make_plan, tmp_path):
         meter = Meter(HostClock(), 0, 0)
         paths = RunPaths(folder)
         job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
-        train(job)
+        run_engine(job)
         return job
 
     return run
@@ -51,7 +51,7 @@ def test_an_optimizer_of_float32_copies_knows_its_adapters(optimizer, job_of) ->
 
 
 def test_adapters_that_the_optimizer_was_not_given_are_told(job_of, monkeypatch) -> None:
-    monkeypatch.setattr("eke.training.observe.effects.stepped_weights", lambda optimizer: [])
+    monkeypatch.setattr("eke.training.observe.effective.stepped_weights", lambda optimizer: [])
     job = job_of("precision=bf16_pure", "precision.master=on")
     assert any("the optimizer knows nothing of 28 adapters" in w for w in job.warnings)
 

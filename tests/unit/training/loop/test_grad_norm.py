@@ -40,7 +40,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "accumulation",
+        "in_backward",
+        pytest.param("loop", marks=pytest.mark.slow),
+        pytest.param("trainer", marks=pytest.mark.slow),
+    ],
+)
 def test_without_it_the_same_is_trained_and_nothing_reads_the_gradients(
     way, make_plan, tmp_path
 ) -> None:

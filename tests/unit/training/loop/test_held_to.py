@@ -103,29 +103,29 @@ def test_touched_source_is_the_same_source(source) -> None:
 
 
 def test_what_is_edited_while_it_is_imported_and_read_is_refused(tmp_path, source) -> None:
-    from eke.training.loop.attempt import held_to
+    from eke.training.loop.attempt import verify_inputs
 
     text = tmp_path / "text.txt"
     text.write_bytes(b"abcd" * 400)
     short = ("data.seq_len=16", "batch.per_device=2", "train.steps=2")
     plan = plan_of("data=text", f"data.path={text}", *short)
-    with held_to(plan):
+    with verify_inputs(plan):
         pass
-    with pytest.raises(ChangedError, match=r"^data\.path"), held_to(plan):
+    with pytest.raises(ChangedError, match=r"^data\.path"), verify_inputs(plan):
         text.write_bytes(b"0123" * 400)
-    with pytest.raises(ChangedError, match=r"^data\.path"), held_to(plan):
+    with pytest.raises(ChangedError, match=r"^data\.path"), verify_inputs(plan):
         pytest.fail("nothing is read of another text")
     text.write_bytes(b"abcd" * 400)
 
     def imported_while_it_is_edited() -> None:
-        with held_to(plan):
+        with verify_inputs(plan):
             source.write_text("new = 2\n")
             raise ImportError("half of it is the new one")
 
     with pytest.raises(ChangedError, match="eke_source"):
         imported_while_it_is_edited()
     source.write_text("old = 1\n")
-    with pytest.raises(ImportError, match="its own"), held_to(plan):
+    with pytest.raises(ImportError, match="its own"), verify_inputs(plan):
         raise ImportError("its own")
 
 

@@ -7,10 +7,10 @@ from trained import continue_job, steps_of
 from eke.common.paths import RunPaths
 from eke.plan.record import Outcome
 from eke.results.trackers.tracker import Untracked
-from eke.training.loop.attempt import train
+from eke.training.loop.attempt import run_engine
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import build_job
 from eke.training.loop.stop import StopFlag, Stopped
+from eke.training.loop.training_state import build_job
 
 TYPED = (
     *TINY,
@@ -52,11 +52,11 @@ def stop_at(job, number: int) -> list[str]:
 def test_an_unfinished_step_is_given_up_and_taken_again(engine, make_plan, tmp_path) -> None:
     plan = make_plan(*last_wins(*TYPED, f"engine={engine}"))
     whole = build(plan, tmp_path / "whole")
-    train(whole)
+    run_engine(whole)
     job = build(plan, tmp_path / "cut")
     entered = stop_at(job, 2 * 4 + 2)  # the second micro-batch of the third step
     with pytest.raises(Stopped, match="SIGTERM after step 2; checkpoint saved"):
-        train(job)
+        run_engine(job)
     assert entered.count("forward") == 2 * 4 + 2, "no micro-batch began after the signal"
     assert list(steps_of(job)) == [1, 2]
     resumed = continue_job(job, 2, tmp_path / "resumed")
@@ -67,5 +67,5 @@ def test_a_first_step_leaves_nothing_to_save(make_plan, tmp_path) -> None:
     job = build(make_plan(*last_wins(*TYPED)), tmp_path / "first")
     stop_at(job, 1)
     with pytest.raises(Stopped, match="after step 0; nothing new to save"):
-        train(job)
+        run_engine(job)
     assert not job.paths.checkpoints.exists()

@@ -5,7 +5,7 @@ host. Here is only a CPU, so reads are counted. `item`, `bool`, `float`, `int` a
 C++ all end in the operation `_local_scalar_dense`, which a dispatch mode sees; `tolist`, `numpy`
 and `cpu` reach into memory directly and are replaced. Batches are prepared before the count begins:
 collation reads its own tensors, which have not been on the device yet. The first two steps, which
-`eke.training.observe.effects` looks at, are not counted either.
+`eke.training.observe.effective` looks at, are not counted either.
 """
 
 import itertools
@@ -22,8 +22,8 @@ import eke.training.loop.loop as loop
 from eke.common.paths import RunPaths
 from eke.results.trackers.tracker import Untracked
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job
 
 NUM_STEPS = 3
 BASE = (
@@ -74,10 +74,10 @@ def _counted(trap: ReadTrap, original: Callable[..., Any]) -> Callable[..., Any]
 
 
 @pytest.fixture
-def job_after_two_steps(make_plan, tmp_path) -> Callable[..., Job]:
+def job_after_two_steps(make_plan, tmp_path) -> Callable[..., TrainingState]:
     """Overrides -> a job whose optimizer has its states."""
 
-    def make(*overrides: str) -> Job:
+    def make(*overrides: str) -> TrainingState:
         plan = make_plan(*last_wins(*BASE, *overrides))
         meter = Meter(HostClock(), 0, 0)
         job = build_job(plan, RunPaths(tmp_path), 0, StopFlag(), Untracked(), meter, {})
@@ -91,7 +91,7 @@ def job_after_two_steps(make_plan, tmp_path) -> Callable[..., Job]:
     return make
 
 
-def reads_per_step(job: Job, monkeypatch: pytest.MonkeyPatch) -> float:
+def reads_per_step(job: TrainingState, monkeypatch: pytest.MonkeyPatch) -> float:
     """Reads in three steps without a write, per step."""
     batches = iter(list(itertools.islice(job.data.train_steps(2), NUM_STEPS)))
     # torch's foreach and for-loop optimizers keep their step counters on the host, to read them.

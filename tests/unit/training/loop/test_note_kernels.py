@@ -9,12 +9,12 @@ from support import last_wins
 from eke.common.paths import RunPaths
 from eke.config.schema import Attention, Backend
 from eke.results.trackers import TrackedRun, build_tracker
-from eke.training.loop.attempt import train
+from eke.training.loop.attempt import run_engine
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.model import attention_kernels
-from eke.training.model.attention_kernels import KernelProbe, Seen
+from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.build_model import build_model_and_report
 from eke.training.observe.libraries import expected_kernels
 
@@ -25,21 +25,21 @@ MASKED = ("model=tiny_bert", "task=masked_lm")
 
 
 @pytest.fixture
-def trained(make_plan, tiny, tmp_path) -> Callable[..., Job]:
+def trained(make_plan, tiny, tmp_path) -> Callable[..., TrainingState]:
     """Overrides -> the job after two steps."""
 
-    def run(*overrides: str) -> Job:
+    def run(*overrides: str) -> TrainingState:
         plan = make_plan(*last_wins(*tiny, *SHORT, *overrides))
         tracked = TrackedRun("0" * 16, "", None, (), "", {}, {}, tmp_path, 0, plan.config.tracker)
         paths, meter = RunPaths(tmp_path), Meter(HostClock(), 0, 0)
         job = build_job(plan, paths, 0, StopFlag(), build_tracker(tracked), meter, {})
-        train(job)
+        run_engine(job)
         return job
 
     return run
 
 
-def about(job: Job, word: str) -> list[str]:
+def about(job: TrainingState, word: str) -> list[str]:
     return [warning for warning in job.warnings if word in warning]
 
 
@@ -64,7 +64,7 @@ def test_another_implementation_than_asked_for_is_warned_about(trained, monkeypa
         model.set_attn_implementation("eager")
         return model, report
 
-    monkeypatch.setattr("eke.training.model.export.build_model_and_report", build_eager)
+    monkeypatch.setattr("eke.training.model.save_model.build_model_and_report", build_eager)
     job = trained("attention=sdpa")
     assert job.effective["attention_kernels"] == ["eager"]
     assert about(job, "attention=sdpa had no effect: the model runs eager")
@@ -79,7 +79,7 @@ def test_a_fused_loss_is_read_from_the_step(trained) -> None:
 def test_a_loss_that_is_not_fused_is_warned_about(trained, monkeypatch) -> None:
     from eke.training.model.loss import from_logits
 
-    monkeypatch.setattr("eke.training.model.export.apply_loss", lambda plan, model: None)
+    monkeypatch.setattr("eke.training.model.save_model.apply_loss", lambda plan, model: None)
     monkeypatch.setattr("eke.training.loop.start.build_loss", lambda plan: from_logits)
     job = trained("kernels=fused_linear_cross_entropy")
     assert job.effective["loss_kernels"] == ["cross_entropy"]
@@ -152,4 +152,4 @@ def test_what_may_run_follows_from_the_option(option, backend, kernels) -> None:
 
 
 def test_seen_has_no_loss_kernel_where_none_ran() -> None:
-    assert Seen((), (), 0).loss_kernels == ()
+    assert ObservedKernels((), (), 0).loss_kernels == ()

@@ -9,17 +9,17 @@ from support import TINY, last_wins
 
 import eke.training.batches.batches as batches
 import eke.training.loop.loop as loop
-import eke.training.loop.state as job_module
+import eke.training.loop.training_state as job_module
 import eke.training.model.checkpointing as checkpointing
 from eke.common.paths import RunPaths
 from eke.config.schema import Checkpointing
 from eke.results.trackers.tracker import Untracked
 from eke.training.batches.batches import CacheRelease
-from eke.training.batches.dataset import Data
+from eke.training.batches.dataset import TrainingData
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
-from eke.training.observe.effects import AT_THE_END
+from eke.training.loop.training_state import TrainingState, build_job
+from eke.training.observe.effective import AT_THE_END
 
 BASE = (
     *TINY, "model=tiny", "data=synthetic", "data.seq_len=8", "data.num_samples=8",
@@ -33,7 +33,7 @@ def trained(make_plan, tmp_path):
     """Overrides -> a job that has trained."""
     numbers = itertools.count()
 
-    def run(*overrides: str) -> Job:
+    def run(*overrides: str) -> TrainingState:
         folder = tmp_path / str(next(numbers))
         folder.mkdir()
         plan, meter = make_plan(*last_wins(*BASE, *overrides)), Meter(HostClock(), 0, 0)
@@ -56,7 +56,7 @@ RECOMPUTED = {
 }
 
 
-def recomputation(job: Job) -> tuple[float, int, bool, bool]:
+def recomputation(job: TrainingState) -> tuple[float, int, bool, bool]:
     seen = job.effective
     return (
         seen["layer_calls_per_micro_batch"],
@@ -96,7 +96,7 @@ def test_layers_that_were_left_out_are_noticed(trained, monkeypatch) -> None:
         checkpointing._enable(model, {}, "full")
         find_layers(model)[0].gradient_checkpointing = False
 
-    monkeypatch.setattr("eke.training.model.export.apply_checkpointing", one_off)
+    monkeypatch.setattr("eke.training.model.save_model.apply_checkpointing", one_off)
     job = trained("memory=checkpointing")
     assert job.warnings == ["memory.checkpointing repeated 1 layers instead of 2"]
 
@@ -146,7 +146,7 @@ def test_evaluations_use_the_kept_processes_again(make_plan) -> None:
 
 
 def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> None:
-    build = Data._loader
+    build = TrainingData._loader
 
     def in_process(data, samples, batches, persistent=False):
         loader = build(data, samples, batches)
@@ -154,7 +154,7 @@ def test_loaders_that_were_built_otherwise_are_noticed(trained, monkeypatch) -> 
             loader.dataset, batch_sampler=batches, collate_fn=data.collate
         )
 
-    monkeypatch.setattr(Data, "_loader", in_process)
+    monkeypatch.setattr(TrainingData, "_loader", in_process)
     job = trained("dataloader.workers=1", "dataloader.persistent=true")
     assert job.effective["loader_workers"] == 0
     assert job.warnings == [

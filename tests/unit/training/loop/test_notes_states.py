@@ -9,7 +9,7 @@ from unit.training.model.test_optimizer import HERE
 
 from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.training.model.build_model import build_model
-from eke.training.observe.effects import note_states
+from eke.training.observe.effective import note_states
 from eke.training.optimizer import build_optimizer, builders
 
 

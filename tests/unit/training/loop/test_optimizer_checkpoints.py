@@ -95,7 +95,7 @@ def test_a_loss_scaler_skips_the_step_of_an_overflow_and_takes_the_next(option) 
 
 
 def test_schedule_free_exports_its_average_and_trains_on_other_weights(tmp_path) -> None:
-    from eke.training.model.export import load_weights
+    from eke.training.model.save_model import load_weights
 
     model, optimizer = make("schedule_free")
     train(model, optimizer, range(3))

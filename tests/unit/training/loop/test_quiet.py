@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 from accelerate.utils import other
-from eke.training.model.export import save_pretrained
+from eke.training.model.save_model import save_pretrained
 logging.disable_progress_bar()
 size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
 save_pretrained(LlamaForCausalLM(LlamaConfig(vocab_size=16, **size)), Path(sys.argv[1]))

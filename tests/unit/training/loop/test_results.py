@@ -41,8 +41,8 @@ def job(plan, tmp_path_factory):
     from eke.results.trackers import TrackedRun, build_tracker
     from eke.training.loop.loop import train
     from eke.training.loop.meter import HostClock, Meter
-    from eke.training.loop.state import build_job
     from eke.training.loop.stop import StopFlag
+    from eke.training.loop.training_state import build_job
 
     folder = tmp_path_factory.mktemp("run")
     tracker = build_tracker(

@@ -17,7 +17,7 @@ from trained import record_of, train_job
 import eke.data.sources.prepare_client as asking
 from eke.data.preparation.prepare import prepare_store
 from eke.training.batches.tasks import open_split
-from eke.training.loop.state import Job
+from eke.training.loop.training_state import TrainingState
 from eke.training.model.unused import HEADS
 
 WIDTH = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -97,7 +97,7 @@ def save(folder: Path, kind: str, sizes: dict[str, Any], tokenizer: str, more: d
     model.save_pretrained(folder)
 
 
-def trained(make_plan, folder: Path, task: str, kind: str, sizes, tokenizer, more) -> Job:
+def trained(make_plan, folder: Path, task: str, kind: str, sizes, tokenizer, more) -> TrainingState:
     """The job of a checkpoint after two steps."""
     save(folder / "mine", kind, sizes, tokenizer, more, task)
     rows = write_jsonl(folder / "rows.jsonl", rows_of(task))
@@ -112,14 +112,14 @@ def trained(make_plan, folder: Path, task: str, kind: str, sizes, tokenizer, mor
     return train_job(plan, folder / "run")
 
 
-def served(job: Job) -> tuple[Any, Any]:
+def served(job: TrainingState) -> tuple[Any, Any]:
     """What anyone loads from the run's folder."""
     head = getattr(transformers, HEADS[job.plan.config.task.option])
     model = head.from_pretrained(job.paths.model, dtype=torch.float32).eval()
     return model, transformers.AutoTokenizer.from_pretrained(job.paths.model)
 
 
-def held_out_rows(job: Job) -> Iterator[tuple[dict[str, Any], Any]]:
+def held_out_rows(job: TrainingState) -> Iterator[tuple[dict[str, Any], Any]]:
     """Rows of the file, and what was prepared of each."""
     lines = (job.paths.folder.parent / "held.jsonl").read_text().splitlines()
     samples: Any = open_split(job.plan, evaluation=True)

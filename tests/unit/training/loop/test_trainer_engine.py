@@ -18,9 +18,9 @@ from eke.training.loop.attempt import ENGINES
 from eke.training.loop.failure import Diverged
 from eke.training.loop.loop import train
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import build_job
 from eke.training.loop.stop import StopFlag, Stopped
 from eke.training.loop.trainer_engine import build_arguments, render_arguments
+from eke.training.loop.training_state import build_job
 from eke.training.model.loss import loss_head
 
 BASE = (
@@ -233,7 +233,10 @@ def test_label_smoothing_is_torchs(job_of) -> None:
     assert curve(run(job))[0][0] == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("key", ["sparse_prediction", "fused_linear_cross_entropy"])
+@pytest.mark.parametrize(
+    "key",
+    ["sparse_prediction", pytest.param("fused_linear_cross_entropy", marks=pytest.mark.slow)],
+)
 def test_label_smoothing_goes_through_the_loss_head(job_of, tmp_path, key) -> None:
     plain = curve(run(job_of("trainer.extra.label_smoothing_factor=0.3")))
     (tmp_path / "metrics.jsonl").unlink()

@@ -10,7 +10,7 @@ from torch import nn
 from unit.training.model.plans import hand_plan
 
 from eke.plan.planner import Plan
-from eke.training.distributed.sharding import shard_model
+from eke.training.distributed.fsdp import shard_model
 from eke.training.model.build_model import build_model
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import eke.data.sources.prepare_client as asking
 from eke.config.compose import compose
 from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import open_store, request_of
-from eke.training.model.export import build_trainable, name_classes, save_pretrained
+from eke.training.model.save_model import build_trainable, name_classes, save_pretrained
 from eke.workflows import plan_for
 
 SHORT = ("task=sequence_classification", "data.seq_len=16", "batch.per_device=4", "hardware=cpu",

@@ -53,8 +53,12 @@ def test_none_is_the_model_itself():
             marks=[IGNORE_JIT, pytest.mark.slow],
         ),
         pytest.param(["compile=aot_eager", "memory=checkpointing"], id="checkpointing"),
-        pytest.param(["compile=aot_eager", "model=tiny_gpt2"], id="gpt2"),
-        pytest.param(["compile=aot_eager", "model=tiny_bert", "task=masked_lm"], id="bert"),
+        pytest.param(["compile=aot_eager", "model=tiny_gpt2"], id="gpt2", marks=pytest.mark.slow),
+        pytest.param(
+            ["compile=aot_eager", "model=tiny_bert", "task=masked_lm"],
+            id="bert",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["compile=aot_eager", "model=tiny_t5", "task=seq2seq_lm"], id="t5"),
     ],
 )
@@ -139,7 +143,11 @@ def limit_of_recompilation():
     "overrides",
     [
         pytest.param(["compile=eager"], id="eager"),
-        pytest.param(["compile=aot_eager", "memory=checkpointing_selective"], id="selective"),
+        pytest.param(
+            ["compile=aot_eager", "memory=checkpointing_selective"],
+            id="selective",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_layer_is_compiled_for_all(overrides):

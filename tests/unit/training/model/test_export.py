@@ -17,8 +17,8 @@ from unit.training.model.steps import make_inputs
 
 from eke.common.errors import RunError
 from eke.training.model.build_model import build_model
-from eke.training.model.export import load_weights, save_pretrained
 from eke.training.model.number_formats import compile_model
+from eke.training.model.save_model import load_weights, save_pretrained
 from eke.training.model.unused import HEADS
 
 CPU = torch.device("cpu")
@@ -185,7 +185,7 @@ def test_a_full_disk_is_an_os_error(tmp_path):
         from pathlib import Path
         import torch
         from unit.training.model.plans import hand_plan
-        from eke.training.model.export import save_pretrained
+        from eke.training.model.save_model import save_pretrained
         from eke.training.model.build_model import build_model
         model = build_model(hand_plan("model=tiny"), torch.device("cpu"))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

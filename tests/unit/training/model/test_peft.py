@@ -21,7 +21,7 @@ from eke.training.model.adapters import (
     quant_tensors,
 )
 from eke.training.model.build_model import build_model
-from eke.training.model.export import load_weights, save_pretrained
+from eke.training.model.save_model import load_weights, save_pretrained
 
 CPU = torch.device("cpu")
 

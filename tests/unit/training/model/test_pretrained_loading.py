@@ -220,7 +220,7 @@ TIES = [("llama", True), ("llama", False), ("gpt2", True), ("gpt2", False), ("be
 @pytest.mark.parametrize(("kind", "tied"), TIES, ids=str)
 def test_the_tensors_say_whether_the_output_is_tied(tmp_path, kind, tied):
     """A flag of config.json that says the contrary changes nothing, and is saved as it is true."""
-    from eke.training.model.export import save_pretrained
+    from eke.training.model.save_model import save_pretrained
 
     names = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
              "intermediate_size": 64, "vocab_size": 320, "pad_token_id": 0}  # fmt: skip
@@ -259,7 +259,12 @@ DROPPED = {
 
 @pytest.mark.parametrize("kind", DROPPED)
 def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
-    from eke.training.model.unused import kept_dropouts, probe, recorded_dropouts, set_dropout
+    from eke.training.model.unused import (
+        kept_dropouts,
+        probe_inputs,
+        recorded_dropouts,
+        set_dropout,
+    )
 
     config = transformers.AutoConfig.for_model(kind)
     sizes = {"hidden_size": 32, "d_model": 32, "dim": 32, "num_hidden_layers": 2, "n_layers": 2,
@@ -288,10 +293,10 @@ def test_every_dropout_of_a_forward_pass_is_the_typed_one(kind):
     model = getattr(transformers, HEADS[DROPPED[kind]]).from_config(config)
     model.eval()
     with recorded_dropouts() as used, torch.no_grad():
-        model.train()(**probe(model, 0))
+        model.train()(**probe_inputs(model, 0))
     assert set(used) - {0.0} == {0.3}
-    assert kept_dropouts(model, 0.3, probe(model, 0)) == ()
-    assert kept_dropouts(model, 0.2, probe(model, 0)) == (0.3,)
+    assert kept_dropouts(model, 0.3, probe_inputs(model, 0)) == ()
+    assert kept_dropouts(model, 0.2, probe_inputs(model, 0)) == (0.3,)
 
 
 def test_a_dropout_that_a_configuration_class_refuses():
@@ -320,7 +325,7 @@ BASES = {
 
 @pytest.mark.parametrize("family", BASES)
 def test_a_checkpoint_without_any_head(tmp_path, family):
-    from eke.training.model.export import load_weights, save_pretrained
+    from eke.training.model.save_model import load_weights, save_pretrained
 
     with torch.random.fork_rng():
         plain = getattr(transformers, BASES[family])(make_model_config(family))
@@ -363,7 +368,7 @@ def test_architectures_without_closed_form_load_too(tmp_path, kind):
 
 
 def adapted(path, *overrides):
-    from eke.training.model.export import build_trainable
+    from eke.training.model.save_model import build_trainable
     from eke.training.optimizer.update import parameter_groups
 
     plan = plan_of(path, *overrides)

@@ -18,8 +18,8 @@ from eke.data.preparation.prepare import prepare_store
 from eke.data.sources import Frame, Vocabulary
 from eke.plan.planner import Plan
 from eke.training.model.build_model import build_model
-from eke.training.model.export import save_pretrained
 from eke.training.model.load_pretrained import is_padding_alone
+from eke.training.model.save_model import save_pretrained
 from eke.workflows import plan_for
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from eke.training.model.unused import (
     depend_on_all,
     freeze_unreached,
     freeze_unused,
-    probe,
+    probe_inputs,
     routed_parents,
     routed_siblings,
 )
@@ -134,7 +134,7 @@ def test_an_end_of_text_outside_of_the_vocabulary(eos):
     )  # fmt: skip
     config.eos_token_id = eos
     model = transformers.LlamaForCausalLM(config)
-    ids = probe(model, 0)["input_ids"]
+    ids = probe_inputs(model, 0)["input_ids"]
     assert int(ids.min()) >= 0
     assert int(ids.max()) < 64
     assert len(ids.unique()) > 8

@@ -12,8 +12,8 @@ from eke.models.sizes import state_bytes
 from eke.results.trackers.tracker import Untracked
 from eke.training.checkpoint import load_checkpoint, save_checkpoint
 from eke.training.loop.meter import HostClock, Meter
-from eke.training.loop.state import Job, build_job
 from eke.training.loop.stop import StopFlag
+from eke.training.loop.training_state import TrainingState, build_job
 from eke.training.optimizer.update import InBackwardUpdate
 
 BASE = (
@@ -29,7 +29,7 @@ def make_job(make_plan, tmp_path):
     """Overrides -> a job that has not begun."""
     numbers = itertools.count()
 
-    def make(*overrides: str) -> Job:
+    def make(*overrides: str) -> TrainingState:
         plan = make_plan(*last_wins(*BASE, *overrides))
         folder = tmp_path / str(next(numbers))
         folder.mkdir()
@@ -39,7 +39,7 @@ def make_job(make_plan, tmp_path):
     return make
 
 
-def train_steps(job: Job, start: int, stop: int) -> list[tuple[float, float]]:
+def train_steps(job: TrainingState, start: int, stop: int) -> list[tuple[float, float]]:
     """Loss and norm of these steps."""
     job.model.train()
     batches = job.data.train_steps(start)

@@ -126,7 +126,7 @@ def shapes(plan) -> list[tuple[bool, int]]:
     """Of each weight: whether it is an embedding, and how many numbers it has."""
     import torch
 
-    from eke.training.model.export import build_trainable
+    from eke.training.model.save_model import build_trainable
 
     with torch.device("meta"):
         model, _ = build_trainable(plan, torch.device("meta"))

@@ -126,11 +126,11 @@ def test_attention_is_chosen_as_cuda_does() -> None:
 
     half, full = query(torch.bfloat16), query(torch.float32)
     mask = torch.empty(2, 1, 16, 16, device="meta")
-    assert operations.choose(half, half, None) == "flash"
-    assert operations.choose(half, half, mask) == "efficient"
-    assert operations.choose(full, full, None) == "efficient"
-    assert operations.choose(half, query(torch.bfloat16, 2), None) == "flash"
-    assert operations.choose(full, query(torch.float32, 2), None) == "math", (
+    assert operations.choose_kernel(half, half, None) == "flash"
+    assert operations.choose_kernel(half, half, mask) == "efficient"
+    assert operations.choose_kernel(full, full, None) == "efficient"
+    assert operations.choose_kernel(half, query(torch.bfloat16, 2), None) == "flash"
+    assert operations.choose_kernel(full, query(torch.float32, 2), None) == "math", (
         "no grouped heads there"
     )
 
@@ -146,9 +146,9 @@ def test_attention_is_chosen_as_cuda_does() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_grouped_heads_are_no_reason_for_plain_attention(overrides, kernel, monkeypatch) -> None:
-    found, choose = [], operations.choose
+    found, choose = [], operations.choose_kernel
     monkeypatch.setattr(
-        operations, "choose", lambda *args: found.append(choose(*args)) or choose(*args)
+        operations, "choose_kernel", lambda *args: found.append(choose(*args)) or choose(*args)
     )
     plan = plan_of(*SMALL, "model=llama_1b", *overrides, "model.num_key_value_heads=2")
     trace_history(plan)

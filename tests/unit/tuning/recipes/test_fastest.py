@@ -214,7 +214,7 @@ def test_graphs_are_for_steps_that_the_host_limits() -> None:
 )
 def test_graphs_are_not_for_steps_of_several_micro_batches(cut, words, monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.tuning.recipes.question.forecast",
+        "eke.tuning.chooser.forecast",
         lambda plan: replace(forecast(plan), verdict=Verdict.tight),
     )
     plan = planned(FASTEST, *BERT, *cut, LONG, "hardware=h200")
@@ -225,7 +225,7 @@ def test_graphs_are_not_for_steps_of_several_micro_batches(cut, words, monkeypat
 
 def test_a_mode_with_graphs_is_not_taken_for_steps_that_may_not_fit_at_once(monkeypatch) -> None:
     monkeypatch.setattr(
-        "eke.tuning.recipes.question.forecast",
+        "eke.tuning.chooser.forecast",
         lambda plan: replace(forecast(plan), verdict=Verdict.tight),
     )
     plan = planned(FASTEST, *BERT, "compile.mode=max_autotune", LONG, "hardware=h200")

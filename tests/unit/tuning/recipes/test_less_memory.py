@@ -9,7 +9,8 @@ from eke.config.compose import compose
 from eke.estimate.memory import Verdict, forecast
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan
-from eke.tuning.recipes.resolver import Way, cost_of
+from eke.rules.techniques import Numerics, Published, Technique
+from eke.tuning.chooser import cost_of
 from eke.workflows.planning import plan_on
 
 LOW, LARGE = "recipe=low_memory", "recipe=large_model_one_gpu"
@@ -188,8 +189,9 @@ def test_what_fits_nowhere_is_said(packages) -> None:
 
 
 def test_the_rank_of_a_combination() -> None:
-    free, slow, unknown = Way(("a=1",), 1.0, ""), Way(("b=1",), 1.3, ""), Way(("c=1",), None, "")
-    changing = Way(("d=1",), 1.0, "", keeps=False)
+    free = Technique("a=1", "", published=Published(1.0, ""))
+    slow, unknown = replace(free, published=Published(1.3, "")), replace(free, published=None)
+    changing = replace(free, numerics=Numerics.reduced)
     order = [(), (free,), (changing,), (free, changing), (slow,), (free, slow), (unknown,)]
     assert sorted(reversed(order), key=cost_of) == order
 

@@ -6,8 +6,9 @@ from support import last_wins
 from eke.common.text import GIB
 from eke.config.compose import compose
 from eke.hardware import Device
-from eke.tuning.search import Numerics, Room, axes_for, enumerate_candidates
-from eke.tuning.search.candidates import MAX_SIZES, TECHNIQUES, group_of
+from eke.rules.techniques import TECHNIQUES, Numerics, group_of
+from eke.tuning.search import Room, axes_for, enumerate_candidates
+from eke.tuning.search.candidates import MAX_SIZES
 from eke.workflows.planning import plan_for
 
 WORK = ("model=tiny", "data=synthetic", "data.seq_len=32", "data.num_samples=64",
@@ -19,6 +20,19 @@ def candidates(*typed: str, numerics: Numerics = Numerics.same, expected=lambda 
     plan = plan_for(composed, planning=True, refuse=False)
     axes = axes_for(composed.choices, composed.overrides, plan.device, numerics)
     return plan, enumerate_candidates(plan, composed, axes, None, expected)
+
+
+@pytest.fixture(scope="module")
+def of_class():
+    """Numerics -> what is found for the plain command on a CPU of 8 GiB; made once."""
+    found = {}
+
+    def make(numerics: Numerics):
+        if numerics not in found:
+            found[numerics] = candidates(numerics=numerics)[1]
+        return found[numerics]
+
+    return make
 
 
 def test_the_typed_configuration_is_among_them_and_first_points_at_it(own_machine):
@@ -48,19 +62,19 @@ def test_what_is_typed_stays(own_machine, typed):
             assert group_of(typed) not in map(group_of, value.overrides)
 
 
-def test_classes_of_numerics_hold_each_other(own_machine):
+def test_classes_of_numerics_hold_each_other(own_machine, of_class):
     names = {}
     for numerics in Numerics:
-        _, found = candidates(numerics=numerics)
+        found = of_class(numerics)
         names[numerics] = {value.name for each in found.found for value in each.values}
     assert names[Numerics.same] < names[Numerics.mixed] < names[Numerics.reduced]
     assert "precision=bf16" in names[Numerics.mixed] - names[Numerics.same]
     assert "optimizer=adamw_8bit" in names[Numerics.reduced] - names[Numerics.mixed]
 
 
-def test_no_group_is_decided_twice(own_machine):
+def test_no_group_is_decided_twice(own_machine, of_class):
     """bfloat16 weights bring an optimizer of their own; another one is not typed beside it."""
-    _, found = candidates(numerics=Numerics.reduced)
+    found = of_class(Numerics.reduced)
     seen = set()
     for each in found.found:
         texts = [text for value in each.values for text in value.overrides]
@@ -120,9 +134,13 @@ def test_a_candidates_overrides_compose_to_its_plan(own_machine):
 
 
 def test_every_technique_is_an_override_that_composes():
-    for each in TECHNIQUES:
-        compose([*WORK, *each.overrides.split()])
-        assert each.usual > 0
+    for name, technique in TECHNIQUES.items():
+        assert " ".join(technique.overrides) == name
+        compose([*WORK, *technique.overrides])
+        assert technique.slowdown_on("cpu") > 0
+        assert technique.slowdown_on("cuda") > 0
+        assert set(technique.more_memory) <= set(TECHNIQUES)
+        assert (technique.applies is None) == (technique.edit is None)
 
 
 def test_gpus_can_be_shared_out_where_there_are_several():

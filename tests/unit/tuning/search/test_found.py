@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from eke.tuning.search import Measured, Numerics, Objective, Trial, all_diverge, fit_of
+from eke.rules.techniques import Numerics
+from eke.tuning.search import Measured, Objective, Trial, all_diverge, fit_of
 from eke.tuning.search.show import describe_fit, notes
 from eke.tuning.search.surrogate import deviation, deviation_between
 

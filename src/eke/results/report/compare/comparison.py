@@ -219,7 +219,7 @@ def compare_runs(folders: Sequence[Path], baseline: str = "", by: str = "") -> C
     shown = _factors_of(by, keys)
     parts = [_on(m, chosen.get(m.letter), variants, shown, keys, gathered.sweeps) for m in machines]
     rows = {id(row.variant): row for _, found in parts for row in found}
-    bare = [row if (row := rows.get(id(v))) else _bare(v) for v in variants]
+    bare = [rows.get(id(v)) or ComparisonRow(v, {}, {}, Quality.unknown()) for v in variants]
     return Comparison(
         folders=tuple(map(str, folders)),
         sweeps=gathered.sweeps,
@@ -286,10 +286,6 @@ def _row(
     return ComparisonRow(
         variant, estimates, ratios, judged, variant is baseline, on_front, _phases(variant)
     )
-
-
-def _bare(variant: Variant) -> ComparisonRow:
-    return ComparisonRow(variant, {}, {}, Quality.unknown())
 
 
 def _corrected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:

@@ -1,8 +1,8 @@
-"""`python -m eke.training.trace.worker`: plans on stdin, answers on stdout, one a line.
+"""Trace worker (`python -m eke.training.trace.trace_worker`): plans in, results out, by line.
 
 The fake device is registered for a whole process, so this one does nothing else. An answer is
-`{"traced": ...}` or `{"reason": ...}`; it ends with its input. Whatever a library aborts, only this
-process dies of, and who asked sees its end.
+`{"traced": ...}` or `{"reason": ...}`; it ends with its input. If a library aborts, only this
+process ends, and the client detects it.
 """
 
 import importlib

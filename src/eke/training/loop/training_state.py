@@ -1,4 +1,4 @@
-"""Everything one training works with, built from the plan."""
+"""Training state: all objects of an attempt, built from the plan."""
 
 import logging
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ from eke.plan.planner import Micro, Plan
 from eke.plan.record import metrics
 from eke.results.trackers import Tracker
 from eke.training.batches.batches import CacheRelease, Transfer, build_cache_release
-from eke.training.batches.dataset import Data, build_data, load_tokenizer
+from eke.training.batches.dataset import TrainingData, build_data, load_plan_tokenizer
 from eke.training.distributed.deepspeed_engine import share_model
 from eke.training.distributed.ranks import ALONE, Ranks, build_handlers, expect_unreached
 from eke.training.loop.meter import Meter, RandomState, make_clock
@@ -23,9 +23,9 @@ from eke.training.loop.step import Stepped
 from eke.training.loop.stop import StopFlag
 from eke.training.model.adapters import experts_left_out, frozen_at_random
 from eke.training.model.checkpointing import build_activation_offload
-from eke.training.model.export import build_trainable, name_classes
 from eke.training.model.loss import LossFunction
 from eke.training.model.number_formats import Formats, build_formats
+from eke.training.model.save_model import build_trainable, name_classes
 from eke.training.observe.memory_stages import memory_in_use
 from eke.training.optimizer import build_optimizer
 from eke.training.optimizer.build_optimizer import Multiplier, build_schedule
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Job:
+class TrainingState:
     """The objects of one attempt at one run."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Job:
     attempt: int
     device: torch.device
     model: nn.Module
-    """As it is called: shared between ranks, and compiled where that was asked for."""
+    """The model to call: wrapped for ranks, and compiled if configured."""
     bare_model: nn.Module
     """The same weights without wrappers: for checkpoints and for looking inside."""
     optimizer: torch.optim.Optimizer
@@ -54,14 +54,14 @@ class Job:
     """Context of each training forward pass: where what it saves for backward is kept."""
     cache_release: CacheRelease
     multiplier: Multiplier
-    data: Data
+    data: TrainingData
     transfer: Transfer
     meter: Meter
     stop: StopFlag
     start_step: int
     tracker: Tracker
     tokenizer: Any = None
-    """Of transformers, to lie beside the weights; None for eke's bytes."""
+    """Tokenizer of transformers, saved with the weights; None for bytes."""
     ranks: Ranks = ALONE
     parameters: list[nn.Parameter] = field(default_factory=list)
     """The trainable ones."""
@@ -109,7 +109,7 @@ class Job:
             self.stages[stage] = used
 
 
-def gap_in_the_curve(job: Job) -> list[str]:
+def gap_in_the_curve(job: TrainingState) -> list[str]:
     """What to say where steps before the checkpoint are not in metrics.jsonl: rank 0 writes it."""
     missing = metrics.num_missing(job.paths.metrics, job.start_step) if job.ranks.is_main else 0
     if not missing:
@@ -120,7 +120,7 @@ def gap_in_the_curve(job: Job) -> list[str]:
     ]
 
 
-def choose_device(plan: Plan) -> torch.device:
+def torch_device(plan: Plan) -> torch.device:
     """Torch's device for the plan.
 
     Raises:
@@ -144,9 +144,9 @@ def build_job(
     meter: Meter,
     stages: dict[str, int],
     ranks: Ranks = ALONE,
-) -> Job:
+) -> TrainingState:
     """Build model, data and optimizer, and continue from the newest complete checkpoint, if any."""
-    device = choose_device(plan)
+    device = torch_device(plan)
     meter.clock = make_clock(device)
     formats = build_formats(plan, device)
     # Precision and all else is eke's: an `accelerate launch` in front may not change it. It also
@@ -162,7 +162,7 @@ def build_job(
     built = Built(plan, bare, shared, optimizer, formats, device, ranks)
     started = start(built, paths)
     meter.timed_from = started.step + plan.config.train.timing_warmup_steps
-    job = Job(
+    job = TrainingState(
         plan=plan,
         paths=paths,
         attempt=attempt,
@@ -182,7 +182,7 @@ def build_job(
         stop=stop,
         start_step=started.step,
         tracker=tracker,
-        tokenizer=load_tokenizer(plan),
+        tokenizer=load_plan_tokenizer(plan),
         ranks=ranks,
         parameters=built.parameters,
         stages=stages,

@@ -1,4 +1,4 @@
-"""FSDP2: every tensor of the training state cut into one part per process.
+"""FSDP2: sharded training state, gathered for checkpoints and split on load.
 
 PyTorch's `fully_shard` turns parameters into DTensors, cut along their first dimension. What is
 saved is put together again, so that a checkpoint looks as if one process had written it, and what
@@ -183,7 +183,7 @@ def gather_optimizer(optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, 
         return gathered.cpu() if keep else None
 
     state = {number: _each(gather, values) for number, values in content["state"].items()}
-    # Beside states and groups: float32 copies of narrower weights, say
+    # Other entries than states and groups, such as float32 copies of narrower weights
     # (training/model/number_formats.py).
     rest = {k: [gather(v) for v in content[k]] for k in content if k not in ("state", GROUPS)}
     return {GROUPS: content[GROUPS], "state": state, **rest} if keep else {}

@@ -1,21 +1,7 @@
-"""What is read from the running objects into the record's `effective`, a file per kind of thing.
+"""Effective options, read from the running objects into the record.
 
-Each note writes into `job.effective` what it found, and warns once where an option that was asked
-for changed nothing. None of them copies from the configuration what it could have looked at.
-
-Which weights are trained: adapters, and what is frozen under them.
-
-Number formats that were planned, and what of them the objects really have.
-
-Formats of the weights, and what the optimizer keeps for them.
-
-Whether the techniques against memory did anything: read from counters of the running objects.
-
-What can do nothing on a CPU, a rule has warned about before the start.
-
-A closer look at the first steps: what really runs, and how much memory one step takes.
-
-Everything here is read from the running objects; nothing is copied from the request.
+Each note writes its findings into `job.effective` and warns once if a requested option had no
+effect. None copies from the configuration what can be read from the objects.
 """
 
 from collections import Counter
@@ -32,11 +18,11 @@ from eke.config.schema import Optimizer as OptimizerConfig
 from eke.models.sizes import describe
 from eke.models.sizes.optimizers import AUTO
 from eke.training.distributed import deepspeed_engine
-from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, piece_numbers
-from eke.training.distributed.sharding import part
-from eke.training.loop.state import Job
+from eke.training.distributed.deepspeed_engine import DeepSpeedUpdate, shard_lengths
+from eke.training.distributed.fsdp import part
+from eke.training.loop.training_state import TrainingState
 from eke.training.model.adapters import count_float8, is_adapted, quant_states, quant_tensors
-from eke.training.model.attention_kernels import KernelProbe, Seen
+from eke.training.model.attention_kernels import KernelProbe, ObservedKernels
 from eke.training.model.checkpointing import (
     ActivationOffload,
     LayerCalls,
@@ -61,10 +47,10 @@ from eke.training.optimizer.build_optimizer import is_quantised, num_paged_bytes
 from eke.training.optimizer.builders import projected_parameters
 
 
-def note_adapters(job: Job) -> None:
-    """What is trained and what is not, where that was asked for or happened all the same."""
+def note_adapters(job: TrainingState) -> None:
+    """Note trained and frozen weights, if any are frozen."""
     wanted = job.plan.config.peft.option
-    found = adapters(job.bare_model)
+    found = adapter_sizes(job.bare_model)
     if wanted == "none" and not found:
         return
     job.effective["peft"] = found
@@ -79,7 +65,7 @@ def note_adapters(job: Job) -> None:
         job.warn(f"peft={wanted}: the optimizer knows nothing of {len(still)} adapters: {still[0]}")
 
 
-def adapters(model: nn.Module) -> dict[str, Any]:
+def adapter_sizes(model: nn.Module) -> dict[str, Any]:
     """Counts and bytes, read from the modules; empty for a model without adapters."""
     if not is_adapted(model):
         return {}
@@ -107,7 +93,7 @@ def adapters(model: nn.Module) -> dict[str, Any]:
 
 
 def _method(found: dict[str, Any]) -> str:
-    """The option of the group `peft` that makes such a model."""
+    """The `peft` option of such a model."""
     if not found or not found["adapted_modules"]:
         return "none"
     if found["magnitude_vectors"]:
@@ -133,16 +119,16 @@ def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
 
 
-def _held(job: Job) -> set[int]:
-    if isinstance(job.update, DeepSpeedUpdate):  # whose optimizer has flat pieces of them
-        return {id(p) for p in deepspeed_engine.stepped_weights(job.update.engine)}
+def _held(job: TrainingState) -> set[int]:
+    if isinstance(job.update, DeepSpeedUpdate):  # its optimizer has flat shards of them
+        return {id(p) for p in deepspeed_engine.engine_weights(job.update.engine)}
     return {id(p) for p in stepped_weights(job.optimizer)}
 
 
-def note_formats(job: Job) -> None:
+def note_formats(job: TrainingState) -> None:
     """Weights, float32 copies and float8 layers, after the first full steps."""
     compute = job.plan.compute
-    # Those of the model itself: what is trained beside it may be wider (peft's adapters).
+    # The model's own weights: adapters may have a wider format.
     dtypes = {str(p.dtype).removeprefix("torch.") for p in job.bare_model.parameters()}
     if compute.weights not in dtypes:
         found = ", ".join(sorted(dtypes))
@@ -156,14 +142,14 @@ def note_formats(job: Job) -> None:
         note_float8(job)
 
 
-def _bytes_of_copies(job: Job) -> int:
+def _bytes_of_copies(job: TrainingState) -> int:
     """Bytes of the float32 weights that the optimizer steps on, where they are not the model's."""
     if isinstance(job.update, DeepSpeedUpdate):  # ZeRO-3 shows its optimizer none of them
-        return torch.float32.itemsize * sum(piece_numbers(job.update.engine))
+        return torch.float32.itemsize * sum(shard_lengths(job.update.engine))
     return master_bytes(job.bare_model, job.optimizer)
 
 
-def note_float8(job: Job) -> None:
+def note_float8(job: TrainingState) -> None:
     """How many linear layers multiply in float8."""
     layers = count_float8(job.bare_model)
     job.effective["float8_layers"] = layers.converted
@@ -176,8 +162,8 @@ def note_float8(job: Job) -> None:
         )
 
 
-def note_evaluation_formats(job: Job, seen: Seen) -> None:
-    """What the first batch of evaluation computed with."""
+def note_evaluation_formats(job: TrainingState, seen: ObservedKernels) -> None:
+    """Note the formats and kernels of the first evaluation batch."""
     job.effective["eval_matmul_dtypes"] = list(seen.matmul_dtypes)
     compute = job.plan.compute
     wanted = compute.eval_autocast or compute.weights
@@ -188,7 +174,7 @@ def note_evaluation_formats(job: Job, seen: Seen) -> None:
         )
 
 
-def note_states(job: Job) -> None:
+def note_states(job: TrainingState) -> None:
     """Formats of weights and what the optimizer's state is, after the first full steps."""
     found = describe_states(job.optimizer, job.parameters)
     job.effective["weight_dtypes"] = sorted(
@@ -203,7 +189,7 @@ def note_states(job: Job) -> None:
 
 
 def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
-    """Whether it is the option's, the number that shows it, and what a zero means."""
+    """An effect: whether it belongs to the option, its number, and the meaning of zero."""
     known = describe(config)
     yield known.quantises is not None, "optimizer_quantised_frac", "no state is quantised"
     yield known.projects, "optimizer_projected_frac", "no state is projected"
@@ -212,8 +198,8 @@ def _effects(config: OptimizerConfig) -> Iterator[tuple[bool, str, str]]:
     yield known.rounds_at_random, at_random, "no weight is rounded at random"
 
 
-def _note_class(job: Job, found: dict[str, Any]) -> None:
-    """Warn where the optimizer, or its loop over the weights, is another one than asked for."""
+def _note_class(job: TrainingState, found: dict[str, Any]) -> None:
+    """Warn if the optimizer or its implementation differs from the configured one."""
     option, known = job.plan.config.optimizer.option, describe(job.plan.config.optimizer)
     built = f"{found['optimizer']} {found['optimizer_library']}"
     if known.built and built not in known.built:
@@ -225,7 +211,7 @@ def _note_class(job: Job, found: dict[str, Any]) -> None:
 
 
 def describe_states(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
-    """What the optimizer is and keeps, read from it: classes, bytes, and shares of `parameters`."""
+    """Class, state bytes and fractions of `parameters`, read from the optimizer."""
     # DeepSpeed's ZeRO-3 leaves empty weights behind, and their sizes in an attribute.
     count = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
     num_bytes = sum(t.numel() * t.element_size() for t in state_tensors(optimizer))
@@ -264,7 +250,9 @@ def _implementation(optimizer: torch.optim.Optimizer) -> str:
     return "forloop" if "foreach" in group else ""
 
 
-def note_recomputation(job: Job, calls: LayerCalls, probe: RecomputationProbe, num: int) -> None:
+def note_recomputation(
+    job: TrainingState, calls: LayerCalls, probe: RecomputationProbe, num: int
+) -> None:
     """What the first step computed twice; `num` is its number of micro-batches."""
     memory = job.plan.config.memory
     recomputed, wanted = calls.recomputed(num), 0
@@ -288,7 +276,7 @@ def note_recomputation(job: Job, calls: LayerCalls, probe: RecomputationProbe, n
 
 
 @contextmanager
-def count_optimizer_calls(job: Job) -> Iterator[None]:
+def count_optimizer_calls(job: TrainingState) -> Iterator[None]:
     """Count the optimizer's steps inside the backward pass of one training step."""
     phases: Counter[str] = Counter()
 
@@ -305,7 +293,7 @@ def count_optimizer_calls(job: Job) -> Iterator[None]:
         job.warn("memory.optimizer_in_backward had no effect: no weight was updated in backward")
 
 
-def note_offload(job: Job) -> None:
+def note_offload(job: TrainingState) -> None:
     """Bytes that have left the device by the end of the second step."""
     if not job.plan.config.memory.activation_offload:
         return
@@ -315,7 +303,7 @@ def note_offload(job: Job) -> None:
         job.warn("memory.activation_offload had no effect: nothing was moved to the host")
 
 
-def note_cache_release(job: Job) -> None:
+def note_cache_release(job: TrainingState) -> None:
     """Times the allocator was emptied in the whole attempt."""
     every = job.plan.config.memory.empty_cache_every
     if every is None:
@@ -325,7 +313,7 @@ def note_cache_release(job: Job) -> None:
         job.warn("memory.empty_cache_every had no effect: the allocator was never emptied")
 
 
-AFTER_WARM_UP: tuple[Callable[[Job], None], ...] = (
+AFTER_WARM_UP: tuple[Callable[[TrainingState], None], ...] = (
     note_states,
     note_formats,
     note_adapters,
@@ -339,10 +327,10 @@ AFTER_WARM_UP: tuple[Callable[[Job], None], ...] = (
     note_transport,
     note_engine,
 )
-"""Asked once, after the second step: gradients have been there and the optimizer has its state."""
+"""Called once, after the second step, when gradients and optimizer state exist."""
 
-AT_THE_END: tuple[Callable[[Job], None], ...] = (note_cache_release, note_packing)
-"""Asked once, after training, however it ended."""
+AT_THE_END: tuple[Callable[[TrainingState], None], ...] = (note_cache_release, note_packing)
+"""Called once after training, also after a failure."""
 
 __all__ = [
     "AFTER_WARM_UP",
@@ -354,7 +342,7 @@ __all__ = [
 ]
 
 
-def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
+def closer_look(job: TrainingState, nth: int) -> AbstractContextManager[None]:
     """Context of the nth step of this attempt: kernels in the first, a CPU's memory in one later.
 
     That is the one with the longest rows, the second where all are as long; once alone, since
@@ -369,7 +357,7 @@ def closer_look(job: Job, nth: int) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _closer_look(job: Job, nth: int) -> Iterator[None]:
+def _closer_look(job: TrainingState, nth: int) -> Iterator[None]:
     graphs = num_graphs(job.plan)
     if nth == 1 and job.device.type == "cpu":
         job.longest = job.data.longest_step(job.start_step + 1) - job.start_step
@@ -394,11 +382,11 @@ def _closer_look(job: Job, nth: int) -> Iterator[None]:
 
 
 @contextmanager
-def _cut_by_micro_batch(job: Job, profile: AllocationProfile) -> Iterator[None]:
-    """Of a step that accumulates, each micro-batch is a piece of its own.
+def _cut_by_micro_batch(job: TrainingState, profile: AllocationProfile) -> Iterator[None]:
+    """With accumulation, each micro-batch is profiled separately.
 
     Not of several processes where this thread alone counts: their exchanges free memory in others,
-    also between two pieces (FSDP2 on two ranks came out 20 % too high).
+    also between two parts (FSDP2 on two ranks came out 20 % too high).
     """
     if job.plan.batch.world_size > 1 and not profile.is_complete:
         yield
@@ -419,8 +407,8 @@ def _cut_by_micro_batch(job: Job, profile: AllocationProfile) -> Iterator[None]:
 
 
 @contextmanager
-def look_at_evaluation(job: Job) -> Iterator[None]:
-    """Context of a batch of evaluation: the first one of an attempt is looked at."""
+def look_at_evaluation(job: TrainingState) -> Iterator[None]:
+    """Context of an evaluation batch; the first of an attempt is observed."""
     watchable = job.plan.config.compile.option == "none" and job.plan.batch.devices == 1
     if not watchable or "eval_matmul_dtypes" in job.effective:
         yield
@@ -431,15 +419,15 @@ def look_at_evaluation(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def _look_at_operations(job: Job) -> Iterator[None]:
-    """What the step computes with and what it computes twice; nothing where a compiler decides."""
+def _look_at_operations(job: TrainingState) -> Iterator[None]:
+    """Probes for formats, kernels and recomputation; none for compiled models."""
     compiler = job.plan.config.compile.option
     if job.plan.batch.devices > 1:
         job.effective["not_looked_into"] = "formats, kernels: DataParallel runs in other threads"
         yield
         return
     if compiler != "none":
-        # Its calls of kernels are seen; what it has fused away, or computes twice, is not.
+        # Kernel calls are visible in compiled code; fused or recomputed operations are not.
         job.effective["not_looked_into"] = f"recomputation, fused kernels: compile={compiler}"
         with KernelProbe() as kernels:
             yield

@@ -1,10 +1,6 @@
-"""Models on disk in the hub's layout: what plain transformers loads, and eke loads back.
+"""Models on disk in the Hub's layout, for transformers and for eke.
 
 transformers is imported inside the functions: naming a builder must not cost its import.
-
-The model as it is trained, before ranks share it and it has an optimizer.
-
-The names of a classifier's classes, as its config.json is saved with them.
 """
 
 import contextlib
@@ -25,7 +21,7 @@ from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.plan.planner import Plan
 from eke.training.batches.tasks import class_names, is_packed
-from eke.training.distributed.sharding import cut_like, part
+from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.adapters import (
     ADAPTER_WEIGHTS,
     adapter_tensors,
@@ -162,7 +158,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """The system's error behind one of a library, if there is one.
+    """Find the OSError that caused a library's error, if any.
 
     torch 2.13 raises a RuntimeError while the OSError is being handled; safetensors 0.8 names the
     number, as Rust prints it.
@@ -254,7 +250,7 @@ def build_trainable(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
 def name_classes(plan: Plan, model: nn.Module, report: LoadReport) -> list[str]:
     """Put the data's names into the model's configuration, where plain transformers reads them.
 
-    A class without a name of its own is called `LABEL_number`, as transformers does.
+    A class without a name is called `LABEL_number`, as in transformers.
 
     Args:
         plan: the run.

@@ -1,0 +1,419 @@
+"""Table of techniques: what each saves, costs and needs, and whether training stays the same.
+
+Recipes, memory advice, the search of `eke fit`, rules' fixes and the documentation read it. A
+slowdown is the time of a step with the technique over that without: a published figure, used until
+runs on this machine or the time model know better.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+from eke.config.schema import (
+    FSDP,
+    Adafactor,
+    AdamW,
+    AdamW8bit,
+    Backend,
+    Checkpointing,
+    Compute,
+    Config,
+    Float8,
+    Lora,
+    MaskedLM,
+    QLora,
+    Switch,
+    Weights,
+)
+from eke.models.sizes import STAGE, describe, predicted_frac
+
+CPU, CUDA = "cpu", "cuda"
+
+
+class Numerics(Enum):
+    """What a technique changes in the arithmetic."""
+
+    same = "same"
+    """Nothing: equivalent but for the order of sums."""
+    mixed = "mixed"
+    """The rounding of products: 16 bits or TF32 over float32 weights and optimizer states."""
+    reduced = "reduced"
+    """The training: narrower weights or states, another optimizer, or fewer trained weights."""
+
+    @property
+    def includes(self) -> tuple["Numerics", ...]:
+        """The classes that are permitted with this one."""
+        every = tuple(Numerics)
+        return every[: every.index(self) + 1]
+
+
+GUIDE = "https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one"
+TORCHAO = "https://github.com/pytorch/ao/tree/main/torchao/optim"
+TORCHTITAN = (
+    "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A measured slowdown."""
+
+    slowdown: float
+    source: str
+    """What was measured on what, and where: one clause."""
+
+
+def _on_a_v100(speed: float) -> Published:
+    """A row of the guides' table: BERT-large, 512 x 512; its baseline trains 8.86 samples/s."""
+    return Published(8.86 / speed, f"8.86 to {speed} samples/s on a V100, {GUIDE}")
+
+
+QUARTER_BATCH = _on_a_v100(7.75)
+FP16 = _on_a_v100(18.64)
+CHECKPOINTING = Published(4 / 3, "a third of a step's FLOPs: arXiv:1604.06174")
+COMPILED = Published(5762 / 6667, f"tokens/s of a Llama of 8B on 8 H100, {TORCHTITAN}")
+FP8 = Published(
+    6667 / 8532 * FP16.slowdown,
+    f"as bf16, and 6667 to 8532 tokens/s of a Llama of 8B on 8 H100, {TORCHTITAN}",
+)
+TORCHAO_8BIT = Published(3200 / 3000, f"3200 to 3000 tokens/s for a Llama of 7B ({TORCHAO})")
+
+Condition = Callable[[Config], bool]
+Edit = Callable[[Config], Config]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """Overrides that change what a step costs."""
+
+    name: str
+    """The overrides, separated by spaces."""
+    saves: str
+    """What becomes smaller or faster, for the documentation."""
+    does: str = ""
+    """How, in one clause, with a source where no slowdown is published."""
+    published: Published | None = None
+    cautious: Published | None = None
+    """A less favourable measurement, for choices that nobody reviews."""
+    slowdown_cpu: float | None = None
+    """Slowdown on a CPU, where it differs."""
+    numerics: Numerics = Numerics.same
+    devices: tuple[str, ...] = (CPU, CUDA)
+    """Kinds of device on which it can pay."""
+    searched: bool = False
+    """Part of the search space of `eke fit`."""
+    more_memory: tuple[str, ...] = ()
+    """Names of techniques that compute the same with fewer operations and more memory."""
+    applies: Condition | None = None
+    """Whether memory advice may propose it over a configuration; None: never."""
+    edit: Edit | None = None
+    """The configuration with it, keeping what the overrides do not mention."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """One by one."""
+        return tuple(self.name.split())
+
+    @property
+    def group(self) -> str:
+        """The group of the first override."""
+        return group_of(self.name)
+
+    @property
+    def keeps_training(self) -> bool:
+        """Trains the same but for rounding."""
+        return self.numerics is not Numerics.reduced
+
+    @property
+    def slowdown(self) -> float | None:
+        """Published slowdown; None where there is none."""
+        return self.published.slowdown if self.published else None
+
+    @property
+    def reason(self) -> str:
+        """What it does, and where its slowdown is from."""
+        source = self.cautious or self.published
+        return "; ".join(each for each in (self.does, source.source if source else "") if each)
+
+    def apply(self, config: Config) -> Config:
+        """The configuration with it; only of a technique that has an `edit`."""
+        assert self.edit is not None, self.name
+        return self.edit(config)
+
+    def slowdown_on(self, kind: str) -> float:
+        """First guess for a kind of device; 1 where nothing is published."""
+        if kind == CPU and self.slowdown_cpu is not None:
+            return self.slowdown_cpu
+        return 1.0 if self.slowdown is None else self.slowdown
+
+
+def group_of(override: str) -> str:
+    """The group of an override: `compile` of `compile=inductor` and of `compile.regional=true`."""
+    return override.lstrip("+").partition("=")[0].partition(".")[0]
+
+
+def _set(group: str, **values: Any) -> Edit:
+    """Replace fields of a group."""
+    return lambda config: replace(config, **{group: replace(getattr(config, group), **values)})
+
+
+def _become(group: str, kind: type, **values: Any) -> Edit:
+    """Give a group another class, keeping the fields that both have."""
+
+    def edit(config: Config) -> Config:
+        now, names = getattr(config, group), {field.name for field in fields(kind)}
+        kept = {f.name: getattr(now, f.name) for f in fields(now) if f.name in names}
+        return replace(config, **{group: kind(**(kept | values))})
+
+    return edit
+
+
+def _new(group: str, value: Any) -> Edit:
+    """Give a group these fields, and the defaults of all others."""
+    return lambda config: replace(config, **{group: value})
+
+
+def _plain_kernels(config: Config) -> bool:
+    return config.kernels.option == "none" and not config.kernels.fused_linear_cross_entropy
+
+
+def _float32_weights(config: Config) -> bool:
+    now = config.precision
+    return now.weights is Weights.float32 and now.float8 is Float8.off
+
+
+def _copies_weights(config: Config) -> bool:
+    """Autocast keeps 16-bit copies of float32 weights."""
+    return _float32_weights(config) and config.precision.compute is not Compute.float32
+
+
+def _plain_adamw(config: Config) -> bool:
+    optimizer = config.optimizer
+    free = not config.memory.optimizer_in_backward and not describe(optimizer).rounds_at_random
+    return type(optimizer) is AdamW and free
+
+
+def _shares_less_than(option: str) -> Condition:
+    def applies(config: Config) -> bool:
+        now, stage = config.distributed, STAGE.get(option, max(STAGE.values()) + 1)
+        shares = now.option in ("ddp", "zero1", "zero2") and now.num_processes > 1
+        return shares and STAGE.get(now.option, 0) < stage
+
+    return applies
+
+
+LINKS = "cost depends on the links between devices: arXiv:1910.02054, section 7"
+PURE = {
+    "option": "bf16_pure",
+    "compute": Compute.bfloat16,
+    "weights": Weights.bfloat16,
+    "tf32": Switch.auto,  # the presets leave it to the plan, where fp32 switches it off
+}
+ALL, HALF = "memory=none", "memory=checkpointing memory.every_n=2"
+
+_TABLE = (
+    Technique(
+        "attention=sdpa", "attention scores", "never slower: arXiv:2205.14135, section 4",
+        Published(1.0, ""), searched=True,
+        applies=lambda c: c.attention.option == "eager",
+        edit=_set("attention", option="sdpa", backend=Backend.auto),
+    ),
+    Technique(
+        "attention=eager", "time, on a CPU",
+        published=Published(
+            1.15, "BERT-large of 512 tokens, MLPerf 1.1's speed record: arXiv:2205.14135"
+        ),
+        slowdown_cpu=1.0, devices=(CPU,), searched=True,
+    ),
+    Technique("attention=flash2", "time, padding", devices=(CUDA,), searched=True),
+    Technique("attention=flash3", "time, padding", devices=(CUDA,), searched=True),
+    Technique("compile=none", "compilation", searched=True),
+    Technique(
+        "compile=inductor compile.regional=true", "time", "compiles one layer for all",
+        COMPILED, slowdown_cpu=1.0, searched=True,
+    ),
+    Technique(
+        "compile=inductor", "time", "compiles the whole model",
+        COMPILED, slowdown_cpu=1.0, searched=True,
+    ),
+    Technique(
+        "compile=inductor compile.mode=reduce_overhead", "time",
+        "launches all kernels of a step at once", COMPILED, devices=(CUDA,), searched=True,
+    ),
+    Technique("kernels=none", "nothing", searched=True),
+    Technique(
+        "kernels=fused_linear_cross_entropy", "logits",
+        "never all logits at once; in 16 bits the vocabulary's projection once more",
+        searched=True, applies=_plain_kernels,
+        edit=_set(
+            "kernels", option="fused_linear_cross_entropy", fused_linear_cross_entropy=True
+        ),
+    ),
+    Technique(
+        "kernels=sparse_prediction", "logits", "positions without a label are not projected",
+        searched=True,
+        applies=lambda c: isinstance(c.task, MaskedLM) and _plain_kernels(c),
+        edit=_set("kernels", option="sparse_prediction", sparse_prediction=True),
+    ),
+    Technique("kernels=liger", "activations, time", devices=(CUDA,), searched=True),
+    Technique(ALL, "nothing", searched=True),
+    Technique(
+        "memory=checkpointing_selective", "activations",
+        "computes twice what is cheap, 7 % more time",
+        Published(1.07, "arXiv:2205.05198, table 4"), searched=True, more_memory=(ALL,),
+        applies=lambda c: c.memory.checkpointing is Checkpointing.off,
+        edit=_set(
+            "memory", option="checkpointing_selective", checkpointing=Checkpointing.selective
+        ),
+    ),
+    Technique(
+        HALF, "activations", "every second layer's forward pass twice",
+        Published((1 + CHECKPOINTING.slowdown) / 2, CHECKPOINTING.source),
+        searched=True, more_memory=(ALL,),
+    ),
+    Technique(
+        "memory=checkpointing", "activations", "each layer's forward pass twice", CHECKPOINTING,
+        searched=True, more_memory=(ALL, HALF),
+        applies=lambda c: c.memory.checkpointing is not Checkpointing.full,
+        edit=_set("memory", option="checkpointing", checkpointing=Checkpointing.full),
+    ),
+    Technique(
+        "memory=optimizer_in_backward", "gradients",
+        "updates each weight as soon as its gradient is there: no others are kept "
+        "(arXiv:2306.09782)",
+    ),
+    Technique(
+        "memory=checkpointing memory.optimizer_in_backward=true", "activations, gradients",
+        "computes layers twice, updates weights in the backward pass (arXiv:2306.09782)",
+    ),
+    Technique(
+        "precision=tf32", "time; 16-bit copies of weights", "products on tensor cores",
+        Published(1 / 2.25, "T5-base on an A100: huggingface/transformers#15026"),
+        numerics=Numerics.mixed, devices=(CUDA,), searched=True,
+        applies=_copies_weights,
+        edit=_set("precision", option="tf32", compute=Compute.float32, tf32=Switch.on),
+    ),
+    Technique(
+        "precision=fp32", "16-bit copies of weights", f"without tensor cores: {FP16.source}",
+        Published(1.0, ""), numerics=Numerics.mixed, applies=_copies_weights,
+        edit=_set("precision", option="fp32", compute=Compute.float32, tf32=Switch.off),
+    ),
+    Technique(
+        "precision=bf16", "time, activations", "products on tensor cores", FP16,
+        slowdown_cpu=1.0, numerics=Numerics.mixed, searched=True,
+        applies=lambda c: _float32_weights(c) and not _copies_weights(c),
+        edit=_set(
+            "precision", option="bf16", compute=Compute.bfloat16, tf32=Switch.auto
+        ),
+    ),
+    Technique(
+        "precision=fp16", "time, activations", "products on tensor cores", FP16,
+        numerics=Numerics.mixed, devices=(CUDA,), searched=True,
+    ),
+    Technique(
+        "precision=bf16_pure", "weights, gradients, states",
+        "as fast as bf16, and updates are rounded", FP16,
+        slowdown_cpu=1.0, numerics=Numerics.reduced,
+        applies=_float32_weights, edit=_set("precision", **PURE),
+    ),
+    Technique(
+        "precision=bf16_pure optimizer=adamw_bf16_sr", "weights, gradients, states",
+        "weights, gradients and moments in bfloat16, rounded at random, so that small updates are "
+        f"right on average ({TORCHAO})",
+        FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
+    ),
+    Technique(
+        "precision=bf16_pure precision.master=on", "gradients", "float32 copies are stepped on",
+        FP16, slowdown_cpu=1.0, numerics=Numerics.reduced, searched=True,
+    ),
+    Technique(
+        "precision=fp8", "time", "products of linear layers in float8", FP8,
+        numerics=Numerics.reduced, devices=(CUDA,), searched=True,
+    ),
+    Technique(
+        "optimizer=adamw_8bit", "optimizer states", "moments in 8 bits", _on_a_v100(9.15),
+        TORCHAO_8BIT, numerics=Numerics.reduced, searched=True,
+        applies=_plain_adamw, edit=_new("optimizer", AdamW8bit(option="adamw_8bit")),
+    ),
+    Technique(
+        "optimizer=adamw_torchao_8bit", "optimizer states",
+        "moments in 8 bits, embeddings included", TORCHAO_8BIT, numerics=Numerics.reduced,
+    ),
+    Technique(
+        "optimizer=adafactor", "optimizer states",
+        "sums of rows and columns instead of two moments", _on_a_v100(7.96),
+        numerics=Numerics.reduced,
+        applies=_plain_adamw, edit=_new("optimizer", Adafactor(option="adafactor")),
+    ),
+    Technique(
+        "distributed=zero2", "gradients, states", LINKS,
+        applies=_shares_less_than("zero2"), edit=_set("distributed", option="zero2"),
+    ),
+    Technique(
+        "distributed=zero3", "weights, gradients, states", LINKS,
+        applies=_shares_less_than("zero3"), edit=_set("distributed", option="zero3"),
+    ),
+    Technique(
+        "distributed=fsdp", "weights, gradients, states", LINKS,
+        applies=_shares_less_than("fsdp"),
+        edit=_become("distributed", FSDP, option="fsdp", deepspeed_config=None),
+    ),
+    Technique(
+        "offload=optimizer_cpu", "optimizer states",
+        "cost depends on the host and on the way to it: arXiv:2101.06840, section 6",
+        devices=(CUDA,),
+        applies=lambda c: (
+            c.distributed.option in ("zero2", "zero3") and c.offload.option == "none"
+        ),
+        edit=_set("offload", option="optimizer_cpu"),
+    ),
+    Technique(
+        "distributed=zero2 distributed.num_processes=1 offload=optimizer_cpu", "optimizer states",
+        "states in host memory, updated there",
+        Published(3.13 / 1.27, f"1.27 to 3.13 s a step of ViT-H, untuned ({TORCHAO})"),
+        devices=(CUDA,),
+    ),
+    Technique(
+        "distributed=zero3 distributed.num_processes=1 offload=params_cpu", "weights, states",
+        "states and weights in host memory (arXiv:2101.06840); the slowdown depends on the host",
+        devices=(CUDA,),
+    ),
+    Technique(
+        "peft=lora", "gradients, states", "trains added matrices alone",
+        Published(0.8, "a quarter faster: arXiv:2106.09685, section 4.2"),
+        numerics=Numerics.reduced,
+        applies=lambda c: c.peft.option == "none", edit=_new("peft", Lora(option="lora")),
+    ),
+    Technique(
+        "peft=qlora", "weights, gradients, states",
+        "each layer is unpacked when it is used: arXiv:2305.14314, section 3",
+        numerics=Numerics.reduced,
+        applies=lambda c: c.peft.option in ("none", "lora"),
+        edit=_become("peft", QLora, option="qlora"),
+    ),
+)  # fmt: skip
+
+TECHNIQUES: Mapping[str, Technique] = {each.name: each for each in _TABLE}
+"""Name -> technique, those with milder consequences first within a group."""
+
+
+def fused_loss_share(config: Config, num_matmul_parameters: int | None) -> float:
+    """Share of a step's operations that the fused loss adds: in 16 bits the projection once more.
+
+    Forward and backward are three products of each weight, and this is one of the vocabulary's.
+    """
+    if config.precision.compute is Compute.float32:
+        return 0.0
+    projection = config.model.vocab_size * (config.model.hidden_size or 0)
+    return predicted_frac(config) * projection / (3 * max(1, num_matmul_parameters or 0))
+
+
+def decides_twice(choices: Sequence[Sequence[str]]) -> bool:
+    """Whether two sets of overrides decide the same group, such as a precision with its optimizer.
+
+    Args:
+        choices: overrides of each.
+    """
+    decided = [group for overrides in choices for group in {*map(group_of, overrides)}]
+    return len(decided) > len(set(decided))

@@ -1,0 +1,296 @@
+"""Choose techniques for a configuration: permitted combinations in order of their cost.
+
+Recipes and `eke fit` choose here. Each combination of the permitted techniques is shown to the
+rules and forecast; the objective decides which one is taken.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Protocol, TypeVar
+
+from eke.common.errors import ConfigError, Problem
+from eke.common.text import format_bytes
+from eke.config.schema import Config
+from eke.estimate.memory import Forecast, Verdict, forecast
+from eke.hardware import Device
+from eke.plan.planner import Plan, possible_batches, replan
+from eke.rules import NO_BENEFIT, NOT_BY_SIZE, WITHOUT_EFFECT, Facts, check
+from eke.rules.techniques import Technique, decides_twice, group_of
+
+Key = tuple[str, str]
+"""Rule and key: one rule may be about several groups."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Findings of the rules about one configuration."""
+
+    rejected: Mapping[Key, Problem]
+    warned: Mapping[Key, Problem]
+
+    def objection(
+        self, later: "Findings", sections: Collection[str], permit_unsafe: bool = False
+    ) -> Problem | None:
+        """The first finding that a change adds, rejections first; None where there is none.
+
+        Args:
+            later: findings with the change.
+            sections: that it changes: that something saves nothing is an objection only to those.
+            permit_unsafe: a warning that a run may go wrong is no objection.
+        """
+        for key, problem in later.rejected.items():
+            if key not in self.rejected:
+                return problem
+        for key, problem in later.warned.items():
+            saves_nothing = problem.id in NO_BENEFIT
+            counts = saves_nothing or not permit_unsafe or problem.id in WITHOUT_EFFECT
+            own = not saves_nothing or group_of(problem.key) in sections
+            if key not in self.warned and counts and own:
+                return problem
+        return None
+
+
+def findings(config: Config, device: Device, num_nodes: int) -> Findings:
+    """Findings of the rules in this environment, packages included, as if the device were present.
+
+    Args:
+        config: of the run.
+        device: that it runs on, or is planned for.
+        num_nodes: machines that it can use.
+    """
+    facts = Facts(config, replace(device, present=True), planning=False, num_nodes=num_nodes)
+    # A choice may make it fit; and the rules about size are slow.
+    rejected, warned = check(facts, NOT_BY_SIZE)
+    return Findings(
+        {(p.id, p.key): p for p in rejected},
+        {(p.id, p.key): p for p in warned},
+    )
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The configuration and environment that a choice is made for."""
+
+    config: Config
+    """With the choices so far."""
+    device: Device
+    num_nodes: int
+    cores: int
+    """Of this machine, for each process."""
+    bfloat16_units: tuple[str, ...]
+    """Of this machine's CPU."""
+    base: Plan | None = None
+    """Plan of the configuration without the recipe; None before there is one."""
+
+    @property
+    def plan(self) -> Plan:
+        """The base plan."""
+        assert self.base is not None, "there is no plan yet"
+        return self.base
+
+    @cached_property
+    def found(self) -> Findings:
+        """Findings of the rules about the configuration so far."""
+        return findings(self.config, self.device, self.num_nodes)
+
+    @cached_property
+    def smallest(self) -> Config:
+        """The configuration; with batch=auto, cut into the smallest micro-batch rules allow."""
+        return self._first_allowed(reverse=False)
+
+    @cached_property
+    def whole(self) -> Config:
+        """The configuration; with batch=auto, as few micro-batches as rules allow."""
+        return self._first_allowed(reverse=True)
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """Of the smallest micro-batch."""
+        return self.forecast_of(self.smallest)
+
+    @cached_property
+    def forecast_whole(self) -> Forecast | None:
+        """Of the largest micro-batch."""
+        return self.forecast_of(self.whole)
+
+    def forecast_of(self, config: Config) -> Forecast | None:
+        """By formulas alone, so that the same command always chooses the same; None: no plan."""
+        try:
+            return forecast(replan(self.plan, config))
+        except ConfigError:
+            return None
+
+    def _first_allowed(self, reverse: bool) -> Config:
+        if self.config.batch.per_device is not None:
+            return self.config
+        each = possible_batches(self.config)[:: -1 if reverse else 1]
+        for config in each:
+            if not findings(config, self.device, self.num_nodes).rejected:
+                return config
+        return each[0]
+
+
+Change = Callable[[Situation, tuple[str, ...]], Situation | None]
+"""A situation with overrides; None where they cannot be composed with the user's."""
+
+
+def by_section(overrides: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    """The overrides of each section, in their order."""
+    sections: dict[str, tuple[str, ...]] = {}
+    for text in overrides:
+        section = text.partition("=")[0].partition(".")[0]
+        sections[section] = (*sections.get(section, ()), text)
+    return sections
+
+
+class _Option(Protocol):
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+
+
+T = TypeVar("T", bound=_Option)
+
+
+def combine(options: Sequence[Sequence[T]]) -> list[tuple[T, ...]]:
+    """One of each, in every combination in which no two decide the same group."""
+    every = product(*options)
+    return [each for each in every if not decides_twice([option.overrides for option in each])]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Techniques of which one at most is taken."""
+
+    decides: tuple[str, ...]
+    """Groups and keys: where the user has set one of them, none is taken."""
+    techniques: tuple[Technique, ...]
+
+
+NONE = Technique("", "")
+"""No technique of an axis."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Techniques that rules permit together."""
+
+    techniques: tuple[Technique, ...]
+    situation: Situation
+    forecast: Forecast
+
+
+def cost_of(techniques: Sequence[Technique]) -> tuple[int, float, int, int]:
+    """Number of unknown slowdowns, time of a step, number that change the training, and of all."""
+    slowdowns = [(each.cautious or each.published) for each in techniques]
+    known = [each.slowdown for each in slowdowns if each is not None]
+    changing = sum(not each.keeps_training for each in techniques)
+    return len(techniques) - len(known), prod(known), changing, len(techniques)
+
+
+AS_GOOD = 1.01
+"""Peaks within this of the least are one: of those the mildest is taken. Formulas are no better
+than a few per cent (docs/how-to/forecast.md)."""
+
+ROOM = {Verdict.fits: 0, Verdict.tight: 1}
+"""Of combinations that are as good those with room come first."""
+
+
+@dataclass
+class Chooser:
+    """Combinations of techniques for one situation."""
+
+    situation: Situation
+    change: Change
+    axes: list[Axis]
+    rejected: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Overrides of a technique -> why no combination has it."""
+
+    @classmethod
+    def of(
+        cls,
+        situation: Situation,
+        is_decided: Callable[[str], bool],
+        change: Change,
+        axes: Sequence[Axis],
+    ) -> "Chooser":
+        """With the axes that the user left open, and the techniques that rules permit alone."""
+        chooser = cls(situation, change, [])
+        for axis in axes:
+            if not any(map(is_decided, axis.decides)):
+                permitted = tuple(filter(chooser._is_permitted, axis.techniques))
+                chooser.axes.append(Axis(axis.decides, permitted))
+        return chooser
+
+    def combinations(self) -> Iterator[Combination]:
+        """Every combination that rules permit, the one with the least cost first."""
+        combined = combine([(NONE, *axis.techniques) for axis in self.axes])
+        taken = [tuple(each for each in some if each is not NONE) for some in combined]
+        for techniques in sorted(taken, key=cost_of):
+            situation = self._with(techniques)
+            if situation is not None and situation.forecast is not None:
+                yield Combination(techniques, situation, situation.forecast)
+
+    def mildest_that_fits(self) -> Combination | None:
+        """The first that fits, else the first that may just fit, else the one that needs least.
+
+        None where the device's memory is not known.
+        """
+        tried: list[Combination] = []
+        for each in self.combinations():
+            if each.forecast.verdict is Verdict.unknown:
+                return None
+            if each.forecast.verdict is Verdict.fits:
+                return each
+            tried.append(each)
+        tight = (each for each in tried if each.forecast.verdict is Verdict.tight)
+        least = min(tried, key=lambda each: each.forecast.peak.expected, default=None)
+        return next(tight, least)
+
+    def least_memory(self) -> Combination | None:
+        """The mildest of those with the lowest forecast; None where nothing can be forecast."""
+        every = list(self.combinations())
+        least = min((each.forecast.peak.expected for each in every), default=0)
+        good = [each for each in every if each.forecast.peak.expected <= AS_GOOD * least]
+        return min(good, key=lambda each: ROOM.get(each.forecast.verdict, len(ROOM)), default=None)
+
+    def reasons(self, combination: Combination) -> list[tuple[Technique, str]]:
+        """Each technique of a combination with the reason for it and what it saves."""
+        return [(each, self._reason(combination, each)) for each in combination.techniques]
+
+    def _reason(self, combination: Combination, technique: Technique) -> str:
+        others = tuple(each for each in combination.techniques if each is not technique)
+        without = self._with(others)
+        clauses = [technique.reason]
+        if without is not None and without.forecast is not None:
+            size = format_bytes(combination.forecast.peak.expected)
+            before = format_bytes(without.forecast.peak.expected)
+            clauses.append(f"{size} expected, {before} without it")
+        better = next((a.techniques for a in self.axes if technique in a.techniques), ())
+        paths = {text.partition("=")[0] for each in better for text in each.overrides}
+        for overrides, why in self.rejected.items():
+            if overrides[0].partition("=")[0] in paths:
+                clauses.append(f"not {' '.join(overrides)}: {why}")
+        return "; ".join(clauses)
+
+    def _with(self, techniques: Sequence[Technique]) -> Situation | None:
+        """None where a rule rejects them together."""
+        overrides = tuple(text for each in techniques for text in each.overrides)
+        situation = self.change(self.situation, overrides)
+        if situation is None:
+            return None
+        objection = self.situation.found.objection(situation.found, by_section(overrides))
+        return None if objection else situation
+
+    def _is_permitted(self, technique: Technique) -> bool:
+        overrides = technique.overrides
+        situation = self.change(self.situation, overrides)
+        if situation is None:
+            self.rejected[overrides] = "it contradicts your overrides"
+            return False
+        problem = self.situation.found.objection(situation.found, by_section(overrides))
+        if problem is not None:
+            self.rejected[overrides] = problem.why
+        return problem is None

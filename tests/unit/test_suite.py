@@ -1,0 +1,64 @@
+"""Tests that are named elsewhere exist, and planted faults (tests/mutants.py) can be planted."""
+
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+
+import mutants
+import pytest
+from mutants import FAULTS, REPO, plant, table, undo
+from support import REPO as ROOT
+
+PACKAGES = {path.parent.name for path in (REPO / "src" / "eke").glob("*/__init__.py")}
+IDS = [each.id for each in FAULTS]
+
+
+def test_there_are_forty_and_every_package_has_one() -> None:
+    assert len(set(IDS)) == len(IDS) >= 40
+    assert {each.path.parts[2] for each in FAULTS} == PACKAGES
+    assert ROOT == REPO
+
+
+@pytest.mark.parametrize("each", FAULTS, ids=IDS)
+def test_a_fault_is_planted_and_undone(each, tmp_path) -> None:
+    for path in {other.path for other in FAULTS}:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text((REPO / path).read_text())
+    plant(each, tmp_path)
+    ast.parse((tmp_path / each.path).read_text())
+    assert undo(tmp_path) == [each.id]
+    assert (tmp_path / each.path).read_text() == (REPO / each.path).read_text()
+
+
+def exists(test: str) -> bool:
+    """Whether `FILE::FUNCTION[CASE]` names a function of a file below tests/."""
+    file, _, name = test.partition("[")[0].partition("::")
+    tree = ast.parse((REPO / "tests" / file).read_text())
+    return name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("each", FAULTS, ids=IDS)
+def test_the_tests_that_see_it_exist(each) -> None:
+    assert each.tests
+    assert [test for test in each.tests if not exists(test)] == []
+
+
+def test_the_longest_tests_exist() -> None:
+    """CI leaves them out at first; one that is not there would end it."""
+    named = (REPO / "tests" / "long_tests.txt").read_text().splitlines()
+    assert [test for test in named if not exists(test.removeprefix("tests/"))] == []
+
+
+def test_the_table_is_up_to_date() -> None:
+    assert mutants.TABLE.read_text() == table(), "run python tests/mutants.py write"
+
+
+@pytest.mark.parametrize("script", sorted((REPO / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_names_that_a_benchmark_imports_exist(script) -> None:
+    """Most are never run here, and a name that has moved would be noticed months later."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eke"):
+            module = import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                below = hasattr(module, "__path__") and find_spec(f"{node.module}.{name}")
+                assert hasattr(module, name) or below, f"{node.module} has no {name}"
