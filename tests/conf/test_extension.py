@@ -276,7 +276,7 @@ def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_opti
     assert work_of(plan).moved.expected > 0
     with pytest.raises(ConfigError) as caught:
         plan_for(compose([*words, "task=masked_lm"], mistral_options), planning=False)
-    assert "task" in [problem.path for problem in caught.value.problems]
+    assert "task" in [problem.key for problem in caught.value.problems]
 
 
 def test_a_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
