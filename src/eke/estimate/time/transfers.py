@@ -95,7 +95,7 @@ def contents_of(plan: Plan) -> Contents:
     """Of the model as it is trained; kept for plans that differ in other groups."""
     config = plan.config
     model = (config.model, config.task, config.peft, config.kernels.sparse_prediction)
-    key = repr((*model, config.precision.weights, config.data.seq_len))
+    key = repr((*model, plan.compute.weights, config.data.seq_len))
     found = _KEPT.get(key)
     if found is None:
         while len(_KEPT) >= MOST_KEPT:

@@ -125,7 +125,7 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     compiled = plan.config.compile.option != "none"
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
         job.warn(
-            f"precision={plan.choices.get('precision', '')} had no effect: matrix multiplications "
+            f"precision.compute={wanted} had no effect: matrix multiplications "
             f"ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
         )
     _note_attention(job, seen)
