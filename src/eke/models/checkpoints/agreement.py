@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are the ones its config.json describes: the cheap half of it.
+"""Cheap check that the tensors of a checkpoint match its config.json.
 
 Widths and depth are compared here, before anything is queued; every single tensor is compared when
 the model is loaded.

@@ -1,4 +1,4 @@
-"""How many samples there are: counted in text, decided for synthetic data, read from a store.
+"""Number of samples: counted in text, chosen for synthetic data, read from a store.
 
 How the samples of one optimizer step are cut into micro-batches.
 """
