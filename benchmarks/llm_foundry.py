@@ -29,8 +29,8 @@ from step_time import line_of, summarised
 from eke.common.files import write_atomic
 from eke.config.compose import compose
 from eke.estimate.time import work as passes
+from eke.estimate.time.rates import StepTime
 from eke.estimate.time.time_history import prior_time
-from eke.estimate.time.values import StepTime
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES
 from eke.plan.planner import Plan

@@ -36,9 +36,9 @@ from eke.common.errors import ConfigError
 from eke.common.files import write_atomic
 from eke.common.paths import RunPaths
 from eke.config.sweep import expand
+from eke.estimate.time.rates import StepTime
 from eke.estimate.time.step_time import fitted_rates
 from eke.estimate.time.time_history import amounts_of, prior_time
-from eke.estimate.time.values import StepTime
 from eke.estimate.time.work import work_of
 from eke.hardware import DEVICES, environment
 from eke.plan.planner import Plan

@@ -15,7 +15,7 @@ from typing import Any
 from eke.config.compose.catalogue import FIXED_FIELDS, Catalogue, Field, make_catalogue
 from eke.config.schema import VARIANTS, Launcher, Resources
 from eke.config.schema.slurm import Slurm
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES
 
 Draw = Callable[[Random], Any]
 
@@ -302,7 +302,7 @@ def _groups(rng: Random, catalogue: Catalogue) -> dict[str, str]:
         elif group in VARIANTS or rng.random() < 0.7:
             groups[group] = _option(rng, group, list(options))
     if rng.random() < 0.95:
-        groups["task"] = rng.choice(VALID_TASKS[_family(groups["model"])])
+        groups["task"] = rng.choice(FAMILIES[_family(groups["model"])].tasks)
     return groups
 
 

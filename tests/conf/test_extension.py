@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from eke.common.plugins import load_plugin
 from eke.config.compose import compose, help_text
 from eke.config.compose.catalogue import make_catalogue
 from eke.config.schema import AUTO_ATTENTION, Backend
+from eke.estimate.memory.predict_memory import forecast
+from eke.estimate.time.work import work_of
 from eke.hardware.datasheets import DEVICES
+from eke.models.checkpoints.architecture import read_sizes
+from eke.models.families import FAMILIES
+from eke.models.families.family_record import MAIN
+from eke.models.families.llama import LLAMA
 from eke.models.sizes import OPTIMIZER_REGISTRY, state_bytes
 from eke.plan.planner.deepspeed_config import OFFLOADED
 from eke.results.trackers import TRACKERS
@@ -24,11 +31,10 @@ from eke.training.loop.attempt import ENGINES
 from eke.training.model.adapters import BUILDERS as PEFTS
 from eke.training.model.attention_kernels import ATTENTION, EXPECTED
 from eke.training.model.attention_kernels import BACKENDS as PINNED
-from eke.training.model.build_model import BUILDERS as MODELS
+from eke.training.model.build_model import build_model
 from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.model.loss import KERNELS
 from eke.training.model.number_formats import BACKENDS
-from eke.training.model.number_formats import BUILDERS as PRECISIONS
 from eke.training.model.unused import HEADS
 from eke.training.optimizer.build_optimizer import SHAPES
 from eke.workflows import plan_for
@@ -58,7 +64,7 @@ SHORT = ("data=synthetic", "data.seq_len=8", "data.num_samples=16", "train.steps
 PLUGIN = """\
 from math import prod
 
-from eke.models.sizes import OptimizerEntry
+from eke.models.sizes import (OptimizerEntry)
 
 ENTRY = OptimizerEntry(
     builder="rmsprop_for_eke:build",
@@ -206,8 +212,6 @@ def test_options_and_builders_are_the_same_set(table) -> None:
 
 def test_presets_of_fields_reach_every_builder() -> None:
     """precision and memory: an option only sets fields, and the fields choose the builder."""
-    precisions = [compose([f"precision={o}"]).config for o in CATALOGUE.options["precision"]]
-    assert {config.precision.compute for config in precisions} == set(PRECISIONS)
     memories = [compose([f"memory={o}"]).config for o in CATALOGUE.options["memory"]]
     assert {config.memory.checkpointing for config in memories} == set(CHECKPOINTING)
 
@@ -216,7 +220,65 @@ def test_every_kernel_of_sdpa_has_its_name_in_pytorch() -> None:
     assert set(PINNED) == set(Backend) == set(EXPECTED)
 
 
-def test_families_and_builders_are_the_same_set() -> None:
+def test_families_and_options_are_the_same_set() -> None:
     tables = set(CATALOGUE.options["model"]) - {"pretrained"}
     families = {compose([f"model={o}"]).config.model.family for o in tables}
-    assert families == set(MODELS)
+    assert families == {name for name, family in FAMILIES.items() if family.config_class}
+
+
+MISTRAL = """\
+# model=tiny_mistral -- small Mistral for byte tokens.
+defaults:
+  - /schema/model/llama@_here_
+  - _self_
+option: tiny_mistral
+family: mistral
+hidden_size: 64
+num_hidden_layers: 3
+num_attention_heads: 4
+num_key_value_heads: 2
+intermediate_size: 96
+vocab_size: 320
+max_position_embeddings: 128
+tie_word_embeddings: false
+"""
+
+
+@pytest.fixture
+def mistral_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of options with model=tiny_mistral, and the record of its family."""
+    monkeypatch.setattr("eke.config.compose.arguments.LABELS", ("model",))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tiny_mistral.yaml").write_text(MISTRAL)
+    wide = replace(
+        LLAMA,
+        name="mistral",
+        counted_as="llama",
+        smallest="tiny_mistral",
+        config_class="MistralConfig",
+        outside=lambda shape, task: 10**9,
+    )
+    monkeypatch.setitem(FAMILIES, "mistral", wide)
+    return tmp_path
+
+
+def test_a_new_family_is_planned_forecast_and_built_from_its_record(mistral_options) -> None:
+    words = ["model=tiny_mistral", *SHORT, "hardware=cpu", "tracker=none", "batch.per_device=2"]
+    plan = plan_for(compose(words, mistral_options), planning=False)
+    model = build_model(plan, torch.device("cpu"))
+    assert type(model).__name__ == "MistralForCausalLM"
+    assert plan.size.num_parameters == sum(p.numel() for p in model.parameters())
+    assert plan.size.flops_per_sample
+    assert forecast(plan).components["activations"] > 10**9
+    assert work_of(plan).moved.expected > 0
+    with pytest.raises(ConfigError) as caught:
+        plan_for(compose([*words, "task=masked_lm"], mistral_options), planning=False)
+    assert "task" in [problem.key for problem in caught.value.problems]
+
+
+def test_a_new_family_reads_its_checkpoints_from_its_record(mistral_options, monkeypatch) -> None:
+    raw = dict.fromkeys(MAIN, 64) | {"model_type": "new_type"}
+    assert read_sizes(raw, "folder")[0] == "other"
+    new = replace(FAMILIES["mistral"], checkpoints={"new_type": lambda reader: reader.main()})
+    monkeypatch.setitem(FAMILIES, "mistral", new)
+    assert read_sizes(raw, "folder") == ("mistral", dict.fromkeys(MAIN, 64))

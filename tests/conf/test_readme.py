@@ -10,7 +10,7 @@ from reference.links import anchors, links
 from support import REPO
 
 from eke.config.compose import compose, help_text
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES
 
 README = REPO / "README.md"
 COMMANDS = REPO / "docs" / "reference" / "command-line.md"
@@ -18,12 +18,13 @@ ARCHITECTURE = REPO / "docs" / "architecture.md"
 
 
 def tasks_table() -> str:
-    tasks = sorted({task for tasks in VALID_TASKS.values() for task in tasks})
+    tasks = sorted({task for each in FAMILIES.values() for task in each.tasks})
     lines = ["| family | " + " | ".join(tasks) + " |", "| --- |" + " --- |" * len(tasks)]
-    for family, valid in VALID_TASKS.items():
-        if family == "other":
+    for name, family in FAMILIES.items():
+        if not family.is_known:
             continue  # a checkpoint's, of which transformers knows
-        lines.append(f"| {family} | " + " | ".join("x" if t in valid else "" for t in tasks) + " |")
+        cells = ("x" if task in family.tasks else "" for task in tasks)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

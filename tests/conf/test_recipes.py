@@ -8,14 +8,14 @@ import pytest
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.config.compose.catalogue import headline, make_catalogue
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES
 from eke.tuning.recipes import RECIPES
 from eke.workflows import plan_for
 
 CATALOGUE = make_catalogue()
 MODELS = [name for name in CATALOGUE.options["model"] if name != "pretrained"]
 DEVICES = [name for name in CATALOGUE.options["hardware"] if name != "auto"]
-TASKS = sorted({task for tasks in VALID_TASKS.values() for task in tasks})
+TASKS = sorted({task for each in FAMILIES.values() for task in each.tasks})
 
 EVERY = "EKE_EVERY_RECIPE" in os.environ
 """Each of these with each recipe: minutes."""

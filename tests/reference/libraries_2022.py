@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 from eke.config.schema import Checkpointing
-from eke.models.sizes import Role
+from eke.models.families import Role
 from eke.training.model.checkpointing import CHECKPOINTING
 from eke.training.optimizer import build_optimizer
 from eke.training.trace.allocator import NAME, fake_gpu

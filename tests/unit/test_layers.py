@@ -305,3 +305,40 @@ def test_public_names_are_listed_as_they_are() -> None:
         module = importlib.import_module(".".join(folder.parts))
         assert sorted(module.__all__) == sorted(set(module.__all__))
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+AFTER_THE_PLAN = ("estimate", "training", "launch", "results")
+
+
+def reads_of_precision(tree: ast.AST) -> list[str]:
+    """Reads of a configuration's `precision`, or of the option chosen for it."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "precision")
+        or (
+            isinstance(node, ast.Call | ast.Subscript)
+            and re.search(r"choices(\.get\(|\[)['\"]precision['\"]", ast.unparse(node))
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        ("plan.config.precision.option", 1),
+        ("plan.choices['precision']", 1),
+        ("plan.choices.get('precision', '')", 1),
+        ("plan.compute.weights", 0),
+        ("plan.choices['model']", 0),
+    ],
+)
+def test_reads_of_precision_are_found(code, number) -> None:
+    assert len(reads_of_precision(ast.parse(code))) == number
+
+
+def test_number_formats_are_read_from_the_plan() -> None:
+    later = [path for path in FILES if path.relative_to(SOURCE).parts[0] in AFTER_THE_PLAN]
+    assert later
+    found = {name_of(path): reads_of_precision(parsed(path)) for path in later}
+    assert {name: reads for name, reads in found.items() if reads} == {}

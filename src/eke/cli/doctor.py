@@ -43,7 +43,7 @@ from eke.hardware import Device, detect, usable_cores
 from eke.hardware.cpu import cpu_name, memory_limit
 from eke.hardware.fingerprint import PACKAGES, installed_versions
 from eke.hardware.nvidia import GpuReport, GpuState, report_gpus
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import family_of
 from eke.plan.record import EXIT_OK
 from eke.rules import Facts, check
 from eke.rules.tracker import has_wandb_key
@@ -147,7 +147,7 @@ def _last_wins(words: Iterable[str]) -> tuple[str, ...]:
 def _typed(group: str, option: str, beside: Iterable[str]) -> Config:
     """The configuration with this option and those overrides."""
     model = [f"{group}={option}"] if group == "model" else []
-    tasks = VALID_TASKS[compose([*model, "tracker=none"]).config.model.family]
+    tasks = family_of(compose([*model, "tracker=none"]).config).tasks
     chosen = _last_wins(["tracker=none", f"task={tasks[0]}", f"{group}={option}", *beside])
     return compose(chosen).config
 
@@ -159,7 +159,7 @@ def _with(catalogue: Catalogue, base: Config, group: str, option: str) -> Config
     """
     config = copy.deepcopy(base)
     setattr(config, group, _section(catalogue, group, option))
-    tasks = VALID_TASKS[config.model.family]
+    tasks = family_of(config).tasks
     if config.task.option not in tasks:
         config.task = _section(catalogue, "task", tasks[0])
     return config

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eke.cli.status_format import counted, own_words, silence
 from eke.common.streams import is_heard, printable, unfiltered
-from eke.common.text import format_seconds
+from eke.common.text import format_number, format_seconds
 from eke.launch.processes.status import (
     ACTIVE,
+    NO_FOLDER,
     NOT_STARTED,
     QUEUED,
     RUNNING,
@@ -155,4 +156,37 @@ def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
         Text("" if each.step_s is None else format_seconds(each.step_s)),
         Text("" if each.left_s is None else format_seconds(each.left_s)),
         Text(printable(words), no_wrap=True, overflow="ellipsis"),
+    )
+
+
+def own_words(standings: Sequence[Standing]) -> list[str]:
+    """What was typed for each run, without the words that all of several have."""
+    typed = [each.label.split() for each in standings]
+    shared = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
+    return [" ".join(word for word in words if word not in shared) for words in typed]
+
+
+def run_name(each: Standing) -> str:
+    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+    has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
+    return "" if has_none else each.paths.folder.name
+
+
+def counted(standings: Sequence[Standing]) -> str:
+    """How many runs there are, and how many are where: `3 runs: 2 ok, 1 running`."""
+    counts = Counter(each.state for each in standings)
+    total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    return f"{format_number(len(standings), 'run')}: {total}"
+
+
+def silence(standings: Sequence[Standing]) -> str:
+    """What is unknown because a launcher does not answer; empty if all do."""
+    silent = {each.paths.folder: each for each in standings if each.silent}
+    if not silent:
+        return ""
+    first = next(iter(silent.values()))
+    return (
+        f"\n{first.launcher} does not answer: {first.silent}\n"
+        f"not seen: what it does with the jobs of {format_number(len(silent), 'run')}; all else is"
+        " what the runs' own files say"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eke import workflows
-from eke.cli.status_format import counted, own_words, run_name, silence
+from eke.cli.live import counted, own_words, run_name, silence
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import (
     READ_LIMIT,

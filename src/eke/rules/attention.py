@@ -2,7 +2,9 @@
 
 from eke.common.errors import Fix
 from eke.config.schema import Backend, Compute, Packing
-from eke.models.sizes import DECODERS, is_ragged
+from eke.models.checkpoints.architecture import class_attribute
+from eke.models.families import family_of
+from eke.models.sizes import is_ragged
 from eke.rules.rule import (
     Facts,
     Rule,
@@ -83,7 +85,7 @@ def _head_multiple(facts: Facts) -> int:
 def _has_mask(facts: Facts) -> bool:
     """Attention is given a mask: padding that could be attended to, or packed samples."""
     config = facts.config
-    if config.model.family in DECODERS:
+    if family_of(config).is_decoder:
         return config.data.packing is not Packing.off and is_ragged(facts.config)
     return is_ragged(facts.config) or (config.data.pad_to_multiple_of or 1) > 1
 
@@ -152,7 +154,7 @@ BACKEND_RULES = (
         key="attention.backend",
         when=lambda f: (
             _pinned(f, Backend.flash, Backend.cudnn)
-            and f.config.model.family == "t5"
+            and family_of(f.config).has_score_bias
             and not (f.device.kind == "cpu" and _pinned(f, Backend.cudnn))
         ),
         value=_backend,
@@ -170,7 +172,7 @@ BACKEND_RULES = (
             _pinned(f, Backend.flash)
             and _cuda(f)
             and _has_mask(f)
-            and f.config.model.family != "t5"
+            and not family_of(f.config).has_score_bias
         ),
         value=_backend,
         why=lambda f: (
@@ -258,6 +260,12 @@ def _implemented(facts: Facts, option: str) -> bool:
     return getattr(facts.config.model, SUPPORT.get(option, ""), None) is not False
 
 
+def _class_lacks(facts: Facts, name: str) -> bool:
+    """Whether the class of a known family has no such kernel; `_implemented` tells of others."""
+    family, task = family_of(facts.config), facts.config.task.option
+    return family.is_known and class_attribute(family.name, task, f"_supports_{name}") is False
+
+
 CLASS_RULES = (
     Rule(
         id="attention_is_implemented",
@@ -307,11 +315,11 @@ FLASH_RULES = (
         id="flash_package_without_t5",
         verdict=Verdict.impossible,
         key="attention",
-        when=lambda f: _flash_package(f) and f.config.model.family == "t5",
+        when=lambda f: _flash_package(f) and _class_lacks(f, "flash_attn"),
         value=_option,
-        why=lambda f: "FlashAttention has no learnt bias of attention scores, which T5 adds",
+        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlashAttention",
         fix=_sdpa,
-        source="transformers' T5PreTrainedModel._supports_flash_attn",
+        source="transformers' PreTrainedModel._supports_flash_attn",
         versions="transformers 5.17 to 5.23",
     ),
     Rule(
@@ -375,11 +383,11 @@ FLEX_RULES = (
         id="flex_without_gpt2",
         verdict=Verdict.impossible,
         key="attention",
-        when=lambda f: _option(f) == "flex" and f.config.model.family == "gpt2",
+        when=lambda f: _option(f) == "flex" and _class_lacks(f, "flex_attn"),
         value=_option,
-        why=lambda f: "transformers' GPT-2 cannot run FlexAttention",
+        why=lambda f: f"transformers' class of {family_of(f.config).name} has no FlexAttention",
         fix=_sdpa,
-        source="transformers' GPT2PreTrainedModel._supports_flex_attn",
+        source="transformers' PreTrainedModel._supports_flex_attn",
         versions="transformers 5.17 to 5.23",
     ),
     Rule(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eke.common.errors import Fix
 from eke.config.schema import DEFAULT_PER_DEVICE, CompileMode, Packing, Rows
+from eke.models.families import FAMILIES, Family, family_of
 from eke.models.sizes import is_ragged
 from eke.rules.memory import accumulates
 from eke.rules.rule import (
@@ -201,12 +202,6 @@ AUTO_RULES = (
 )
 
 
-FUSABLE = ("llama", "qwen2", "qwen3", "mixtral", "gpt2", "bert", "t5")
-"""Families whose output is the projection itself; others scale or cap the logits after it."""
-
-LIGER = ("llama", "qwen2", "qwen3", "mixtral")
-"""Families that liger-kernel 0.8.5 has kernels for, of those with a closed form here."""
-
 LIGER_SOURCE = "https://github.com/linkedin/Liger-Kernel#high-level-apis"
 SPARSE_SOURCE = "sparse_prediction of transformers' ModernBertConfig"
 FUSED_SOURCE = (
@@ -257,6 +252,10 @@ def _without_fusion(facts: Facts) -> Fix:
     return Fix("kernels.fused_linear_cross_entropy=false")
 
 
+def _names(condition: Callable[[Family], bool]) -> list[str]:
+    return [name for name, family in FAMILIES.items() if condition(family)]
+
+
 def _known_head(
     rule: str, key: str, is_on: Callable[[Facts], bool], fix: Callable[[Facts], Fix]
 ) -> Rule:
@@ -265,11 +264,11 @@ def _known_head(
         id=rule,
         verdict=Verdict.impossible,
         key=f"kernels.{key}",
-        when=lambda f: is_on(f) and _predicts_tokens(f) and f.config.model.family not in FUSABLE,
+        when=lambda f: is_on(f) and _predicts_tokens(f) and not family_of(f.config).is_known,
         value=is_on,
         why=lambda f: (
             "this architecture may scale or cap its logits after the projection, which would be "
-            f"skipped; supported families are {', '.join(FUSABLE)}"
+            f"skipped; supported families are {', '.join(_names(lambda family: family.is_known))}"
         ),
         fix=fix,
         source="transformers 5: Gemma 2 caps its logits, Granite and Cohere scale them",
@@ -369,11 +368,14 @@ KERNELS_RULES = (
         verdict=Verdict.impossible,
         key="kernels",
         when=lambda f: (
-            f.config.kernels.option == "liger" and f.config.model.family not in (*LIGER, "other")
+            f.config.kernels.option == "liger"
+            and family_of(f.config).is_known
+            and not family_of(f.config).has_liger
         ),
         value=lambda f: f.config.kernels.option,
         why=lambda f: (
-            f"Liger has no kernels for {f.config.model.family}; it has them for {', '.join(LIGER)}"
+            f"Liger has no kernels for {family_of(f.config).name}; it has them for "
+            + ", ".join(_names(lambda family: family.has_liger))
         ),
         fix=lambda f: Fix("kernels=none"),
         source=LIGER_SOURCE,

@@ -7,7 +7,8 @@ from eke.common.text import NUM_SPECIAL_TOKENS
 from eke.config.schema import Hub, Lengths, Packing, PretrainedModel, Rows, Seq2SeqLM, Synthetic
 from eke.data.sources import BYTES, tokenizer_of
 from eke.models.checkpoints import is_of_eke_without_tokenizer
-from eke.models.sizes import DECODERS, is_ragged
+from eke.models.families import FAMILIES, family_of
+from eke.models.sizes import is_ragged
 from eke.rules.model import max_positions
 from eke.rules.rule import Facts, Rule, Verdict
 
@@ -37,7 +38,7 @@ def _typed(facts: Facts, key: str) -> object:
 def _cannot_pack(facts: Facts) -> bool:
     config = facts.config
     return config.data.packing is not Packing.off and (
-        config.task.option != "causal_lm" or config.model.family not in DECODERS
+        config.task.option != "causal_lm" or not family_of(config).is_decoder
     )
 
 
@@ -120,8 +121,8 @@ RULES = (
         value=lambda f: f.config.data.packing.value,
         why=lambda f: (
             f"samples are separated by their positions, which works for causal_lm on "
-            f"{' and '.join(DECODERS)} models; this is {f.config.task.option} on "
-            f"{f.config.model.family}"
+            f"{' and '.join(each.name for each in FAMILIES.values() if each.is_decoder)} models; "
+            f"this is {f.config.task.option} on {family_of(f.config).name}"
         ),
         fix=lambda f: Fix("data.packing=off"),
         source="transformers' masking_utils.find_packed_sequence_indices",

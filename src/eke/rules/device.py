@@ -9,6 +9,7 @@ from pathlib import Path
 from eke.common.errors import Fix
 from eke.common.text import format_bytes, format_count
 from eke.config.schema import PretrainedModel, Switch
+from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, model_size, weight_bytes
 from eke.rules.memory import copies, first_that_fits, held_bytes, in_one
 from eke.rules.rule import Facts, Rule, Verdict
@@ -57,15 +58,10 @@ def _batch_fix(facts: Facts) -> Fix:
     return Fix("batch.per_device=1", f"data.seq_len={max(4, tokens // 2)}")
 
 
-_SMALL = {"llama": "tiny", "mixtral": "tiny_moe"}
-"""Family -> its smallest option, where that is not `tiny_FAMILY`."""
-
-
 def _small(facts: Facts) -> Fix:
-    family = facts.config.model.family
     if isinstance(facts.config.model, PretrainedModel):
         return Fix("model.name_or_path=A_SMALLER_CHECKPOINT")
-    return Fix(f"model={_SMALL.get(family, f'tiny_{family}')}")
+    return Fix(f"model={family_of(facts.config).smallest}")
 
 
 RULES = (

@@ -21,17 +21,13 @@ from eke.config.schema import (
     Offload,
     Weights,
 )
+from eke.models.families import family_of
 from eke.models.sizes import STAGE, StateBytes, describe, has_master, model_size, shared_state_bytes
 from eke.rules.precision import BF16_CAPABILITY
 from eke.rules.rule import Facts, Rule, Verdict, older_than
 from eke.rules.techniques import TECHNIQUES
 
 LOMO = "arXiv:2306.09782, section 3"
-ROTATED_IN_PLACE = ("llama", "qwen2", "mixtral", "other")
-"""Families whose query and key projections go into the rotation as they are, so that Liger's, which
-writes over its input, writes over what selective checkpointing has kept of them. Not Qwen3: there a
-norm lies between. For an unknown architecture it is not known."""
-
 PARTITIONED = ("inductor", "aot_eager", "cudagraphs")
 """Compilers whose backward pass is one call, which returns all gradients together."""
 
@@ -47,10 +43,16 @@ def _whole_backward(facts: Facts) -> bool:
 
 
 def _rotates_what_is_kept(facts: Facts) -> bool:
+    """Liger's rotation overwrites the projections that selective checkpointing has kept.
+
+    Not where heads are normalized in between; of an unknown architecture that is not known.
+    """
+    family = family_of(facts.config)
     return (
         facts.config.kernels.option == "liger"
         and _memory(facts).checkpointing is Checkpointing.selective
-        and facts.config.model.family in ROTATED_IN_PLACE
+        and (family.has_liger or not family.is_known)
+        and not family.norms_heads
     )
 
 

@@ -24,7 +24,8 @@ from eke.config.schema import (
     T5Model,
 )
 from eke.data.sources import BYTES, tokenizer_of
-from eke.models.sizes import BFLOAT16_BYTES, VALID_TASKS, weight_bytes
+from eke.models.families import family_of
+from eke.models.sizes import BFLOAT16_BYTES, weight_bytes
 from eke.rules.rule import Facts, Rule, Verdict
 
 _OPTION_FOR_TASK = {
@@ -36,7 +37,7 @@ _OPTION_FOR_TASK = {
 
 
 def _task_fix(facts: Facts) -> Fix:
-    task = VALID_TASKS[facts.config.model.family][0]
+    task = family_of(facts.config).tasks[0]
     remark = f"or keep the task: {_OPTION_FOR_TASK[facts.config.task.option]}"
     return Fix(f"task={task}", remark=remark)
 
@@ -105,7 +106,7 @@ def _aligned(key: str) -> Rule:
         id=f"experts_{key}_is_aligned",
         verdict=Verdict.impossible,
         key=f"model.{key}",
-        when=lambda f: f.config.model.family == "mixtral" and width(f) % unit(f) != 0,
+        when=lambda f: family_of(f.config).is_moe and width(f) % unit(f) != 0,
         value=width,
         why=lambda f: f"is no multiple of {unit(f)}, which the experts' matrix product needs",
         fix=lambda f: Fix(f"model.{key}={-(-width(f) // unit(f)) * unit(f)}"),
@@ -139,11 +140,11 @@ RULES = (
         id="task_needs_other_model",
         verdict=Verdict.impossible,
         key="task",
-        when=lambda f: f.config.task.option not in VALID_TASKS[f.config.model.family],
+        when=lambda f: f.config.task.option not in family_of(f.config).tasks,
         value=lambda f: f.config.task.option,
         why=lambda f: (
-            f"model={f.config.model.option} is a {f.config.model.family} model, which is for "
-            + " or ".join(VALID_TASKS[f.config.model.family])
+            f"model={f.config.model.option} is a {family_of(f.config).name} model, which is for "
+            + " or ".join(family_of(f.config).tasks)
         ),
         fix=_task_fix,
         source=HF_MODELS,

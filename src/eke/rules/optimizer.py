@@ -17,11 +17,10 @@ from eke.config.schema import (
     QLora,
     TrainedBias,
 )
+from eke.models.families import FLOAT32_BYTES, Role, family_of
 from eke.models.sizes import (
     BFLOAT16_BYTES,
-    FLOAT32_BYTES,
     OptimizerEntry,
-    Role,
     choose_targets,
     describe,
     is_quantised,
@@ -213,9 +212,6 @@ RULES: tuple[Rule, ...] = (
 
 PEFT_DOCS = "https://huggingface.co/docs/peft"
 
-WITHOUT_BIASES = ("llama", "qwen3", "mixtral", "t5")
-"""Families whose linear layers have none."""
-
 
 def _adapters(facts: Facts) -> Adapters | None:
     return facts.config.peft if isinstance(facts.config.peft, Adapters) else None
@@ -232,7 +228,7 @@ def _peft_option(facts: Facts) -> str:
 def _unmatched(facts: Facts) -> str:
     """Names in the override that no layer has; `[]` without an override."""
     peft = _adapters(facts)
-    if peft is None or peft.target_modules is None or facts.config.model.family == "other":
+    if peft is None or peft.target_modules is None or not family_of(facts.config).is_known:
         return ""
     targets = choose_targets(facts.config, linear_layers(structure(facts.config)))
     return ", ".join(targets.unmatched) or ("" if targets.modules else "[]")
@@ -318,11 +314,11 @@ PEFT_RULES: tuple[Rule, ...] = (
         id="adapted_layers_have_biases",
         verdict=Verdict.no_effect,
         key="peft.bias",
-        when=lambda f: _trains_biases(f) and f.config.model.family in WITHOUT_BIASES,
+        when=lambda f: _trains_biases(f) and not family_of(f.config).has_biases,
         value=lambda f: cast(Lora, f.config.peft).bias.value,
-        why=lambda f: f"a {f.config.model.family} model's linear layers have no biases to train",
+        why=lambda f: f"a {family_of(f.config).name} model's linear layers have no biases to train",
         fix=lambda f: Fix("peft.bias=none"),
-        source="eke.models.sizes.families",
+        source="eke.models.families",
     ),
     Rule(
         id="biases_of_four_bit_layers",
@@ -348,7 +344,7 @@ PEFT_RULES: tuple[Rule, ...] = (
         key="peft",
         when=lambda f: (
             isinstance(f.config.peft, QLora)
-            and f.config.model.family == "mixtral"
+            and family_of(f.config).is_moe
             and f.config.memory.checkpointing is Checkpointing.off
         ),
         value=_peft_option,

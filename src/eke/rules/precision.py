@@ -19,8 +19,8 @@ from eke.config.schema import (
     TrainedBias,
     Weights,
 )
+from eke.models.families import family_of, is_classification
 from eke.models.sizes import describe, has_master
-from eke.models.sizes.families import is_classification
 from eke.rules.rule import Facts, Rule, Verdict, capability_of, older_than
 
 TF32_CAPABILITY = (8, 0)
@@ -280,7 +280,7 @@ FLOAT8_RULES = (
         id="gpt2_has_no_linear_layers",
         verdict=Verdict.impossible,
         key="precision.float8",
-        when=lambda f: _is_float8(f) and f.config.model.family == "gpt2",
+        when=lambda f: _is_float8(f) and family_of(f.config).stores_transposed,
         value=lambda f: f.config.precision.float8.value,
         why=lambda f: (
             "torchao converts nn.Linear, and transformers' GPT-2 is made of Conv1D: not one of "
@@ -293,7 +293,7 @@ FLOAT8_RULES = (
         id="float8_width_is_aligned",
         verdict=Verdict.impossible,
         key="model.hidden_size",
-        when=lambda f: f.config.model.family != "gpt2" and _misaligned(f, "hidden_size"),
+        when=lambda f: not family_of(f.config).stores_transposed and _misaligned(f, "hidden_size"),
         value=lambda f: f.config.model.hidden_size,
         why=lambda f: (
             f"must be a multiple of {ALIGNMENT} for float8: every linear layer has this side, and "
@@ -307,7 +307,9 @@ FLOAT8_RULES = (
         id="float8_feed_forward_is_aligned",
         verdict=Verdict.no_effect,
         key="model.intermediate_size",
-        when=lambda f: f.config.model.family != "gpt2" and _misaligned(f, "intermediate_size"),
+        when=lambda f: (
+            not family_of(f.config).stores_transposed and _misaligned(f, "intermediate_size")
+        ),
         value=lambda f: f.config.model.intermediate_size,
         why=lambda f: (
             f"is no multiple of {ALIGNMENT}: the feed-forward layers do not multiply in float8"

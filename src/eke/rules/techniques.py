@@ -398,6 +398,12 @@ TECHNIQUES: Mapping[str, Technique] = {each.name: each for each in _TABLE}
 """Name -> technique, those with milder consequences first within a group."""
 
 
+def precision_slowdown(config: Config) -> float:
+    """Published step time of the configured precision over that of float32; 1 where unknown."""
+    now = TECHNIQUES.get(f"precision={config.precision.option}")
+    return (now.slowdown if now else None) or 1.0
+
+
 def fused_loss_share(config: Config, num_matmul_parameters: int | None) -> float:
     """Share of a step's operations that the fused loss adds: in 16 bits the projection once more.
 

@@ -9,7 +9,7 @@ from unit.plan.cases import GPU, SYNTHETIC, config_of, plan_config, plan_of
 from eke.common.errors import RunError
 from eke.common.paths import RunPaths, conf_folder
 from eke.config.schema import VARIANTS
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES
 from eke.plan.planner import outline_record, plan_to_plain, read_plan, render_plan, write_plan
 from eke.plan.record import Failure, Loss, Outcome, Timing, read_record, write_record
 
@@ -24,7 +24,7 @@ def paths(tmp_path):
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_and_task_comes_back_from_disk(model, paths) -> None:
     config = config_of(*SYNTHETIC, f"model={model}")
-    for task in VALID_TASKS[config.model.family]:
+    for task in FAMILIES[config.model.family].tasks:
         cls = VARIANTS["task"][task]
         plan = plan_config(dataclasses.replace(config, task=cls(option=task)))
         write_plan(paths, plan)

@@ -88,14 +88,7 @@ class Config:
 
 
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {
-        "llama": models.LlamaModel,
-        "mixtral": models.MixtralModel,
-        "bert": models.BertModel,
-        "gpt2": models.GPT2Model,
-        "t5": models.T5Model,
-        "pretrained": models.PretrainedModel,
-    },
+    "model": models.MODELS,
     "task": {
         "causal_lm": work.Task,
         "masked_lm": work.MaskedLM,

@@ -163,6 +163,17 @@ class PretrainedModel(Model):
     """Filled in for a mixture of experts."""
 
 
+MODELS: dict[str, type[Model]] = {
+    "llama": LlamaModel,
+    "mixtral": MixtralModel,
+    "bert": BertModel,
+    "gpt2": GPT2Model,
+    "t5": T5Model,
+    "pretrained": PretrainedModel,
+}
+"""Schema name -> class; the file of an option names one, and families may share it."""
+
+
 class Backend(Enum):
     """Kernel of PyTorch's scaled dot-product attention."""
 

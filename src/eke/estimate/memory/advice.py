@@ -17,7 +17,14 @@ from eke.estimate.memory.predict_memory import known_forecast
 from eke.models.sizes import predicted_frac
 from eke.plan.planner import Plan, replan
 from eke.rules import NOT_BY_SIZE, Facts, check
-from eke.rules.techniques import CPU, QUARTER_BATCH, TECHNIQUES, Technique, fused_loss_share
+from eke.rules.techniques import (
+    CPU,
+    QUARTER_BATCH,
+    TECHNIQUES,
+    Technique,
+    fused_loss_share,
+    precision_slowdown,
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,7 @@ def _slowdown(technique: Technique, plan: Plan, changed: Config) -> float | None
         return 1 + fused_loss_share(plan.config, num_matmul)
     if technique.group != "precision":
         return technique.slowdown
-    now = TECHNIQUES.get(f"precision={plan.config.precision.option}")
-    before = (now.slowdown if now else None) or 1.0
-    relative = (technique.slowdown or 1.0) / before
+    relative = (technique.slowdown or 1.0) / precision_slowdown(plan.config)
     # A processor's units for 16 bits may be fast, slow or missing.
     return None if plan.device.kind == CPU and relative != 1.0 else relative
 

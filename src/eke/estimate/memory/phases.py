@@ -14,7 +14,6 @@ from eke.estimate.memory.activations import (
 from eke.estimate.memory.components import (
     NOTHING,
     Range,
-    Shape,
     exact,
     shape_of,
     spread,
@@ -22,15 +21,8 @@ from eke.estimate.memory.components import (
     trains_adapters,
 )
 from eke.estimate.memory.sharding import held_at, layer_numbers
-from eke.models.sizes import (
-    FLOAT32_BYTES,
-    STAGE,
-    StateBytes,
-    shared_state_bytes,
-    training_structure,
-    weight_bytes,
-)
-from eke.models.sizes.families import is_classification
+from eke.models.families import FLOAT32_BYTES, Shape, family_of, is_classification
+from eke.models.sizes import STAGE, StateBytes, shared_state_bytes, training_structure, weight_bytes
 from eke.plan.planner import Micro, Plan, drawn, evaluated
 
 Parts = dict[str, Range]
@@ -195,7 +187,7 @@ class _Moments:
         """How much more than the formula there may be, as a factor."""
         shape, config = self.shape, self.config
         doubt = SLACK_HIGH
-        if shape.family == "other":
+        if not shape.architecture.is_known:
             doubt = 3.0
         elif trains_adapters(config):
             doubt = 1.6
@@ -279,7 +271,11 @@ class _Moments:
         """The backward pass ends with the embedding's gradient, which a tied head has, too."""
         number, model = weight_bytes(self.config), self.config.model
         table = number * self.shape.vocabulary * self.shape.hidden
-        uses = 1 + (model.family == "t5") + (model.tie_word_embeddings and self.has_vocabulary)
+        uses = (
+            1
+            + family_of(self.config).is_encoder_decoder
+            + (model.tie_word_embeddings and self.has_vocabulary)
+        )
         # torch sums two gradients of one table into a third.
         times = 2 if uses > 1 else int(self.plan.batch.accumulation > 1)
         if trains_adapters(self.config):

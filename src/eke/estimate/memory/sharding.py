@@ -12,8 +12,8 @@ from math import prod
 
 from eke.config.schema import FSDP, Config
 from eke.estimate.memory.components import NOTHING, Range, exact, is_fsdp, spread
-from eke.models.sizes import FLOAT32_BYTES, STAGE, Role, Weight, pieces, weight_bytes
-from eke.models.sizes.families import is_classification
+from eke.models.families import FLOAT32_BYTES, Role, Weight, family_of, is_classification
+from eke.models.sizes import STAGE, pieces, weight_bytes
 from eke.plan.planner import Plan
 
 Parts = tuple[Weight, ...]
@@ -295,7 +295,7 @@ def _ddp(plan: Plan, parts: Parts, whole: int, moment: str, gradients: Range) ->
 def layer_numbers(config: Config, weights: Parts) -> tuple[int, int]:
     """Numbers of the largest layer, and of what lies outside of layers."""
     layers = max(1, config.model.num_hidden_layers)
-    if config.model.family == "t5":
+    if family_of(config).is_encoder_decoder:
         layers += getattr(config.model, "num_decoder_layers", None) or layers
     outside = sum(prod(w.shape) for w in weights if w.role in (Role.embedding, Role.outer))
     inside = sum(prod(w.shape) for w in weights) - outside

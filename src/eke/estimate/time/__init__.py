@@ -1,17 +1,20 @@
 """Step time: the work of a step, the rates of its device, and the time it takes; no torch."""
 
-from eke.estimate.time.slowdown import as_json, note_predictions, num_runs, slowdown
+from eke.estimate.time.rates import PARTS, PaceCalibration, Span, StepTime, Unknown
 from eke.estimate.time.slowdowns import compile_seconds
 from eke.estimate.time.step_time import (
     TITLE,
+    as_json,
     forecast_time,
+    note_predictions,
+    num_runs,
     render_time,
+    slowdown,
     speed_cell,
     sum_line,
     time_line,
 )
 from eke.estimate.time.time_history import note_pace
-from eke.estimate.time.values import PARTS, PaceCalibration, Span, StepTime, Unknown
 
 __all__ = [
     "PARTS",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eke.config.schema import Rows, Synthetic
-from eke.estimate.memory.components import Shape, shape_of, trains_adapters
-from eke.estimate.time.rates import network_of
-from eke.estimate.time.values import Span, exactly
+from eke.estimate.memory.components import shape_of, trains_adapters
+from eke.estimate.time.rates import Span, exactly, network_of
+from eke.models.families import Shape
 from eke.models.sizes import describe
 from eke.plan.planner import Plan, drawn
 
@@ -74,7 +74,7 @@ Condition = Callable[[Plan, Shape], object]
 
 NOTES: tuple[tuple[Condition, str], ...] = (
     (
-        lambda plan, shape: shape.family == "other",
+        lambda plan, shape: not shape.architecture.is_known,
         "no counts for this architecture: a Llama of its sizes stands in",
     ),
     (

@@ -25,12 +25,18 @@ from eke.estimate.time.rates import (
     DISK,
     HOST_UPDATE_S,
     LAUNCH_S,
+    PARTS,
     TRAINER_S,
     Rates,
+    Span,
+    StepTime,
+    Unknown,
+    exactly,
+    highest,
     rates_of,
+    total,
 )
 from eke.estimate.time.transfers import Product, goes_through_host
-from eke.estimate.time.values import PARTS, Span, StepTime, Unknown, exactly, highest, total
 from eke.estimate.time.work import Work, work_of
 from eke.hardware import usable_cores
 from eke.plan.planner import Plan

@@ -30,19 +30,9 @@ from typing import Any
 
 from eke.config.schema import FSDP, Exchange, NvmeOffload, PeerToPeer, WeightsPlace
 from eke.estimate.memory.activations import activations
-from eke.estimate.memory.components import Shape
-from eke.estimate.time.values import Span, exactly
-from eke.models.sizes import (
-    FLOAT32_BYTES,
-    STAGE,
-    Attention,
-    Role,
-    Structure,
-    Tokens,
-    Weight,
-    describe,
-    training_structure,
-)
+from eke.estimate.time.rates import Span, exactly
+from eke.models.families import FLOAT32_BYTES, Attention, Role, Shape, Structure, Tokens, Weight
+from eke.models.sizes import STAGE, describe, training_structure
 from eke.plan.planner import Plan
 
 FUSED_BACKWARD, PLAIN_BACKWARD = 2.5, 2.0
@@ -105,7 +95,7 @@ def contents_of(plan: Plan) -> Contents:
     """Of the model as it is trained; kept for plans that differ in other groups."""
     config = plan.config
     model = (config.model, config.task, config.peft, config.kernels.sparse_prediction)
-    key = repr((*model, config.precision.weights, config.data.seq_len))
+    key = repr((*model, plan.compute.weights, config.data.seq_len))
     found = _KEPT.get(key)
     if found is None:
         while len(_KEPT) >= MOST_KEPT:

@@ -18,7 +18,8 @@ from typing import Any
 
 from eke.config.schema import Checkpointing
 from eke.estimate.memory.activations import attention_kernel
-from eke.estimate.memory.components import Shape, trains_adapters
+from eke.estimate.memory.components import trains_adapters
+from eke.estimate.time.rates import NOTHING, Span, exactly
 from eke.estimate.time.slowdowns import Effect, effect_of, mean_shape, notes_of
 from eke.estimate.time.transfers import (
     Contents,
@@ -31,8 +32,7 @@ from eke.estimate.time.transfers import (
     updated_here,
     updates,
 )
-from eke.estimate.time.values import NOTHING, Span, exactly
-from eke.models.sizes.families import is_classification
+from eke.models.families import FAMILIES, Shape, is_classification
 from eke.plan.planner import Plan
 
 Units = dict[str, float]
@@ -41,7 +41,7 @@ Units = dict[str, float]
 
 def stacks_of(shape: Shape) -> dict[str, int]:
     """Stack -> its layers."""
-    if shape.family == "t5":
+    if shape.architecture.is_encoder_decoder:
         return {"encoder": shape.layers, "decoder": shape.decoder_layers}
     return {"layer": shape.layers}
 
@@ -52,8 +52,7 @@ def layer_weights(shape: Shape, stack: str) -> float:
     attention = 2.0 * hidden * (shape.queries + shape.keys)
     if stack == "decoder":
         attention *= 2
-    plain = shape.family in ("bert", "gpt2") or (shape.family == "t5" and not shape.gated)
-    feed_forward = (2 if plain else 3) * hidden * inner
+    feed_forward = (3 if shape.gated else 2) * hidden * inner
     if shape.experts:
         return attention + shape.experts * (feed_forward + hidden)
     return float(attention + feed_forward)
@@ -76,10 +75,8 @@ def layer_units(shape: Shape, stack: str) -> Units:
         "masks": tokens * length,
         "weights": layer_weights(shape, stack),
     }
-    if shape.family not in ("bert", "gpt2"):  # whose heads are as wide together as the stream
-        found["queries"] = tokens * shape.queries
-    if shape.family not in ("bert", "gpt2", "t5"):  # whose keys are as wide as queries
-        found["keys"] = tokens * shape.keys
+    widths = {"queries": tokens * shape.queries, "keys": tokens * shape.keys}
+    found |= {name: widths[name] for name in shape.architecture.widths}
     if stack == "decoder":
         found["read"] = shape.rows * shape.source * shape.hidden
         found["crossed"] = shape.rows * shape.source * shape.queries
@@ -106,19 +103,13 @@ def outer_units(shape: Shape, classifies: bool) -> Units:
     }
     if not classifies:
         found["logits"] = shape.predicted * tokens * shape.vocabulary
-    if shape.family == "t5":
+    if shape.architecture.is_encoder_decoder:
         found["read"] = shape.rows * shape.source * shape.hidden
         found["biases"] = shape.heads * (shape.target**2 + shape.source**2)
     return found
 
 
 COUNTED = Path(__file__).parent / "counted.json"
-
-ALIKE = {"qwen2": "llama", "other": "llama"}
-"""Families that were not counted, and whose layers stand in for theirs."""
-
-FIRST_TASK = {"bert": "masked_lm", "t5": "seq2seq_lm"}
-"""Family -> the task it was counted with in addition to classification; causal_lm for any other."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +158,8 @@ def _bytes(entry: Mapping[str, float], units: Mapping[str, float]) -> float:
 
 def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What was counted of the layers, and of what is around them."""
-    family = ALIKE.get(shape.family, shape.family)
-    table = counted()[family]
+    counted_as = shape.architecture.counted_as or shape.architecture.name
+    table = counted()[counted_as]
     width = "cast" if shape.cast else ("wide" if shape.weights == 4 else "narrow")
     kernel = "fused" if attention_kernel(plan, shape) == "fused" else "eager"
     dropped = "dropped" if shape.dropout else "whole"
@@ -176,7 +167,7 @@ def _entries(plan: Plan, shape: Shape) -> tuple[Mapping[str, Any], Mapping[str, 
     task = (
         "sequence_classification"
         if is_classification(plan.config)
-        else FIRST_TASK.get(family, "causal_lm")
+        else FAMILIES[counted_as].tasks[0]
     )
     outer = table[f"{width}/fused/whole"]
     return layers, outer.get(task) or next(v for k, v in outer.items() if k not in stacks_of(shape))

@@ -1,4 +1,4 @@
-"""What a checkpoint is, read from its small files; no torch, no transformers, no weights."""
+"""Facts of a checkpoint, read from its small files; no torch, no transformers, no weights."""
 
 from eke.models.checkpoints.agreement import content_of
 from eke.models.checkpoints.locate import (

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are the ones its config.json describes: the cheap half of it.
+"""Cheap check that the tensors of a checkpoint match its config.json.
 
 Widths and depth are compared here, before anything is queued; every single tensor is compared when
 the model is loaded.
@@ -21,8 +21,9 @@ from typing import Any
 
 from eke.common.errors import Fix
 from eke.data.sources import files_digest
-from eke.models.checkpoints.architecture import Sizes
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, refuse
+from eke.models.families.family_record import Sizes
+from eke.models.families.registry import FAMILIES
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -156,41 +157,13 @@ def _check_length(found: Located, path: Path, end: int) -> None:
         raise refuse(found.typed, why)
 
 
-_LAYER = {
-    "llama": r"(?:^|\.)layers\.(\d+)\.",
-    "qwen2": r"(?:^|\.)layers\.(\d+)\.",
-    "qwen3": r"(?:^|\.)layers\.(\d+)\.",
-    "mixtral": r"(?:^|\.)layers\.(\d+)\.",
-    "bert": r"(?:^|\.)encoder\.layer\.(\d+)\.",
-    "gpt2": r"(?:^|\.)h\.(\d+)\.",
-    "t5": r"(?:^|\.)encoder\.block\.(\d+)\.",
-}
-"""Family -> the number of a layer in a tensor's name."""
-
-_EMBEDDING = {
-    "bert": "embeddings.word_embeddings.weight",
-    "gpt2": "wte.weight",
-    "t5": "shared.weight",
-}
-"""Family -> end of the embedding's name, where it is not Llama's."""
-
-_UP = {
-    "llama": "layers.0.mlp.up_proj.weight",
-    "qwen2": "layers.0.mlp.up_proj.weight",
-    "qwen3": "layers.0.mlp.up_proj.weight",
-    "bert": "layer.0.intermediate.dense.weight",
-    "gpt2": "h.0.mlp.c_proj.weight",
-}
-"""Family -> end of the name of a matrix [intermediate_size, hidden_size]."""
-
-
 def compare(family: str, sizes: Sizes, shapes: Shapes, typed: str) -> None:
     """Refuse a config.json that is not of these tensors.
 
     Raises:
         ConfigError: the first size on which they disagree.
     """
-    if family == "other":
+    if not FAMILIES[family].is_known:
         return
     _check_heads(sizes, typed)
     if not shapes:
@@ -213,7 +186,8 @@ def _check_heads(sizes: Sizes, typed: str) -> None:
 
 
 def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[str, object, str]]:
-    ending = _EMBEDDING.get(family, "embed_tokens.weight")
+    names = FAMILIES[family]
+    ending = names.embedding_tensor
     embedding = _ending(shapes, ending)
     if embedding is None or len(embedding) != 2:
         yield "model_type", family, f"have no matrix {ending}"
@@ -223,11 +197,11 @@ def _differences(family: str, sizes: Sizes, shapes: Shapes) -> Iterator[tuple[st
         yield "hidden_size", width, f"are {embedding[-1]} wide"
     if embedding[0] != rows:
         yield "vocab_size", rows, f"have {embedding[0]} embeddings"
-    numbers = [int(m[1]) for name in shapes if (m := re.search(_LAYER[family], name))]
+    numbers = [int(m[1]) for name in shapes if (m := re.search(names.layer_tensor, name))]
     depth = 1 + max(numbers, default=-1)
     if depth != sizes["num_hidden_layers"]:
         yield "num_hidden_layers", sizes["num_hidden_layers"], f"are of {depth} layers"
-    inner = _ending(shapes, _UP[family]) if family in _UP else None
+    inner = _ending(shapes, names.inner_tensor) if names.inner_tensor else None
     if inner is not None and inner != (sizes["intermediate_size"], width):
         yield "intermediate_size", sizes["intermediate_size"], f"are of {inner[0]}"
 

@@ -1,7 +1,7 @@
-"""From a checkpoint's config.json to the sizes of `PretrainedModel`.
+"""Sizes of a checkpoint, read from its config.json.
 
-Architectures whose tensors `eke.models.sizes` knows are read under their own names and defaults; of
-any other one the usual names are looked for, and what is not found stays unknown.
+The record of a family reads its checkpoints, with that architecture's names and defaults; for other
+architectures the usual names are tried, and sizes that are not found stay unknown.
 
 Facts of transformers' model classes, read from their source: an import would import torch.
 """
@@ -14,87 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from eke.config.schema.fields import LARGEST
-from eke.config.schema.model import MAX_LAYERS
 from eke.models.checkpoints.locate import refuse
+from eke.models.families.family_record import InvalidSize, Reader, Sizes
+from eke.models.families.registry import FAMILIES
 
 Raw = Mapping[str, Any]
-Sizes = dict[str, Any]
-
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("hidden_size", "d_model", "n_embd", "dim"),
-    "num_hidden_layers": ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
-    "num_attention_heads": ("num_attention_heads", "num_heads", "n_head", "n_heads"),
-    "intermediate_size": ("intermediate_size", "d_ff", "n_inner", "ffn_dim", "hidden_dim"),
-    "vocab_size": ("vocab_size",),
-    "max_position_embeddings": (
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "max_encoder_position_embeddings",  # LED
-    ),
-}
-"""Key of eke -> its names in transformers' configurations, the usual one first."""
-
-_DEPTHS = ("num_hidden_layers", "num_decoder_layers")
-
-MAIN = tuple(SYNONYMS)[:5]
-"""Without these a model of a known family has no size."""
-
-
-class Reader:
-    """Values of one config.json, each checked as it is read."""
-
-    def __init__(self, raw: Raw, typed: str) -> None:
-        self.raw, self.typed = raw, typed
-
-    def count(self, key: str, default: int | None = None) -> int | None:
-        """A positive whole number under any of the key's names; null and absence are the default.
-
-        Raises:
-            ConfigError: something else is there.
-        """
-        for name in SYNONYMS.get(key, (key,)):
-            value = self.raw.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                why = f"in its config.json {name} is {value!r}, which is no positive whole number"
-                raise refuse(self.typed, why)
-            if value > (MAX_LAYERS if key in _DEPTHS else LARGEST):
-                raise refuse(self.typed, f"in its config.json {name} is {value}, beyond any model")
-            return value
-        return default
-
-    def needed(self, key: str) -> int:
-        """A number without which nothing can be computed.
-
-        Raises:
-            ConfigError: it is not there.
-        """
-        found = self.count(key)
-        if found is None:
-            names = " or ".join(SYNONYMS.get(key, (key,)))
-            why = f"its config.json has no {names}, which eke's plans are made from"
-            raise refuse(self.typed, why)
-        return found
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A truth value.
-
-        Raises:
-            ConfigError: something else is there.
-        """
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise refuse(self.typed, f"in its config.json {key} is {value!r}, not true or false")
-        return value
-
-    def main(self) -> Sizes:
-        """The five sizes that every architecture has."""
-        return {key: self.needed(key) for key in MAIN}
 
 
 def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
@@ -105,82 +29,34 @@ def read_sizes(raw: Raw, typed: str) -> tuple[str, Sizes]:
         typed: folder or name, for messages.
 
     Returns:
-        A key of `eke.models.sizes.FAMILIES`, and fields of `PretrainedModel`.
+        A key of `eke.models.families.FAMILIES`, and fields of `PretrainedModel`.
 
     Raises:
         ConfigError: a size is missing or is no number.
     """
-    reader = Reader(raw, typed)
-    family, read = KNOWN.get(str(raw.get("model_type")), ("other", _other))
-    if family != "other" and not _is_plain(raw):
-        family, read = "other", _other
-    return family, read(reader)
+    kind = str(raw.get("model_type"))
+    family = "other"
+    read: Callable[[Reader], Sizes] = _other
+    if _is_plain(raw):
+        known = (each for each in FAMILIES.values() if kind in each.checkpoints)
+        family, read = next(((f.name, f.checkpoints[kind]) for f in known), (family, read))
+    try:
+        return family, read(Reader(raw))
+    except InvalidSize as error:
+        raise refuse(typed, str(error)) from error
 
 
-# Switches that add or remove tensors which the closed forms of eke.models.sizes do not have.
+def is_known(model_type: str) -> bool:
+    """Whether a family reads checkpoints of this type."""
+    return any(model_type in family.checkpoints for family in FAMILIES.values())
+
+
+# Switches that add or remove tensors which the closed forms of eke.models.families do not have.
 _UNUSUAL = ("attention_bias", "mlp_bias", "add_cross_attention", "is_decoder")
 
 
 def _is_plain(raw: Raw) -> bool:
     return not any(raw.get(key) is True for key in _UNUSUAL)
-
-
-def _decoder(key_value_heads: int | None, positions: int) -> Callable[[Reader], Sizes]:
-    """Llama's relatives, with the defaults of transformers' own configuration class."""
-
-    def read(reader: Reader) -> Sizes:
-        return {
-            **reader.main(),
-            "num_key_value_heads": reader.count("num_key_value_heads", key_value_heads),
-            "head_dim": reader.count("head_dim"),
-            "max_position_embeddings": reader.count("max_position_embeddings", positions),
-            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
-        }
-
-    return read
-
-
-def _qwen3(reader: Reader) -> Sizes:
-    sizes = _decoder(32, 32768)(reader)
-    return {**sizes, "head_dim": sizes["head_dim"] or 128}
-
-
-def _mixtral(reader: Reader) -> Sizes:
-    return {
-        **_decoder(8, 131072)(reader),
-        "num_local_experts": reader.count("num_local_experts", 8),
-        "num_experts_per_tok": reader.count("num_experts_per_tok", 2),
-    }
-
-
-def _bert(reader: Reader) -> Sizes:
-    return {
-        **reader.main(),
-        "max_position_embeddings": reader.count("max_position_embeddings", 512),
-        "type_vocab_size": reader.count("type_vocab_size", 2),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-    }
-
-
-def _gpt2(reader: Reader) -> Sizes:
-    sizes: Sizes = {key: reader.needed(key) for key in MAIN if key != "intermediate_size"}
-    inner = reader.count("n_inner", 4 * sizes["hidden_size"])
-    return {
-        **sizes,
-        "intermediate_size": inner,
-        "max_position_embeddings": reader.count("max_position_embeddings", 1024),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-    }
-
-
-def _t5(reader: Reader) -> Sizes:
-    return {
-        **reader.main(),
-        "head_dim": reader.count("d_kv", 64),
-        "num_decoder_layers": reader.count("num_decoder_layers"),
-        "gated": str(reader.raw.get("feed_forward_proj") or "relu").startswith("gated"),
-        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
-    }
 
 
 def _other(reader: Reader) -> Sizes:
@@ -198,20 +74,6 @@ def _other(reader: Reader) -> Sizes:
         "max_position_embeddings": reader.count("max_position_embeddings"),
         "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
     }
-
-
-KNOWN: dict[str, tuple[str, Callable[[Reader], Sizes]]] = {
-    "llama": ("llama", _decoder(None, 2048)),
-    "mistral": ("llama", _decoder(8, 131072)),
-    "qwen2": ("qwen2", _decoder(32, 32768)),
-    "qwen3": ("qwen3", _qwen3),
-    "mixtral": ("mixtral", _mixtral),
-    "bert": ("bert", _bert),
-    "gpt2": ("gpt2", _gpt2),
-    "t5": ("t5", _t5),
-}
-"""`model_type` -> family of `eke.models.sizes`, and how its config.json is read. Defaults are
-those of the configuration classes of transformers 5 (tested)."""
 
 
 MAPPINGS = {

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a local folder, or the hub's cache on this machine.
+"""Location of a checkpoint: a local folder, or the hub's cache on this machine.
 
 The one shape of what is wrong with a checkpoint.
 

@@ -14,8 +14,10 @@ from eke.common.errors import ConfigError, Fix, Problem
 from eke.common.text import format_value
 from eke.config.schema import Config, PretrainedModel, Rows, SequenceClassification
 from eke.models.checkpoints.agreement import Shapes, compare, content_of, read_shapes, same_numbers
-from eke.models.checkpoints.architecture import KNOWN, Sizes, first_position, read_sizes, supports
+from eke.models.checkpoints.architecture import first_position, is_known, read_sizes, supports
 from eke.models.checkpoints.locate import CONFIG, KEY, Located, locate, refuse
+from eke.models.families.family_record import Sizes
+from eke.models.families.registry import FAMILIES
 
 TYPED = ("option", "family", "name_or_path", "revision", "dropout")
 """Fields of `PretrainedModel` that are not the checkpoint's to say."""
@@ -157,7 +159,7 @@ def _refuse_foreign(found: Located, raw: dict[str, Any]) -> None:
         why = f"its weights are quantized ({method or 'see config.json'}), and eke trains float32"
         raise refuse(found.typed, why, Fix(f"{KEY}=THE_UNQUANTIZED_MODEL"))
     kind = raw["model_type"]
-    if kind in KNOWN or _transformers_has(kind):
+    if is_known(kind) or _transformers_has(kind):
         return
     if raw.get("auto_map"):
         why = f"{kind} needs Python code from the checkpoint, which eke never runs"
@@ -194,7 +196,7 @@ _BY_ENDING = {
 
 def _refuse_task(config: Config, raw: dict[str, Any], family: str) -> None:
     """A task that the saved class shows to be another one's; known families have a rule for it."""
-    if family != "other" or isinstance(config.task, SequenceClassification):
+    if FAMILIES[family].is_known or isinstance(config.task, SequenceClassification):
         return
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
@@ -216,7 +218,7 @@ def _refuse_absent(found: Located, family: str, planning: bool) -> None:
         raise refuse(
             found.typed, why, Fix(remark=f"hf download {found.typed}   (with a connection)")
         )
-    if family == "other":
+    if not FAMILIES[family].is_known:
         why = "eke learns the size of this architecture from its weights, which are not here yet"
         raise refuse(found.typed, why, Fix(remark=f"hf download {found.typed}"))
 
@@ -227,9 +229,10 @@ def _tied(found: Located, raw: dict[str, Any], family: str, sizes: Sizes, shapes
     transformers 5 ties T5's always, unless the checkpoint has a projection. Other models of two
     stacks have several tables, which tell nothing.
     """
-    if family == "t5" and shapes and "lm_head.weight" not in shapes:
+    two_stacks = FAMILIES[family].is_encoder_decoder
+    if two_stacks and shapes and "lm_head.weight" not in shapes:
         return {**sizes, "tie_word_embeddings": True}
-    if raw.get("is_encoder_decoder") is True or family == "t5":
+    if raw.get("is_encoder_decoder") is True or two_stacks:
         return sizes
     table = (sizes["vocab_size"], sizes["hidden_size"])
     tables = [name for name, shape in shapes.items() if shape == table and not _OTHER(name)]

@@ -29,7 +29,7 @@ from eke.config.schema import (
     Muon,
     Optimizer,
 )
-from eke.models.sizes.structure import Role, Weight
+from eke.models.families import Role, Weight
 
 FLOAT32_BYTES = 4
 """Of states that are float32 whatever the weights are."""

@@ -26,9 +26,9 @@ from eke.config.schema import (
     Weights,
     WeightsPlace,
 )
-from eke.models.sizes.optimizers import FLOAT32_BYTES, describe, optimizer_bytes, paged_bytes
+from eke.models.families import FLOAT32_BYTES, Role, Weight
+from eke.models.sizes.optimizers import describe, optimizer_bytes, paged_bytes
 from eke.models.sizes.parameters import ModelSize, training_structure
-from eke.models.sizes.structure import Role, Weight
 
 BFLOAT16_BYTES = 2
 

@@ -1,4 +1,4 @@
-"""How long rows are: read from the prepared tokens, and the micro-batches that they make."""
+"""Lengths of rows, read from the prepared tokens, and the micro-batches that they form."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -77,7 +77,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ComputePlan:
-    """Formats and implementations."""
+    """Number formats and implementations, decided once: later stages do not read `precision`."""
 
     autocast: str | None
     """torch dtype name of autocast (`bfloat16`, `float16`); None computes in float32."""

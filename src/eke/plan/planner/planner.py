@@ -34,8 +34,8 @@ from eke.config.schema import (
 )
 from eke.config.schema.codec import make_converter
 from eke.hardware import Device, machine_fingerprint, usable_cores
+from eke.models.families import FLOAT32_BYTES, family_of
 from eke.models.sizes import (
-    FLOAT32_BYTES,
     adapted_layers,
     describe,
     has_master,
@@ -371,10 +371,10 @@ def _implementation(config: Config, device: Device, decisions: list[Decision]) -
 def _plan_peft(config: Config, decisions: list[Decision]) -> None:
     adapted = adapted_layers(config)
     if isinstance(config.peft, Adapters) and config.peft.target_modules is None:
-        reason = f"every linear layer of a {config.model.family} model's Transformer layers"
+        reason = f"every linear layer of a {family_of(config).name} model's Transformer layers"
         if is_ia3(config):
             reason = "keys, values and the feed-forward's inner activations: arXiv:2205.05638"
-        if config.model.family == "mixtral":
+        if family_of(config).is_moe:
             reason += "; its experts, one tensor each and no linear layer, stay as they are"
         value = ",".join(sorted({name.rpartition(".")[2] for name in adapted})) or "all"
         decisions.append(Decision("peft.target_modules", f"[{value}]", reason))

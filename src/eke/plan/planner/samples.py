@@ -1,4 +1,4 @@
-"""How many samples there are: counted in text, decided for synthetic data, read from a store.
+"""Number of samples: counted in text, chosen for synthetic data, read from a store.
 
 How the samples of one optimizer step are cut into micro-batches.
 """
@@ -24,6 +24,7 @@ from eke.config.schema import (
 )
 from eke.data import sources
 from eke.data.sources import BYTE_TOKENS, Manifest, PrepareRequest, Store, Vocabulary
+from eke.models.families import family_of
 from eke.plan.planner.plan import BatchPlan, Decision
 
 DEFAULT_SYNTHETIC_SAMPLES = 512
@@ -160,7 +161,9 @@ def _too_small_a_vocabulary(config: Config, vocabulary: Vocabulary) -> list[Prob
 
 def _without_end(config: Config, vocabulary: Vocabulary) -> list[Problem]:
     """T5 classifies at the end of text, which the tokenizer has to write."""
-    classifies = isinstance(config.task, SequenceClassification) and config.model.family == "t5"
+    classifies = (
+        isinstance(config.task, SequenceClassification) and family_of(config).is_encoder_decoder
+    )
     if not classifies or vocabulary.is_bytes or vocabulary.eos in vocabulary.frame.suffix:
         return []
     why = "writes no end-of-text token, at which T5 classifies"

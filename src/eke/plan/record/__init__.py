@@ -1,4 +1,4 @@
-"""What a run leaves: outcome, record, metrics. Reading them needs neither torch nor Hydra."""
+"""Files of a run: outcome, record, metrics. Reading them needs neither torch nor Hydra."""
 
 from eke.plan.record import metrics
 from eke.plan.record.metrics import (

@@ -1,4 +1,4 @@
-"""How a run, or a cell that never ran, ended: a closed set.
+"""Outcomes of a run or a sweep job, and the record that a run leaves.
 
 The record: what one run left, typed and versioned. A measurement that was not made is None.
 

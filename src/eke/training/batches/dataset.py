@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from eke.config.schema import Packing, Synthetic
-from eke.models.sizes import DECODERS, is_ragged
+from eke.models.families import family_of
+from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
 from eke.training.batches.batches import (
     Collator,
@@ -29,7 +30,7 @@ def build_collator(plan: Plan, left: bool = False) -> Collator:
     """Collator of a plan; `left` selects left padding."""
     config = plan.config
     # A causal model never sees what comes after a token, and padding comes last.
-    bidirectional = config.model.family not in DECODERS
+    bidirectional = not family_of(config).is_decoder
     multiple = config.data.pad_to_multiple_of or 1
     return Collator(
         needs_mask=bidirectional and (is_ragged(config) or multiple > 1),

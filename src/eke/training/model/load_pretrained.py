@@ -16,6 +16,7 @@ from eke.common.errors import RunError
 from eke.common.text import format_number
 from eke.config.schema import PretrainedModel, SequenceClassification
 from eke.data.sources import Vocabulary
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import Plan
 from eke.training.model.attention_kernels import ATTENTION
@@ -140,7 +141,7 @@ def load_pretrained(plan: Plan, device: torch.device) -> tuple[nn.Module, LoadRe
         raise _refusal(pretrained, why, "another checkpoint, or another task") from error
     report = _judge(pretrained, model, info)
     _check_size(plan, model)
-    if pretrained.family == "other":
+    if not family_of(plan.config).is_known:
         check_places(model, config.task.option)
         report = replace(report, unreached=freeze_unreached(model))
         if is_ragged(config) and max(plan.batch.per_device, plan.batch.eval_per_device) > 1:
@@ -251,7 +252,7 @@ def _check_size(plan: Plan, model: nn.Module) -> None:
     """
     pretrained = cast(PretrainedModel, plan.config.model)
     count = sum(p.numel() for p in model.parameters())
-    if pretrained.family != "other" and count != plan.size.num_parameters:
+    if family_of(plan.config).is_known and count != plan.size.num_parameters:
         why = (
             f"has {count} parameters where its config.json makes {plan.size.num_parameters}: a "
             "setting of it (tie_word_embeddings?) does not describe its tensors"

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from eke.common.errors import RunError
 from eke.common.text import IGNORED
-from eke.models.sizes.families import is_classification
+from eke.models.families import is_classification
 from eke.plan.planner import Plan
 from eke.training.batches.batches import MicroBatch
 from eke.training.model.adapters import is_adapted

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from eke.common.errors import RunError
-from eke.config.schema import CompileMode, Compute
+from eke.config.schema import CompileMode
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import cut_like, part
 from eke.training.model.checkpointing import find_layers
@@ -43,7 +43,13 @@ class Formats:
 
 def build_formats(plan: Plan, device: torch.device) -> Formats:
     """Torch's own autocast and loss scaler: Accelerate's fp16 is a silent no-op on a CPU."""
-    return BUILDERS[plan.config.precision.compute](plan, device)
+    if device.type == "cuda":
+        set_tf32(plan.compute.tf32)
+    return Formats(
+        autocast=_context(plan.compute.autocast, device),
+        eval_autocast=_context(plan.compute.eval_autocast, device),
+        scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
+    )
 
 
 def weights_dtype(plan: Plan) -> torch.dtype:
@@ -62,29 +68,11 @@ def set_tf32(on: bool) -> None:
     torch.backends.cudnn.allow_tf32 = on
 
 
-def _build(plan: Plan, device: torch.device) -> Formats:
-    if device.type == "cuda":
-        set_tf32(plan.compute.tf32)
-    return Formats(
-        autocast=_context(plan.compute.autocast, device),
-        eval_autocast=_context(plan.compute.eval_autocast, device),
-        scaler=torch.amp.GradScaler(device.type) if plan.compute.loss_scaling else None,
-    )
-
-
 def _context(autocast: str | None, device: torch.device) -> Context:
     if autocast is None:
         return nullcontext
     dtype: torch.dtype = getattr(torch, autocast)
     return lambda: torch.autocast(device.type, dtype=dtype)
-
-
-BUILDERS: dict[Compute, Callable[[Plan, torch.device], Formats]] = {
-    Compute.float32: _build,
-    Compute.bfloat16: _build,
-    Compute.float16: _build,
-}
-"""`precision.compute` -> builder; the options of the group are presets of it and of `tf32`."""
 
 
 Groups = list[dict[str, Any]]

@@ -169,7 +169,7 @@ def note_evaluation_formats(job: TrainingState, seen: ObservedKernels) -> None:
     wanted = compute.eval_autocast or compute.weights
     if wanted not in seen.matmul_dtypes:
         job.warn(
-            f"precision.evaluation={job.plan.config.precision.evaluation.value} had no effect: "
+            f"precision.evaluation={wanted} had no effect: "
             f"matrix multiplications ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from eke.config.schema import FSDP, Attention, Backend, Packing, PeerToPeer
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.plan.planner import swap_files, swap_folder
 from eke.training.checkpoint import ShardedUpdate
@@ -124,7 +125,7 @@ def note_kernels(job: TrainingState, seen: ObservedKernels) -> None:
     compiled = plan.config.compile.option != "none"
     if wanted not in seen.matmul_dtypes and (seen.matmul_dtypes or not compiled):
         job.warn(
-            f"precision={plan.choices.get('precision', '')} had no effect: matrix multiplications "
+            f"precision.compute={wanted} had no effect: matrix multiplications "
             f"ran in {', '.join(seen.matmul_dtypes) or 'nothing'}"
         )
     _note_attention(job, seen)
@@ -137,7 +138,7 @@ def _note_attention(job: TrainingState, seen: ObservedKernels) -> None:
     config: Any = job.bare_model.config
     implementation = str(getattr(config, "_attn_implementation", ""))
     job.effective["attention_implementation"] = implementation
-    if job.plan.config.model.family == "mixtral":
+    if family_of(job.plan.config).is_moe:
         job.effective["experts_implementation"] = getattr(config, "_experts_implementation", None)
     ran = set(seen.attention_kernels)
     job.effective["attention_kernels"] = sorted(ran)

@@ -36,7 +36,8 @@ from eke.config.schema import (
     Muon,
     ScheduleFree,
 )
-from eke.models.sizes import PAGED_MIN_SIZE, Role, describe, projection_rank
+from eke.models.families import Role
+from eke.models.sizes import PAGED_MIN_SIZE, describe, projection_rank
 from eke.plan.planner import Plan
 from eke.training.distributed.operators import load_adam
 from eke.training.optimizer.update import RATIO, Groups, split

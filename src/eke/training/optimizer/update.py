@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eke.config.schema import FSDP
-from eke.models.sizes import Role
+from eke.models.families import Role
 from eke.plan.planner import Plan
 from eke.training.distributed.fsdp import WholeState
 from eke.training.model.checkpointing import find_layers

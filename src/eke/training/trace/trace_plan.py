@@ -9,8 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eke.common.errors import RunError
 from eke.common.runtime import lacking
-from eke.config.schema import Backend, PretrainedModel
+from eke.config.schema import Backend
 from eke.estimate.memory.components import Method, Traced
+from eke.models.families import family_of
 from eke.models.sizes import OPTIMIZER_REGISTRY, describe
 from eke.plan.planner import Plan, drawn, evaluated
 from eke.training.model.adapters import is_four_bit
@@ -143,7 +144,7 @@ def _four_bits(found: TraceablePlan) -> TraceablePlan:
 
 def _data(found: TraceablePlan) -> TraceablePlan:
     config = found.plan.config
-    if isinstance(config.model, PretrainedModel) and config.model.family == "other":
+    if not family_of(config).is_known:
         found = _note(found, "parameters that no output depends on are taken for trained")
     if config.engine.option == "trainer":
         found = _note(found, "engine=trainer: traced as eke's own loop")

@@ -12,6 +12,7 @@ from eke.config.schema import MaskedLM
 from eke.estimate.memory import Verdict
 from eke.estimate.time import compile_seconds
 from eke.hardware import Device
+from eke.models.families import family_of
 from eke.models.sizes import is_ragged
 from eke.rules.techniques import COMPILED, TECHNIQUES, Published, Technique, fused_loss_share
 from eke.tuning.chooser import Axis, Situation
@@ -202,7 +203,7 @@ def compiler(situation: Situation) -> Wish | None:
         return _no_compiler("how long the run takes is not known")
     if is_ragged(config):
         return _no_compiler("each new length would be compiled again")
-    if config.model.family == "other":
+    if not family_of(config).is_known:
         return _no_compiler("the layers of this architecture are not known")
     if replace(config.compile, option="inductor").replays_graphs:
         return _whole_model(situation, least)

@@ -10,8 +10,8 @@ from unit.estimate.time.cases import A100, CPU, V100, large, small
 from eke.common.errors import ConfigError
 from eke.config.compose import compose
 from eke.estimate.time import StepTime, Unknown
+from eke.estimate.time.rates import Span
 from eke.estimate.time.time_history import prior_time
-from eke.estimate.time.values import Span
 from eke.hardware import DEVICES, Device
 from eke.workflows.planning import plan_on
 

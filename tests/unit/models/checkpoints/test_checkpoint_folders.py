@@ -22,7 +22,8 @@ from eke.config.schema.codec import make_converter
 from eke.models.checkpoints import resolve_model
 from eke.models.checkpoints.agreement import weight_files
 from eke.models.checkpoints.locate import Located
-from eke.models.sizes import VALID_TASKS, model_size, state_bytes, structure
+from eke.models.families import FAMILIES as RECORDS
+from eke.models.sizes import model_size, state_bytes, structure
 from eke.training.model.unused import HEADS
 from eke.workflows import plan_for
 
@@ -73,7 +74,7 @@ def edit(folder, **changes):
 CASES = [
     (family, task)
     for family in FAMILIES
-    for task in VALID_TASKS[{"mistral": "llama"}.get(family, family)]
+    for task in RECORDS[{"mistral": "llama"}.get(family, family)].tasks
 ]
 
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from eke.config.compose.compose_cache import make_trees
 from eke.config.compose.composer import Many
 from eke.config.schema import Config, resolve_attention
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES
 
 
 @cache
@@ -39,7 +39,7 @@ TINY = {
 CHECKPOINTS_ONLY = {"qwen2", "other"}
 """Families that no size table is of."""
 
-TINY_CASES = [(TINY[family], task) for family in TINY for task in VALID_TASKS[family]]
+TINY_CASES = [(TINY[family], task) for family in TINY for task in FAMILIES[family].tasks]
 """Every family with every task it has a head for."""
 
 FAMILY_CASES = [

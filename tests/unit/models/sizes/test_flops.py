@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from unit.models.sizes.configs import FAMILY_CASES, TINY_CASES, make_config
 
 from eke.models.sizes import SampleMeans, model_size, structure, training_flops, training_structure
-from eke.training.model.build_model import BUILDERS
+from eke.training.model.build_model import make_model_config
 from eke.training.model.unused import HEADS
 
 BATCH, SEQ, TARGET = 2, 48, 32
@@ -19,7 +19,7 @@ def counted_flops(config, target, adapt=lambda model: model):
     """FLOPs of one forward and backward pass with attention written out, per sample."""
     torch.manual_seed(0)
     model = getattr(transformers, HEADS[config.task.option]).from_config(
-        BUILDERS[config.model.family](config), attn_implementation="eager"
+        make_model_config(config), attn_implementation="eager"
     )
     if config.model.family == "mixtral":
         # The counter does not know grouped matrix multiplications; one expert at a time, it does.

@@ -11,8 +11,9 @@ from unit.models.sizes.configs import CHECKPOINTS_ONLY, TINY, make_config
 
 from eke.common.errors import ConfigError
 from eke.common.paths import conf_folder
-from eke.models.sizes import FAMILIES, VALID_TASKS, model_size, structure
-from eke.training.model.build_model import BUILDERS
+from eke.models.families import FAMILIES
+from eke.models.sizes import model_size, structure
+from eke.training.model.build_model import make_model_config
 from eke.training.model.unused import HEADS
 
 OPTIONS = sorted({path.stem for path in (conf_folder() / "model").glob("*.yaml")} - {"pretrained"})
@@ -40,7 +41,7 @@ PUBLISHED = {
 
 
 def real_model(config, device="meta"):
-    model_config = BUILDERS[config.model.family](config)
+    model_config = make_model_config(config)
     with torch.device(device):
         return getattr(transformers, HEADS[config.task.option]).from_config(model_config)
 
@@ -56,7 +57,7 @@ def assert_same_tensors(config):
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_has_the_tensors_of_the_real_class(option):
     family = make_config(f"model={option}").model.family
-    for task in VALID_TASKS[family]:
+    for task in FAMILIES[family].tasks:
         assert_same_tensors(make_config(f"model={option}", f"task={task}"))
 
 
@@ -100,7 +101,7 @@ def test_changed_fields_change_the_tensors_alike(overrides):
 @pytest.mark.parametrize(("option", "count"), PUBLISHED.items(), ids=PUBLISHED)
 def test_published_sizes(option, count):
     family = make_config(f"model={option}").model.family
-    config = make_config(f"model={option}", f"task={VALID_TASKS[family][0]}")
+    config = make_config(f"model={option}", f"task={FAMILIES[family].tasks[0]}")
     assert model_size(config).num_parameters == count
 
 
@@ -134,10 +135,12 @@ def test_task_without_a_head_is_refused_with_its_fix():
 
 def test_families_tasks_and_options_agree():
     families = {make_config(f"model={option}").model.family for option in OPTIONS}
-    assert set(FAMILIES) == set(VALID_TASKS) == families | CHECKPOINTS_ONLY
-    assert set(BUILDERS) == set(TINY) == families
+    assert set(FAMILIES) == families | CHECKPOINTS_ONLY
+    built = {name: each.smallest for name, each in FAMILIES.items() if each.config_class}
+    assert built == TINY
+    assert set(TINY) == families
     tasks = {path.stem for path in (conf_folder() / "task").glob("*.yaml")}
-    assert {task for valid in VALID_TASKS.values() for task in valid} == tasks == set(HEADS)
+    assert {task for each in FAMILIES.values() for task in each.tasks} == tasks == set(HEADS)
 
 
 def test_importing_sizes_imports_neither_torch_nor_transformers(tmp_path):

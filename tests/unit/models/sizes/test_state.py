@@ -11,7 +11,7 @@ from unit.plan.cases import plan_config
 
 from eke.common.paths import conf_folder
 from eke.models.sizes import model_size, state_bytes
-from eke.training.model.build_model import BUILDERS
+from eke.training.model.build_model import make_model_config
 from eke.training.model.unused import HEADS
 from eke.training.optimizer import build_optimizer, state_tensors
 
@@ -24,7 +24,7 @@ def trained_model(model, task, *overrides):
     """A model with gradients."""
     config = make_config(f"model={model}", f"task={task}", *overrides)
     network = getattr(transformers, HEADS[config.task.option]).from_config(
-        BUILDERS[config.model.family](config)
+        make_model_config(config)
     )
     inputs = {"input_ids": torch.randint(8, 300, (2, 8))}
     if config.model.family == "t5":
@@ -127,7 +127,7 @@ def test_a_gradient_at_a_time_is_the_largest():
     largest = max(
         p.nbytes
         for p in transformers.AutoModelForCausalLM.from_config(
-            BUILDERS["llama"](config)
+            make_model_config(config)
         ).parameters()
     )
     assert predicted_bytes(config)[1] == largest

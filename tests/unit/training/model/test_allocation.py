@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unit.models.sizes.configs import FAMILY_CASES
 from unit.training.model.plans import hand_plan
 
-from eke.training.model.build_model import BUILDERS, build_model
+from eke.training.model.build_model import build_model, make_model_config
 from eke.training.model.unused import HEADS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -69,7 +69,7 @@ def test_weights_are_those_of_plain_from_config(option, task):
     plan = hand_plan(f"model={option}", f"task={task}", "seed=11")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
-        config = BUILDERS[plan.config.model.family](plan.config)
+        config = make_model_config(plan.config)
         plain = getattr(transformers, HEADS[task]).from_config(config)
     built = build_model(plan, CPU)
     for (name, one), (other, two) in zip(

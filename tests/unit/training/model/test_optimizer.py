@@ -12,7 +12,8 @@ from unit.training.model.plans import hand_plan
 
 from eke.common.errors import RunError
 from eke.hardware import DEVICES
-from eke.models.sizes import OPTIMIZER_REGISTRY, Role, structure
+from eke.models.families import Role
+from eke.models.sizes import OPTIMIZER_REGISTRY, structure
 from eke.training.model.build_model import build_model
 from eke.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
 

@@ -8,9 +8,8 @@ from torch import nn
 from unit.models.sizes.configs import TINY_CASES
 from unit.plan.cases import CPU, GPU, SYNTHETIC, plan_of
 
-from eke.config.schema import Compute
 from eke.training.model.build_model import build_model
-from eke.training.model.number_formats import BUILDERS, build_formats, set_tf32
+from eke.training.model.number_formats import build_formats, set_tf32
 from eke.training.model.unused import HEADS, drawn_in_float32
 
 DEVICE = torch.device("cpu")
@@ -18,10 +17,6 @@ DEVICE = torch.device("cpu")
 
 def formats(option, device=CPU):
     return build_formats(plan_of(*SYNTHETIC, f"precision={option}", device=device), DEVICE)
-
-
-def test_options_are_builders() -> None:
-    assert set(BUILDERS) == set(Compute)
 
 
 @pytest.mark.parametrize(

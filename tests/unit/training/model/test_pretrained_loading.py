@@ -14,7 +14,7 @@ from unit.training.model.steps import make_inputs, step
 from eke.common.errors import ChangedError, RunError
 from eke.config.compose import compose
 from eke.data.sources import Vocabulary
-from eke.models.sizes import VALID_TASKS
+from eke.models.families import FAMILIES as RECORDS
 from eke.plan.planner import check_inputs
 from eke.training.model.build_model import build_model, build_model_and_report
 from eke.training.model.unused import HEADS
@@ -344,7 +344,7 @@ def test_a_checkpoint_without_any_head(tmp_path, family):
 
 
 def test_every_family_has_its_own_task():
-    assert {own_task(f) for f in FAMILIES} < {t for ts in VALID_TASKS.values() for t in ts}
+    assert {own_task(f) for f in FAMILIES} < {t for each in RECORDS.values() for t in each.tasks}
 
 
 @pytest.mark.parametrize("kind", ["phi", "distilbert", "opt"])

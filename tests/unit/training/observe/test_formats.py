@@ -131,7 +131,7 @@ def test_a_builder_that_builds_something_else_is_found_out(what, trained, monkey
     module, _, name = target.rpartition(".")
     monkeypatch.setattr(import_module(module), name, instead)
     _, record = trained(*overrides)
-    key = f"precision.{what}=" if what != "compute" else "precision=bf16"
+    key = f"precision.{what}="
     assert any(warning.startswith(key) for warning in no_effect(record)), record.warnings
 
 

@@ -1,0 +1,415 @@
+"""BERT, GPT-2 and T5: the families with dropout outside of attention.
+
+BERT is an encoder that normalizes after each sublayer, GPT-2 a decoder that normalizes before it;
+both learn positions. T5 is an encoder-decoder with relative positions, RMSNorm and no biases.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from eke.common.text import PAD
+from eke.config.schema import BertModel, Config, GPT2Model, PretrainedModel, T5Model
+from eke.models.families.family_record import (
+    FLOAT32_BYTES,
+    INDEX_BYTES,
+    MAIN,
+    Attention,
+    Family,
+    Kernel,
+    Layer,
+    Reader,
+    Shape,
+    Sizes,
+    Softmax,
+    Stack,
+    Structure,
+    Tokens,
+    Weight,
+    embedding_and_lm_head,
+    head,
+    head_width,
+    is_classification,
+    kept_by_attention,
+    layer_norm,
+    linear,
+    num_labels,
+    table,
+    working_bytes,
+)
+
+
+def _bert_structure(config: Config) -> Structure:
+    """BertForMaskedLM and BertForSequenceClassification."""
+    model = cast(BertModel, config.model)
+    hidden = model.hidden_size
+    weights = [
+        *embedding_and_lm_head(config),
+        table(model.max_position_embeddings, hidden),
+        table(model.type_vocab_size, hidden),
+        *layer_norm(hidden),
+        *(w for _ in range(model.num_hidden_layers) for w in _bert_weights(model)),
+    ]
+    if is_classification(config):
+        weights += head(hidden, hidden, Tokens.sample, bias=True, is_head=True)  # the pooler
+        weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
+    else:
+        weights += head(hidden, hidden, Tokens.source, bias=True)
+        weights += [*layer_norm(hidden), Weight((model.vocab_size,))]  # bias of the projection
+        if not model.tie_word_embeddings:
+            # transformers 5 then keeps a second bias, `cls.predictions.bias`, that nothing reads.
+            weights.append(Weight((model.vocab_size,), trained=False))
+    attention = Attention(
+        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=False
+    )
+    return Structure(tuple(weights), (attention,))
+
+
+def _bert_weights(model: BertModel) -> Iterator[Weight]:
+    hidden, inner = model.hidden_size, model.intermediate_size
+    shapes = {
+        "attention.self.query": (hidden, hidden),
+        "attention.self.key": (hidden, hidden),
+        "attention.self.value": (hidden, hidden),
+        "attention.output.dense": (hidden, hidden),
+        "intermediate.dense": (inner, hidden),
+        "output.dense": (hidden, inner),
+    }
+    for name, (out, inp) in shapes.items():
+        yield from linear(out, inp, Tokens.source, bias=True, module=name)
+    yield from layer_norm(hidden)
+    yield from layer_norm(hidden)
+
+
+def norm_layer(shape: Shape, kernel: Kernel, readers: tuple[int, int], inner: int) -> Layer:
+    """BERT and GPT-2: two LayerNorms, which keep their input, and a plain feed-forward."""
+    tokens, hidden = shape.tokens, shape.hidden
+    per_norm = hidden * shape.weights + 2 * FLOAT32_BYTES
+    stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
+    attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
+    dropped = 2 * tokens * hidden * shape.mask_bytes if shape.dropout else 0
+    operands = 4 * hidden + 2 * hidden + shape.inner
+    kept = tokens * inner * shape.inner * shape.compute
+    return Layer(
+        stream=stream,
+        attention=attention,
+        scores=scores,
+        feed_forward=kept,
+        dropout=dropped,
+        needed=tokens * operands * shape.compute,
+        dear=tokens * (6 * hidden + shape.inner) * shape.compute,
+        working=working_bytes(shape, shape.source, kernel, kept + dropped // 2),
+    )
+
+
+def _bert_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
+    """Query, key and value cast their input; GELU keeps its input, the next layer its result."""
+    return (Stack(norm_layer(shape, kernel, readers=(3, 1), inner=2), shape.layers),)
+
+
+def _bert_outside(shape: Shape, task: str) -> int:
+    """The transformation before the projection onto the vocabulary, and the embedding's dropout."""
+    head = 3 if task == "masked_lm" else 0
+    found = shape.tokens * shape.hidden * head * (shape.compute + shape.weights)
+    return found + (shape.tokens * shape.hidden * shape.mask_bytes if shape.dropout else 0)
+
+
+def _bert_arguments(config: Config) -> dict[str, Any]:
+    model = cast(BertModel, config.model)
+    return {
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "type_vocab_size": model.type_vocab_size,
+        "hidden_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.dropout,
+        "classifier_dropout": model.dropout,
+    }
+
+
+def _bert_read(reader: Reader) -> Sizes:
+    return {
+        **reader.main(),
+        "max_position_embeddings": reader.count("max_position_embeddings", 512),
+        "type_vocab_size": reader.count("type_vocab_size", 2),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
+    }
+
+
+BERT = Family(
+    name="bert",
+    tasks=("masked_lm", "sequence_classification"),
+    structure=_bert_structure,
+    stacks=_bert_stacks,
+    outside=_bert_outside,
+    widths=(),
+    softmax=Softmax.autocast,
+    ia3_targets=("key", "value", "output.dense"),
+    scaled_inputs=("output.dense",),
+    smallest="tiny_bert",
+    config_class="BertConfig",
+    config_arguments=_bert_arguments,
+    checkpoints={"bert": _bert_read},
+    layer_tensor=r"(?:^|\.)encoder\.layer\.(\d+)\.",
+    embedding_tensor="embeddings.word_embeddings.weight",
+    inner_tensor="layer.0.intermediate.dense.weight",
+)
+
+
+def _gpt2_structure(config: Config) -> Structure:
+    """GPT2LMHeadModel and GPT2ForSequenceClassification."""
+    model = cast(GPT2Model, config.model)
+    hidden = model.hidden_size
+    weights = [
+        *embedding_and_lm_head(config),
+        table(model.max_position_embeddings, hidden),
+        *(w for _ in range(model.num_hidden_layers) for w in _gpt2_weights(model)),
+        *layer_norm(hidden),
+    ]
+    if is_classification(config):
+        weights += head(num_labels(config), hidden, Tokens.source, bias=False, is_head=True)
+    attention = Attention(
+        model.num_hidden_layers, hidden, Tokens.source, Tokens.source, causal=True
+    )
+    return Structure(tuple(weights), (attention,))
+
+
+def _gpt2_weights(model: GPT2Model) -> Iterator[Weight]:
+    hidden, inner = model.hidden_size, model.intermediate_size
+    # GPT-2's Conv1D stores [in, out]: the order matters to Adafactor's rows and columns.
+    shapes = {
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, inner),
+        "mlp.c_proj": (inner, hidden),
+    }
+    for name, (inp, out) in shapes.items():
+        yield Weight((inp, out), Tokens.source, module=name)
+        yield Weight((out,), module=name)
+    yield from layer_norm(hidden)
+    yield from layer_norm(hidden)
+
+
+def _gpt2_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
+    """One projection for query, key and value; GELU by its formula keeps five tensors."""
+    return (Stack(norm_layer(shape, kernel, readers=(1, 1), inner=5), shape.layers),)
+
+
+def _gpt2_outside(shape: Shape, task: str) -> int:
+    """The embedding's dropout."""
+    return shape.tokens * shape.hidden * shape.mask_bytes if shape.dropout else 0
+
+
+def _gpt2_arguments(config: Config) -> dict[str, Any]:
+    model = cast(GPT2Model, config.model)
+    return {
+        "n_embd": model.hidden_size,
+        "n_layer": model.num_hidden_layers,
+        "n_head": model.num_attention_heads,
+        "n_inner": model.intermediate_size,
+        "n_positions": model.max_position_embeddings,
+        "resid_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "attn_pdrop": model.dropout,
+    }
+
+
+def _gpt2_read(reader: Reader) -> Sizes:
+    sizes: Sizes = {key: reader.needed(key) for key in MAIN if key != "intermediate_size"}
+    inner = reader.count("n_inner", 4 * sizes["hidden_size"])
+    return {
+        **sizes,
+        "intermediate_size": inner,
+        "max_position_embeddings": reader.count("max_position_embeddings", 1024),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
+    }
+
+
+GPT2 = Family(
+    name="gpt2",
+    tasks=("causal_lm", "sequence_classification"),
+    structure=_gpt2_structure,
+    stacks=_gpt2_stacks,
+    outside=_gpt2_outside,
+    widths=(),
+    is_decoder=True,
+    stores_transposed=True,
+    softmax=Softmax.cast_back,
+    ia3_targets=("c_attn", "mlp.c_proj"),  # keys and values, and queries in the same layer
+    scaled_inputs=("mlp.c_proj",),
+    smallest="tiny_gpt2",
+    config_class="GPT2Config",
+    config_arguments=_gpt2_arguments,
+    checkpoints={"gpt2": _gpt2_read},
+    layer_tensor=r"(?:^|\.)h\.(\d+)\.",
+    embedding_tensor="wte.weight",
+    inner_tensor="h.0.mlp.c_proj.weight",
+)
+
+
+RELATIVE_BUCKETS = 32
+"""Rows of the relative position bias: transformers' T5Config.relative_attention_num_buckets."""
+
+
+def _t5_structure(config: Config) -> Structure:
+    """T5ForConditionalGeneration and T5ForSequenceClassification (which has a decoder too).
+
+    transformers 5 always ties T5's embeddings; `tie_word_embeddings=false` only stops it from
+    scaling the logits (T5Config.scale_decoder_outputs).
+    """
+    model = cast(T5Model, config.model)
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    encoders = model.num_hidden_layers
+    decoders = model.num_decoder_layers or encoders
+    classify = is_classification(config)
+    weights = [
+        table(model.vocab_size, hidden, Tokens.none if classify else Tokens.target),
+        *(w for _ in range(encoders) for w in _t5_weights(model, Tokens.source)),
+        *(w for _ in range(decoders) for w in _t5_weights(model, Tokens.target)),
+    ]
+    if isinstance(model, PretrainedModel) and not model.tie_word_embeddings and not classify:
+        # Of a checkpoint with both, transformers 5 keeps both: T5 v1.1, Flan-T5.
+        weights[0] = table(model.vocab_size, hidden)
+        weights += head(model.vocab_size, hidden, Tokens.target, bias=False)
+    # Relative positions live in the first layer of each stack; a norm ends each stack.
+    weights += [table(RELATIVE_BUCKETS, heads), Weight((hidden,))] * 2
+    if classify:
+        weights += head(hidden, hidden, Tokens.sample, bias=True, is_head=True)
+        weights += head(num_labels(config), hidden, Tokens.sample, bias=True, is_head=True)
+    width = heads * head_width(model)
+    attention = (
+        Attention(encoders, width, Tokens.source, Tokens.source, causal=False),
+        Attention(decoders, width, Tokens.target, Tokens.target, causal=True),
+        Attention(decoders, width, Tokens.target, Tokens.source, causal=False),
+    )
+    return Structure(tuple(weights), attention)
+
+
+def _t5_weights(model: T5Model, tokens: Tokens) -> Iterator[Weight]:
+    """One block of the stack that reads `tokens`; the decoder's has cross-attention."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    yield from _t5_attention_weights(model, "layer.0.SelfAttention", queries=tokens, keys=tokens)
+    last = 1
+    if tokens is Tokens.target:
+        yield from _t5_attention_weights(model, "layer.1.EncDecAttention", tokens, Tokens.source)
+        last = 2
+    inputs = ("wi_0", "wi_1") if model.gated else ("wi",)
+    shapes = {**dict.fromkeys(inputs, (inner, hidden)), "wo": (hidden, inner)}
+    for name, (out, inp) in shapes.items():
+        module = f"layer.{last}.DenseReluDense.{name}"
+        yield from linear(out, inp, tokens, bias=False, module=module)
+    yield Weight((hidden,))
+
+
+def _t5_attention_weights(
+    model: T5Model, name: str, queries: Tokens, keys: Tokens
+) -> Iterator[Weight]:
+    hidden, width = model.hidden_size, model.num_attention_heads * head_width(model)
+    for part, tokens in {"q": queries, "k": keys, "v": keys}.items():
+        yield from linear(width, hidden, tokens, bias=False, module=f"{name}.{part}")
+    yield from linear(hidden, width, queries, bias=False, module=f"{name}.o")
+    yield Weight((hidden,))
+
+
+def _t5_stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
+    own: Kernel = kernel
+    if kernel == "fused" and shape.on_cpu:
+        own = "math"  # a learned bias has a gradient: PyTorch's CPU kernel takes none
+    encoder = _t5_layer(shape, own, kernel, decodes=False)
+    decoder = _t5_layer(shape, own, kernel, decodes=True)
+    return Stack(encoder, shape.layers), Stack(decoder, shape.decoder_layers)
+
+
+def _t5_layer(shape: Shape, own: Kernel, crossing: Kernel, *, decodes: bool) -> Layer:
+    """A T5 block: RMSNorms, ReLU or a gated GELU; the decoder's also attends to the encoder."""
+    length = shape.target if decodes else shape.source
+    tokens, hidden = shape.rows * length, shape.hidden
+    norms = 3 if decodes else 2
+    wide = FLOAT32_BYTES if shape.weights < FLOAT32_BYTES else 0  # the input once more
+    per_norm = hidden * (2 * shape.weights + wide) + FLOAT32_BYTES
+    readers = [3, 2 if shape.gated else 1] + [1] * decodes
+    stream = tokens * (norms * per_norm + hidden * sum(shape.read(n) for n in readers))
+    attention, scores = kept_by_attention(shape, own, length, length, biased=True)
+    if decodes:
+        crossed, more = kept_by_attention(shape, crossing, shape.source, length)
+        attention, scores = attention + crossed, scores + more
+        if shape.cast:  # keys and values each cast the encoder's output
+            stream += shape.rows * shape.source * hidden * 2 * shape.compute
+    inner = 7 if shape.gated else 1
+    inner += (1 if shape.gated else 2) if shape.dropout else int(shape.cast and not shape.gated)
+    kept = tokens * inner * shape.inner * shape.compute
+    queries = shape.queries * (3 if decodes else 1)
+    crossed_keys = 2 * shape.rows * shape.source * shape.queries if decodes else 0
+    results = 2 * shape.queries + hidden
+    linear = tokens * (results * (norms - 1) + 2 * shape.queries + hidden + shape.inner)
+    return Layer(
+        stream=stream,
+        attention=attention,
+        scores=scores,
+        feed_forward=kept,
+        dropout=norms * tokens * hidden * shape.mask_bytes if shape.dropout else 0,
+        needed=(tokens * (queries + 3 * shape.queries + norms * hidden) + crossed_keys)
+        * shape.compute,
+        dear=(linear + crossed_keys) * shape.compute,
+        working=working_bytes(shape, length, own, kept),
+    )
+
+
+def _t5_outside(shape: Shape, task: str) -> int:
+    """The decoder's norm, the relative positions of both stacks, and the embedding's dropout."""
+    hidden = shape.hidden
+    norm = hidden * (FLOAT32_BYTES + 2 * shape.weights + (shape.compute if shape.cast else 0))
+    found = shape.rows * shape.target * norm
+    found += 2 * shape.heads * shape.target * shape.source * (FLOAT32_BYTES + INDEX_BYTES)
+    return found + (shape.tokens * hidden * shape.mask_bytes if shape.dropout else 0)
+
+
+def _t5_arguments(config: Config) -> dict[str, Any]:
+    """Of T5Config, which has one dropout for the whole model and one for its classifier."""
+    model = cast(T5Model, config.model)
+    return {
+        "d_model": model.hidden_size,
+        "d_kv": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "d_ff": model.intermediate_size,
+        "num_layers": model.num_hidden_layers,
+        "num_decoder_layers": model.num_decoder_layers,
+        "num_heads": model.num_attention_heads,
+        "feed_forward_proj": "gated-gelu" if model.gated else "relu",
+        "dropout_rate": model.dropout,
+        "classifier_dropout": model.dropout,
+        "decoder_start_token_id": PAD,
+    }
+
+
+def _t5_read(reader: Reader) -> Sizes:
+    return {
+        **reader.main(),
+        "head_dim": reader.count("d_kv", 64),
+        "num_decoder_layers": reader.count("num_decoder_layers"),
+        "gated": str(reader.raw.get("feed_forward_proj") or "relu").startswith("gated"),
+        "tie_word_embeddings": reader.flag("tie_word_embeddings", True),
+    }
+
+
+T5 = Family(
+    name="t5",
+    tasks=("seq2seq_lm", "sequence_classification"),
+    structure=_t5_structure,
+    stacks=_t5_stacks,
+    outside=_t5_outside,
+    widths=("queries",),
+    is_encoder_decoder=True,
+    has_biases=False,
+    has_score_bias=True,
+    softmax=Softmax.autocast,
+    ia3_targets=("k", "v", "wo"),
+    scaled_inputs=("wo",),
+    float32_layers=("wo",),
+    smallest="tiny_t5",
+    config_class="T5Config",
+    config_arguments=_t5_arguments,
+    checkpoints={"t5": _t5_read},
+    layer_tensor=r"(?:^|\.)encoder\.block\.(\d+)\.",
+    embedding_tensor="shared.weight",
+)

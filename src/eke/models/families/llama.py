@@ -1,0 +1,369 @@
+"""Llama, Qwen2, Qwen3 and Mixtral: decoders with RMSNorm, rotary positions and gated layers.
+
+`OTHER` stands in for architectures without closed forms.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from eke.config.schema import Config, LlamaModel, MixtralModel, PretrainedModel
+from eke.models.families.family_record import (
+    FLOAT32_BYTES,
+    Attention,
+    Family,
+    Kernel,
+    Layer,
+    Reader,
+    Shape,
+    Sizes,
+    Stack,
+    Structure,
+    Tokens,
+    Weight,
+    embedding_and_lm_head,
+    head,
+    head_width,
+    is_classification,
+    kept_by_attention,
+    num_labels,
+    table,
+    working_bytes,
+)
+
+
+def _llama(config: Config) -> Structure:
+    """LlamaForCausalLM and LlamaForSequenceClassification."""
+    model = cast(LlamaModel, config.model)
+    return _structure(config, _llama_attention(model) + _llama_feed_forward(model))
+
+
+def _qwen2(config: Config) -> Structure:
+    """Qwen2ForCausalLM and its classifier: Llama with biases of query, key and value."""
+    model = cast(LlamaModel, config.model)
+    queries, keys = _query_and_key_widths(model)
+    widths = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    biases = [Weight((width,), module=f"self_attn.{name}") for name, width in widths.items()]
+    return _structure(config, _llama_attention(model) + biases + _llama_feed_forward(model))
+
+
+def _qwen3(config: Config) -> Structure:
+    """Qwen3ForCausalLM and its classifier: Llama with RMSNorm of each head's query and key."""
+    model = cast(LlamaModel, config.model)
+    norms = [Weight((head_width(model),))] * 2
+    return _structure(config, _llama_attention(model) + norms + _llama_feed_forward(model))
+
+
+def _mixtral(config: Config) -> Structure:
+    """MixtralForCausalLM and its classifier; transformers 5 stacks the experts of a layer."""
+    model = cast(MixtralModel, config.model)
+    hidden, inner, experts = model.hidden_size, model.intermediate_size, model.num_local_experts
+    active = (model.num_experts_per_tok, experts)
+    feed_forward = [
+        Weight((experts, hidden), Tokens.source),  # the router sees every token
+        *(
+            Weight(shape, Tokens.source, active=active, module=f"mlp.experts.{name}")
+            for name, shape in (
+                ("gate_up_proj", (experts, 2 * inner, hidden)),
+                ("down_proj", (experts, hidden, inner)),
+            )
+        ),
+    ]
+    return _structure(config, _llama_attention(model) + feed_forward)
+
+
+def _structure(config: Config, layer: list[Weight]) -> Structure:
+    """A decoder of equal layers, each with two RMSNorms added to `layer`."""
+    model = cast(LlamaModel, config.model)
+    width = model.num_attention_heads * head_width(model)
+    norm = Weight((model.hidden_size,))
+    weights = [
+        *embedding_and_lm_head(config),
+        *(w for _ in range(model.num_hidden_layers) for w in (*layer, norm, norm)),
+        Weight((model.hidden_size,)),
+    ]
+    if is_classification(config):
+        labels = num_labels(config)
+        weights += head(labels, model.hidden_size, Tokens.source, bias=False, is_head=True)
+    attention = Attention(model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=True)
+    return Structure(tuple(weights), (attention,))
+
+
+def _other(config: Config) -> Structure:
+    """A checkpoint without a closed form here: as many numbers as its tensors hold.
+
+    They are counted as square-ish matrices, of which Adafactor keeps less than of the true ones:
+    sums of bytes are lower bounds, and with other optimizers the truth. Every number is multiplied
+    with every token but the embedding's, where it is not the output projection, too. FLOPs stay
+    unknown where the attention's size is, or where experts may be left out.
+    """
+    model = cast(PretrainedModel, config.model)
+    count = model.num_parameters or 0
+    embedding = model.vocab_size * model.hidden_size
+    counted = not is_classification(config) and model.tie_word_embeddings
+    looked_up = 0 if counted else min(embedding, count)
+    rows, rest = divmod(count - looked_up, model.hidden_size)
+    weights = [Weight((rows, model.hidden_size), Tokens.source)] if rows else []
+    weights += [Weight((rest,))] if rest else []
+    if looked_up:
+        weights.append(table(looked_up // model.hidden_size, model.hidden_size))
+    if not model.num_attention_heads or not model.num_hidden_layers:
+        return Structure(tuple(weights), ())
+    width = model.num_attention_heads * (
+        model.head_dim or model.hidden_size // model.num_attention_heads
+    )
+    causal = config.task.option == "causal_lm"
+    attention = Attention(
+        model.num_hidden_layers, width, Tokens.source, Tokens.source, causal=causal
+    )
+    return Structure(tuple(weights), (attention,))
+
+
+def _query_and_key_widths(model: LlamaModel) -> tuple[int, int]:
+    dim = head_width(model)
+    return (
+        model.num_attention_heads * dim,
+        (model.num_key_value_heads or model.num_attention_heads) * dim,
+    )
+
+
+def _llama_attention(model: LlamaModel) -> list[Weight]:
+    """Query, key, value and output projections."""
+    hidden = model.hidden_size
+    queries, keys = _query_and_key_widths(model)
+    shapes = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
+    return [Weight(s, Tokens.source, module=f"self_attn.{name}") for name, s in shapes.items()]
+
+
+def _llama_feed_forward(model: LlamaModel) -> list[Weight]:
+    """Gate, up and down projections."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    shapes = {
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    return [Weight(s, Tokens.source, module=f"mlp.{name}") for name, s in shapes.items()]
+
+
+def _stacks(shape: Shape, kernel: Kernel) -> tuple[Stack, ...]:
+    return (Stack(_layer(shape, kernel), shape.layers),)
+
+
+def _layer(shape: Shape, kernel: Kernel) -> Layer:
+    """RMSNorm in float32, rotary positions, gated feed-forward or experts."""
+    tokens, hidden = shape.tokens, shape.hidden
+    readers = (3, 1 if shape.experts else 2)
+    # Each RMSNorm keeps its input in float32, the normalised one and 1 / root; then its readers.
+    per_norm = hidden * (FLOAT32_BYTES + shape.weights) + FLOAT32_BYTES
+    stream = tokens * (2 * per_norm + hidden * sum(shape.read(n) for n in readers))
+    attention, scores = kept_by_attention(shape, kernel, shape.source, shape.source)
+    if shape.architecture.norms_heads:
+        width = shape.queries + shape.keys
+        formats = FLOAT32_BYTES + shape.compute
+        attention += tokens * (width * formats + 2 * shape.heads * FLOAT32_BYTES)
+    inner = 4 * shape.inner * shape.compute
+    linear = 2 * shape.inner * shape.compute
+    if shape.experts:
+        inner = shape.chosen * (2 * hidden + 4 * shape.inner) * shape.compute
+        linear = shape.chosen * (hidden + 2 * shape.inner) * shape.compute
+        inner += shape.chosen * 44 + shape.experts * FLOAT32_BYTES  # places, and who goes where
+    operands = 2 * (shape.queries + shape.keys) + 2 * hidden
+    gates = 2 * shape.inner if not shape.experts else shape.chosen * 2 * shape.inner
+    return Layer(
+        stream=stream,
+        attention=attention,
+        scores=scores,
+        feed_forward=tokens * inner,
+        dropout=0,
+        needed=tokens * (operands + gates) * shape.compute,
+        dear=tokens * ((2 * shape.queries + 2 * shape.keys + 2 * hidden) * shape.compute + linear),
+        working=working_bytes(shape, shape.source, kernel, tokens * inner)
+        * (2 if shape.experts else 1),
+    )
+
+
+def _outside(shape: Shape, task: str) -> int:
+    """Rotary positions."""
+    return 2 * shape.source * (shape.queries // shape.heads) * FLOAT32_BYTES
+
+
+def _outside_other(shape: Shape, task: str) -> int:
+    return 0
+
+
+def _arguments(config: Config) -> dict[str, Any]:
+    """Arguments of the configuration class; the only dropout is inside attention."""
+    model = cast(LlamaModel, config.model)
+    return {
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        # Qwen3 and Mixtral have defaults of their own for what is None here.
+        "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
+        "head_dim": model.head_dim or model.hidden_size // model.num_attention_heads,
+        "intermediate_size": model.intermediate_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "rope_parameters": _rope(model),
+        "rms_norm_eps": model.rms_norm_eps,
+        "attention_dropout": model.dropout,
+    }
+
+
+def _mixtral_arguments(config: Config) -> dict[str, Any]:
+    """Router logits are not returned: their loss is not trained."""
+    model = cast(MixtralModel, config.model)
+    return {
+        **_arguments(config),
+        "num_local_experts": model.num_local_experts,
+        "num_experts_per_tok": model.num_experts_per_tok,
+        "output_router_logits": False,
+    }
+
+
+def _rope(model: LlamaModel) -> dict[str, Any]:
+    """Rotary positions, plain or stretched as in Llama 3.1 and 3.2.
+
+    Source: transformers' modeling_rope_utils (rope_type llama3); the constants are those of
+    meta-llama/Llama-3.2-1B's config.json.
+    """
+    if model.rope_scaling_factor is None:
+        return {"rope_type": "default", "rope_theta": model.rope_theta}
+    return {
+        "rope_type": "llama3",
+        "rope_theta": model.rope_theta,
+        "factor": model.rope_scaling_factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _read(key_value_heads: int | None, positions: int) -> Callable[[Reader], Sizes]:
+    """Reader of config.json with the defaults of the configuration class."""
+
+    def read(reader: Reader) -> Sizes:
+        return {
+            **reader.main(),
+            "num_key_value_heads": reader.count("num_key_value_heads", key_value_heads),
+            "head_dim": reader.count("head_dim"),
+            "max_position_embeddings": reader.count("max_position_embeddings", positions),
+            "tie_word_embeddings": reader.flag("tie_word_embeddings", False),
+        }
+
+    return read
+
+
+def _read_qwen3(reader: Reader) -> Sizes:
+    sizes = _read(32, 32768)(reader)
+    return {**sizes, "head_dim": sizes["head_dim"] or 128}
+
+
+def _read_mixtral(reader: Reader) -> Sizes:
+    return {
+        **_read(8, 131072)(reader),
+        "num_local_experts": reader.count("num_local_experts", 8),
+        "num_experts_per_tok": reader.count("num_experts_per_tok", 2),
+    }
+
+
+_TASKS = ("causal_lm", "sequence_classification")
+_LAYER = r"(?:^|\.)layers\.(\d+)\."
+_INNER = "layers.0.mlp.up_proj.weight"
+
+LLAMA = Family(
+    name="llama",
+    tasks=_TASKS,
+    structure=_llama,
+    stacks=_stacks,
+    outside=_outside,
+    is_decoder=True,
+    is_gated=True,
+    has_biases=False,
+    has_liger=True,
+    probable_dropout=0.0,
+    ia3_targets=("k_proj", "v_proj", "down_proj"),
+    scaled_inputs=("down_proj",),
+    smallest="tiny",
+    config_class="LlamaConfig",
+    config_arguments=_arguments,
+    checkpoints={"llama": _read(None, 2048), "mistral": _read(8, 131072)},
+    layer_tensor=_LAYER,
+    inner_tensor=_INNER,
+)
+
+QWEN2 = Family(
+    name="qwen2",
+    tasks=_TASKS,
+    structure=_qwen2,
+    stacks=_stacks,
+    outside=_outside,
+    counted_as="llama",
+    is_decoder=True,
+    is_gated=True,
+    has_liger=True,
+    probable_dropout=0.0,
+    ia3_targets=("k_proj", "v_proj", "down_proj"),
+    scaled_inputs=("down_proj",),
+    checkpoints={"qwen2": _read(32, 32768)},
+    layer_tensor=_LAYER,
+    inner_tensor=_INNER,
+)
+
+QWEN3 = Family(
+    name="qwen3",
+    tasks=_TASKS,
+    structure=_qwen3,
+    stacks=_stacks,
+    outside=_outside,
+    is_decoder=True,
+    is_gated=True,
+    norms_heads=True,
+    has_biases=False,
+    has_liger=True,
+    probable_dropout=0.0,
+    ia3_targets=("k_proj", "v_proj", "down_proj"),
+    scaled_inputs=("down_proj",),
+    smallest="tiny_qwen3",
+    config_class="Qwen3Config",
+    config_arguments=_arguments,
+    checkpoints={"qwen3": _read_qwen3},
+    layer_tensor=_LAYER,
+    inner_tensor=_INNER,
+)
+
+MIXTRAL = Family(
+    name="mixtral",
+    tasks=_TASKS,
+    structure=_mixtral,
+    stacks=_stacks,
+    outside=_outside,
+    is_decoder=True,
+    is_moe=True,
+    is_gated=True,
+    has_biases=False,
+    has_liger=True,
+    probable_dropout=0.0,
+    ia3_targets=("k_proj", "v_proj"),  # its feed-forward is no linear layer
+    smallest="tiny_moe",
+    config_class="MixtralConfig",
+    config_arguments=_mixtral_arguments,
+    checkpoints={"mixtral": _read_mixtral},
+    layer_tensor=_LAYER,
+)
+
+OTHER = Family(
+    name="other",
+    tasks=("causal_lm", "masked_lm", "seq2seq_lm", "sequence_classification"),
+    structure=_other,
+    stacks=_stacks,
+    outside=_outside_other,
+    counted_as="llama",
+    is_known=False,
+    is_gated=True,
+)
+"""Of checkpoints only. A Llama of the same sizes stands in; transformers knows the tasks."""

@@ -1,0 +1,15 @@
+"""Registry of model families: `model.family` -> its record."""
+
+from eke.config.schema import Config
+from eke.models.families.bert_gpt2_t5 import BERT, GPT2, T5
+from eke.models.families.family_record import Family
+from eke.models.families.llama import LLAMA, MIXTRAL, OTHER, QWEN2, QWEN3
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (LLAMA, QWEN2, QWEN3, MIXTRAL, BERT, GPT2, T5, OTHER)
+}
+
+
+def family_of(config: Config) -> Family:
+    """The record of the configuration's model."""
+    return FAMILIES[config.model.family]
