@@ -45,7 +45,7 @@ def call(prefix: Sequence[str], action: str, folder: Path, *rest: str) -> int:
     """Check, signal or end a run's worker through the prefix; returns `ALIVE` or `GONE`.
 
     Raises:
-        EkeError: the prefix failed, so that nobody knows.
+        EkeError: the prefix failed, so the state is unknown.
     """
     command = far_command(prefix, action, folder, *rest)
     try:
@@ -87,15 +87,15 @@ class PrefixedWorker:
         prefix: Sequence[str],
         ticket: str,
     ) -> None:
-        """Start it, once no earlier one is left.
+        """Start the worker once no earlier one is alive.
 
         Args:
             paths: the run folder, which the far side sees under the same name.
             num_processes: to start.
-            environment: variables of its own; all others are the far side's.
+            environment: additional variables; all others are the far side's.
             descriptors: locks that are held until the prefix has ended.
             spot: of a run on several machines, which this launcher does not start.
-            prefix: words before the command.
+            prefix: arguments before the command.
             ticket: name of the file in the run folder that says what is started.
 
         Raises:

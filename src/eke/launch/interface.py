@@ -34,9 +34,9 @@ class JobStatus:
     name: str
     """The launcher's name of it; what `cancel` takes. Empty if it is not known to be there."""
     where: str = ""
-    """Where it runs, for people."""
+    """Location, for display."""
     waits_for: str = ""
-    """What it waits for, for people; empty if it does not wait."""
+    """Reason for waiting, for display; empty if it does not wait."""
     silent: str = ""
     """Why the launcher could not find out; empty if it could."""
 
@@ -45,7 +45,7 @@ class StartedSweep(Protocol):
     """Runs of a sweep that a launcher has started."""
 
     def wait(self) -> bool:
-        """Show the runs until all have ended; returns whether a signal asked to stop.
+        """Show the runs until all have ended; returns whether a stop signal arrived.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, where the runs continue without this process.
@@ -73,7 +73,7 @@ class Launcher(Protocol):
     can_detach: bool = False
     """Whether runs continue without the process that started them."""
     not_probed: str = ""
-    """Why batch=auto cannot try a micro-batch out on this machine; empty if it can."""
+    """Why batch=auto cannot probe a micro-batch on this machine; empty if it can."""
     trials_at_once: int = 1
     """Trials on GPUs that `eke fit` starts together."""
 
@@ -107,7 +107,7 @@ class Launcher(Protocol):
         return find_place(user_path(plan.config.paths.runs), plan, plan.config.rerun, old=old)
 
     def request(self, plan: Plan) -> Hashable:
-        """What a run asks the launcher for; runs that are the same run should ask for the same.
+        """The resources a run requests; identical runs should request the same.
 
         Raises:
             ConfigError: the request is invalid.
@@ -115,7 +115,7 @@ class Launcher(Protocol):
         return None
 
     def preview(self, jobs: Sequence[Job], paths: SweepPaths, sweep: str) -> str:
-        """What `plan_only=true` shows of the start; arguments as of `start`."""
+        """Launch details shown by `plan_only=true`; arguments as of `start`."""
         return ""
 
     def status(self, runs: Sequence[RunPaths]) -> Mapping[Path, JobStatus]:
@@ -133,7 +133,7 @@ class Launcher(Protocol):
         """
 
     def log_of(self, paths: RunPaths) -> Path:
-        """What a run has printed, or its job before the run began."""
+        """Output of a run, or of its job before the run began."""
         return paths.log
 
 
@@ -158,7 +158,7 @@ def launchers_of(paths: RunPaths) -> list[str]:
 
 
 def job_statuses(runs: Iterable[RunPaths]) -> dict[Path, tuple[str, JobStatus]]:
-    """Run folder -> launcher and status of its job; each launcher is asked once."""
+    """Run folder -> launcher and status of its job; one query per launcher."""
     handed_over: dict[str, list[RunPaths]] = {}
     for paths in runs:
         for name in launchers_of(paths):

@@ -1,17 +1,17 @@
-"""Handing devices to runs: whole sets at once, and one by one to the run that waits for many.
+"""Allocate devices to runs: whole sets at once, or one by one to a run that waits for many.
 
-Which run a pool starts next: in order, small ones into gaps, large ones never forgotten.
+Scheduling order: first come first served, small runs fill gaps, large runs never starve.
 
 Leases of devices: two sweeps on one machine never get the same one.
 
-A lease is a lock (flock) on a file that everybody on the machine knows by the device's name. The
+A lease is a lock (flock) on a file named after the device, shared by all users of the machine. The
 kernel frees it when its last holder is gone: the pool, and the worker it was handed to. Neither a
 killed pool nor a killed worker leaves a device taken; a worker that outlives its pool keeps it.
 
-Whether a run has room beside what is held of its device's memory when it is to start.
+Memory check right before a run starts, against what other processes hold of its device.
 
-A sweep is planned for devices that nobody else uses, since the turn of most runs comes later. Right
-before a run starts it is asked what others have left: the kernel may end what takes more.
+A sweep is planned for idle devices, since most runs start later. Free memory is read right before
+each start: the kernel may kill a process that exceeds it.
 """
 
 import contextlib
@@ -79,17 +79,17 @@ LEASES = "EKE_LEASES"
 each other."""
 
 ELSEWHERE = f"export {LEASES}=FOLDER names another one"
-"""What helps where the folder is of no use."""
+"""Advice when the folder is unusable."""
 
 ALL_USERS = Path("/tmp/eke-leases")
-"""Where they are else. Not in `TMPDIR`, which may be each user's, shell's or job's own."""
+"""Default folder. Not in `TMPDIR`, which may differ per user, shell or job."""
 
 SHARED_FOLDER = 0o1777
-"""Everybody may make files, nobody may delete another's: as /tmp itself."""
+"""Anyone may create files, only the owner may delete them, as in /tmp."""
 
 
 def lease_folder() -> Path:
-    """Where this machine's locks are; made if need be, for all its users."""
+    """This machine's lock folder; created if missing, for all users."""
     folder = Path(os.environ.get(LEASES) or ALL_USERS)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -103,7 +103,7 @@ def try_lease(name: str) -> int | None:
     """Take a lock by its name.
 
     Returns:
-        Its file descriptor, held until it is closed; None when somebody else holds it.
+        Its file descriptor, held until it is closed; None if another process holds it.
 
     Raises:
         EkeError: the folder cannot be written, or its file system has no locks.
@@ -129,7 +129,7 @@ def try_lease(name: str) -> int | None:
 
 
 def holder_of(name: str) -> str:
-    """Who took a lock last, in words; only for people to read."""
+    """Description of the last holder of a lock; for display only."""
     with contextlib.suppress(OSError):
         if said := re.match(r"process \d+", read_text(lease_folder() / f"{name}.lock", 80)):
             return said[0]
@@ -164,7 +164,7 @@ class Grant:
 
     @property
     def name(self) -> str:
-        """As a table shows it: `GPU 0,1`."""
+        """Display form: `GPU 0,1`."""
         kind = self.slots[0].name.split()[0]
         numbers = ",".join(slot.name.removeprefix(kind).strip() for slot in self.slots)
         return f"{kind} {numbers}".strip()
@@ -183,7 +183,9 @@ class Grant:
         return {core for slot in self.slots for core in slot.cores}
 
     def uses(self, slot: DeviceSlot) -> bool:
-        """Whether some of the memory of a slot is this run's: the machine's own, every run has."""
+        """Whether some of the memory of a slot is this run's: every run uses the machine's
+        memory.
+        """
         return not slot.is_gpu or any(own.device == slot.device for own in self.slots)
 
     def release(self) -> None:
@@ -193,14 +195,14 @@ class Grant:
 
 
 def _threads(cores: int) -> dict[str, str]:
-    """Threads for each process, unless the user has said how many; none where all may be used."""
+    """Threads for each process, unless the user set it; none if all may be used."""
     return {"OMP_NUM_THREADS": str(cores)} if cores and "OMP_NUM_THREADS" not in os.environ else {}
 
 
 def occupied(device: str) -> str:
-    """Why a GPU cannot be used now: somebody who takes no leases computes on it.
+    """Why a GPU cannot be used now: a process without a lease computes on it.
 
-    So does a run of ours that has ended, for as long as the driver takes to free its memory.
+    A finished run of ours also counts until the driver has freed its memory.
     """
     if not device.startswith(("GPU-", "MIG-")):
         return ""
@@ -316,7 +318,7 @@ def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices
 
 @dataclass
 class Room:
-    """What is left of each device for one run; asked anew each time it could be started."""
+    """Free memory of each device for one run; re-read at each attempt to start it."""
 
     plan: Plan
     running: Sequence[Job]
@@ -324,11 +326,11 @@ class Room:
     free: Callable[[DeviceSlot], int | None] = free_bytes
     resident: Callable[[int], int] = resident_bytes
     by_others: dict[str, Plan] = field(default_factory=dict)
-    """Device that has no room even though no run of this sweep uses it -> the plan for what is left
-    there."""
+    """Device without enough memory although no run of this sweep uses it -> the plan for what is
+    free."""
 
     def lacks(self, slot: DeviceSlot) -> str:
-        """Why there is no room on a slot's device; empty where there is, or nobody can tell."""
+        """Why a slot's device has too little memory; empty if it has enough, or if unknown."""
         left = self.left(slot)
         if left is None:
             return ""
@@ -342,7 +344,7 @@ class Room:
         return f"{format_bytes(left)} of memory free now, at least {needed} needed"
 
     def problem(self, num_spare: int) -> ConfigError | None:
-        """What is told of a run that does not fit beside what others hold of too many devices.
+        """Message for a run that does not fit because others hold memory on too many devices.
 
         Args:
             num_spare: devices that it could do without.
@@ -357,7 +359,9 @@ class Room:
         return None
 
     def left(self, slot: DeviceSlot) -> int | None:
-        """Bytes for this run: less what others hold, and what runs beside it hold or need yet."""
+        """Bytes for this run: without what others hold, and what concurrent runs hold or still
+        need.
+        """
         whole, free = self.plan.device.memory_bytes, self.free(slot)
         if whole is None or free is None:
             return None

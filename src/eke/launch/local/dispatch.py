@@ -26,12 +26,12 @@ def start_run(plan: Plan, place: Place, grant: Grant) -> LiveRun:
     """Start a run on its devices.
 
     Args:
-        plan: what is to be done.
-        place: where.
+        plan: the run's plan.
+        place: its folder.
         grant: its devices.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
         RunError: the folder cannot be written.
     """
     environment = grant.environment(plan.batch.world_size)
@@ -66,7 +66,7 @@ RETRY_S = 0.5
 """Between two tries to get devices that others hold."""
 
 BUSY_S = 2.0
-"""Between two tries at a run that somebody else works on."""
+"""Retry interval for a run that another process works on."""
 
 Start = Callable[[Plan, Place, Grant], RunningHere]
 
@@ -82,11 +82,11 @@ class Pool:
     heard: list[int] = field(default_factory=list)
     """Signals that ask to stop."""
     room: Callable[[Plan, Sequence[Job]], Room] = Room
-    """Whether a run has room beside what is held when it is to start."""
+    """Checks a run's memory against what is held when it starts."""
     _tried: float = 0.0
 
     def run(self) -> None:
-        """Run every job to its end, or until asked to stop; afterwards no worker is left."""
+        """Run every job to its end, or until a stop signal; no worker is left afterwards."""
         try:
             with forward_signals(self.ask, self.kill) as self.heard:
                 self.books.ledger.flush(at_once=True)
@@ -116,7 +116,7 @@ class Pool:
         if not self.heard and (ended or now - self._tried >= RETRY_S):
             self._tried = now
             start_what_fits([job for job in self.books.jobs if job.is_due()], self.try_to_start)
-        if self.heard:  # what could not be started waits for nobody: we may hold its devices
+        if self.heard:  # a job that cannot start does not wait: this process may hold its devices
             for job in self.books.jobs:
                 job.waiting_for = ""
         self.books.ledger.flush()
@@ -148,7 +148,7 @@ class Pool:
         except EkeError as error:
             if not self.books.running():
                 raise
-            job.waiting_for = str(error)  # until what runs has ended well, whatever comes then
+            job.waiting_for = str(error)  # until running jobs have ended, whatever happens
             return False
         if grant is None and (full := room.problem(devices.count - count)):
             self.books.fail(job, full)
@@ -164,7 +164,7 @@ class Pool:
         return True
 
     def launch(self, job: Job, grant: Grant) -> None:
-        """Start a job on its devices, unless somebody else has done or does it."""
+        """Start a job on its devices, unless another process has done or does it."""
         try:
             place = self.books.place_of(job.plan)
             if self.books.answer(job, place):
@@ -189,7 +189,7 @@ class Pool:
             self.books.settle(job, live.finish(), stopping=bool(self.heard))
         except EkeError as error:
             job.end(Outcome.crashed, error.short())
-        except Exception as error:  # whatever it has left behind: the others go on
+        except Exception as error:  # whatever it left: the others continue
             why = f"what it left cannot be read: {type(error).__name__}: {error}"
             job.end(Outcome.crashed, why)
         finally:

@@ -142,7 +142,7 @@ def watching(paths: SweepPaths) -> Iterator[None]:
     lock = paths.watcher(socket.gethostname(), os.getpid())
     made = lock.with_name(f".new{lock.name}")
     with contextlib.ExitStack() as held:
-        held.callback(_forget_killed, paths)  # also those that were killed beside this one
+        held.callback(_forget_killed, paths)  # also those killed together with this one
         with contextlib.suppress(OSError):
             own_folder(lock.parent)
             descriptor = open_file(made, os.O_RDWR | os.O_CREAT)
@@ -150,7 +150,7 @@ def watching(paths: SweepPaths) -> Iterator[None]:
             held.callback(_forget, lock)
             held.callback(_forget, made)
             try_lock(descriptor)
-            os.replace(made, lock)  # nobody sees it unlocked, and takes it for one that is over
+            os.replace(made, lock)  # it is never seen unlocked and mistaken for a finished one
         _forget_killed(paths)
         yield
 
@@ -167,7 +167,7 @@ def _forget(lock: Path) -> None:
 
 
 def watchers_of(paths: SweepPaths) -> list[Watcher]:
-    """Those who watch over a sweep now; there may be several, who share its runs."""
+    """Current watchers of a sweep; several may share its runs."""
     found = []
     for lock in paths.watchers():
         if is_locked(lock):
@@ -177,6 +177,6 @@ def watchers_of(paths: SweepPaths) -> list[Watcher]:
 
 
 def watchers_in(folder: Path) -> list[Watcher]:
-    """Those who watch over the sweep in a folder, or over any of those in its folders."""
+    """Watchers of the sweep in a folder, or of any sweep in its subfolders."""
     folders = [folder] if SweepPaths(folder).sweep.exists() else sorted(folder.glob("sweep-*"))
     return [watcher for each in folders for watcher in watchers_of(SweepPaths(each))]

@@ -29,10 +29,10 @@ from eke.plan.planner import Plan
 from eke.plan.record import Outcome, Record, write_record
 
 ANY_ADDRESS = "0.0.0.0"  # compared with, where `listen` found no other
-"""Of a socket that listens at all addresses."""
+"""Address of a socket that listens on all interfaces."""
 
 MAX_LINE = 65536
-"""Bytes; whoever sends more is none of ours."""
+"""Bytes; a peer that sends more is not one of ours."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Invitation:
     """Where the first machine listens."""
 
     step: str
-    """Of whom it waits for."""
+    """Machines it waits for."""
     host: str
     port: int
     secret: str
@@ -84,7 +84,7 @@ def listen(backlog: int) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on at the moment."""
+    """A free port of this machine."""
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 
@@ -98,7 +98,7 @@ class Line:
         self._lines = connection.makefile("rb")
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send a message; False when nobody is there any more."""
+        """Send a message; False if the peer is gone."""
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -126,13 +126,13 @@ class Line:
 
 
 POLL_S = 0.05
-"""Between two looks at what the others have said."""
+"""Poll interval for messages of the other machines."""
 
 COME_S = 60.0
 """Longest wait, where there is nothing to do for them, for machines that have not come yet."""
 
 HELLO_S = 10.0
-"""In which who connects must show the secret."""
+"""Time limit for a connecting peer to send the secret."""
 
 STRANGERS = 16
 """Connections, besides the machines of the run, that have not shown it yet; more have to wait."""
@@ -142,7 +142,7 @@ END_S = 90.0
 
 
 class Head:
-    """What the first machine knows of the others, by their numbers."""
+    """State of the other machines as known by the first, by node rank."""
 
     def __init__(self, file: Path, task: Task) -> None:
         """Listen, and invite.
@@ -211,7 +211,7 @@ class Head:
         return endpoint
 
     def trouble(self) -> str:
-        """What has gone wrong on another machine; empty if nothing has."""
+        """Failure on another machine; empty if none."""
         with self._lock:
             return _in_order(self._lost | self._failed)
 
@@ -231,7 +231,7 @@ class Head:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Let the others go, those as well who are still on their way."""
+        """Release the other machines, including those still connecting."""
         with contextlib.suppress(EkeError):
             self.gather(COME_S)
         self._tell({"leave": True})
@@ -256,7 +256,7 @@ class Head:
                 connection, _ = self._server.accept()
             except OSError:  # closed
                 return
-            # Each in a thread of its own: one that says nothing holds up nobody.
+            # One thread each: a silent peer delays no other.
             threading.Thread(target=self._listen, args=[Line(connection)], daemon=True).start()
 
     def _listen(self, line: Line) -> None:
@@ -293,8 +293,8 @@ def _in_order(told: dict[int, str]) -> str:
 
 
 LEFT_BEHIND_S = 30.0
-"""How long processes here may go on when those of another machine are gone: gloo says so at once,
-and what waits for NCCL would wait for `distributed.timeout_s`."""
+"""How long processes here may go on when those of another machine are gone: gloo fails at once, and
+what waits for NCCL would wait for `distributed.timeout_s`."""
 
 
 class LedRun:
@@ -304,7 +304,7 @@ class LedRun:
         """Wait for the other machines, claim the folder and have all of them start.
 
         Raises:
-            BusyError: somebody works on this run.
+            BusyError: another process works on this run.
             EkeError: machines are missing, or the folder cannot be written.
         """
         self.plan, self.place, self._head = plan, place, head
@@ -376,13 +376,13 @@ def start_run(
     """Start one attempt, here and on the machines that this one leads.
 
     Args:
-        plan: what is to be done.
-        place: where.
+        plan: the run's plan.
+        place: its folder.
         head: of a run on several machines.
         num_processes: to start here, unless the plan's.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
         EkeError: machines are missing, or the folder cannot be written.
     """
     if head is not None:
@@ -397,12 +397,12 @@ LOOK_S = 0.5
 """Between two looks for the invitation."""
 
 GONE_S = 15.0
-"""How long nobody may listen where the first machine said it does: it listens before it says so,
-and until it lets us go. Else its death in between would hold all machines for `timeout_s`."""
+"""Time without a listener at the first machine's address: it listens before announcing it, and
+until it releases us. Else its death in between would hold all machines for `timeout_s`."""
 
 WORKER_END_S = 30.0
-"""How long processes may still take to end once those of the first machine have: they have agreed
-on that, and write nothing any more."""
+"""Time for processes to end after those of the first machine: the end is agreed, and nothing more
+is written."""
 
 ALONE_S = 600.0
 """The same where the first machine's watcher is gone: its processes, if they are there, save."""
@@ -462,7 +462,7 @@ class Follower:
         self._worker: Worker | None = None
 
     def serve(self, said: "queue.Queue[dict[str, Any] | None]") -> None:
-        """Do what the first machine says; returns once it lets us go, or is gone."""
+        """Follow the first machine's commands; returns once it releases us, or is gone."""
         while True:
             try:
                 message = said.get(timeout=WORKER_POLL_S)
@@ -495,7 +495,7 @@ class Follower:
         self._line.send({"idle": True, "problem": describe_exit(code) if code else ""})
 
     def _end(self, patience_s: float) -> None:
-        if self._worker is None:  # it has been said: once for each beginning
+        if self._worker is None:  # already reported: once per start
             return
         deadline = time.monotonic() + patience_s
         while not self._worker.is_over() and time.monotonic() < deadline:

@@ -2,7 +2,7 @@
 
     python prefix_runner.py start|signal|end|check FOLDER [SIGNAL] [TICKET]
 
-Run by its path, so that neither a shell's quoting nor an import of eke stands in between. A lock
+Run by its path, to avoid shell quoting and an import of eke. A lock
 that the worker inherits tells whether it is alive; its process id is valid on the far side alone.
 """
 

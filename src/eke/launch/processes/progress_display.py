@@ -140,7 +140,7 @@ class LineBoard:
         self._say(job, f"{describe_end(job)}: {job.label}")
 
     def update(self, jobs: Sequence[Job]) -> None:
-        """Say who is waited for, and now and then how far the runs are."""
+        """Report current watchers and, periodically, the progress of the runs."""
         for job in jobs:
             if job.waiting_for and not any(j.live for j in jobs):
                 if self.told.get(0) != job.waiting_for:
@@ -158,7 +158,7 @@ class LineBoard:
                 self._say(job, ", ".join(part for part in parts if part))
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """A separate line."""
         speak(text)
 
     def _say(self, job: Job, text: str) -> None:
@@ -219,7 +219,7 @@ class TableBoard:
 
 
 def describe_end(job: Job) -> str:
-    """How a run ended, in a few words."""
+    """Short description of a run's end."""
     if job.outcome is None:
         last = job.record.outcome if job.record else "ended"
         steps = f" after {format_number(job.record.steps_done, 'step')}" if job.record else ""
@@ -236,7 +236,7 @@ def open_board(total: int) -> Iterator[Board]:
     """A table on a terminal, plain lines elsewhere.
 
     Args:
-        total: cells of the sweep.
+        total: jobs of the sweep.
     """
     if not sys.stderr.isatty():
         yield LineBoard(total)

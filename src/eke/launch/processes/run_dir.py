@@ -35,7 +35,7 @@ MAX_BESIDE = 1000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is, and what is known about it."""
+    """A run's folder, and what is known about it."""
 
     paths: RunPaths
     record: Record | None
@@ -43,11 +43,11 @@ class Place:
     note: str
     """Why this folder, for the user; empty for a new run."""
     outdated: tuple[str, ...] = ()
-    """What differs since the finished run that it goes beside; empty where nobody has done it."""
+    """Differences since the finished run it is placed alongside; empty if there is none."""
 
 
 def changes_since(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
-    """What differs between the machine of a finished run and this one, in words."""
+    """Differences between the machine of a finished run and this one, formatted."""
     return changed_fingerprint(record.machine, plan.machine)
 
 
@@ -61,15 +61,15 @@ def find_place(
     """The folder for a plan. A final record is never written over.
 
     Unfinished runs are continued. A final record answers the request when machine and software are
-    the same; otherwise, or with `rerun`, the run goes beside it: `<run_id>`, `<run_id>-2`, ...
-    So does that of a folder which somebody has renamed since: whose run it is, its record says.
+    the same; otherwise, or with `rerun`, the run goes to a new folder: `<run_id>`, `<run_id>-2`,
+    ... The same holds for a renamed folder: its record identifies the run.
 
     Args:
         runs: the folder of all runs.
-        plan: what is wanted.
+        plan: the requested run.
         rerun: do it again in any case.
         changes_since: what has changed since a finished run; nothing, if its record answers.
-        old: names of the folders that were there before `rerun` was asked for; None for all.
+        old: names of the folders that existed before `rerun` was requested; None for all.
 
     Raises:
         EkeError: there is a record that cannot be read.
@@ -122,7 +122,7 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
         paths = RunPaths(runs / name)
         try:
             record = read_record(paths)
-        except (UnreadableRecord, OSError):  # it may be anybody's
+        except (UnreadableRecord, OSError):  # it may belong to another process
             continue
         if record is not None and Outcome[record.outcome].is_final:
             found.append((paths, record))
@@ -130,11 +130,11 @@ def _odd(runs: Path, _: int) -> list[tuple[RunPaths, Record]]:
 
 
 def untracked(record: Record, plan: Plan, folder: str = "RUN") -> str:
-    """That a finished run had another tracker than is asked for now; empty if it had this one.
+    """Note that a finished run used a tracker other than the requested one; empty if the same.
 
     Args:
         record: of the run, which tracking does not change: its identity is the same.
-        plan: what is typed now.
+        plan: the plan requested now.
         folder: of the run, for the command that is proposed.
     """
     asked, had = plan.config.tracker.option, record.choices.get("tracker")
@@ -168,14 +168,14 @@ def _lock(descriptor: int) -> bool:
 
 @contextmanager
 def claim(paths: RunPaths) -> Iterator[int]:
-    """Hold the run folder, made if need be, against other processes.
+    """Lock the run folder against other processes; created if missing.
 
     Yields:
         The lock's file descriptor. Handed to the worker, it keeps the folder held until the worker
         is gone as well, even when this process is killed.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
         ConfigError: the folder cannot be made or written, or its file system has no locks.
     """
     try:
@@ -202,7 +202,7 @@ def claim(paths: RunPaths) -> Iterator[int]:
 
 
 def _owner(paths: RunPaths) -> str:
-    """Who holds a run folder's lock, in words."""
+    """Description of the holder of a run folder's lock."""
     try:
         return read_text(paths.lock, LOCK_LIMIT).strip() or "another process"
     except OSError:
@@ -210,7 +210,7 @@ def _owner(paths: RunPaths) -> str:
 
 
 def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
-    """What is told of a folder that could be used when the run was planned: a rule has looked."""
+    """Message for a folder that was usable when the run was planned (a rule checked it)."""
     runs, where = str(paths.folder.parent), error.filename or paths.folder
     why = f"{where} cannot be written: {error.strerror or error}"
     is_refused = isinstance(error, Refused)
@@ -223,7 +223,7 @@ def _unusable(paths: RunPaths, error: OSError) -> ConfigError:
 
 
 def without_locks(folder: Path, error: OSError) -> ConfigError:
-    """What a user is told whose folder lies where files cannot be locked."""
+    """Message for a folder on a file system without locks."""
     why = (
         f"its file system has no locks ({error.strerror}), and without them two processes could "
         "work on one run; Lustre has them where it is mounted with the option flock"

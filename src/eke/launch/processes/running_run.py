@@ -54,10 +54,10 @@ Accelerate and torch has thirty."""
 
 
 WORKER_PHASE = "worker"
-"""Phase of the failure of a worker that ended without a record of its own."""
+"""Failure phase of a worker that ended without writing a record."""
 
 IMPATIENCE = "killed by a second signal before it had saved"
-"""Why a run is cancelled that was asked to stop, and then not waited for."""
+"""Reason for cancelling a run that was stopped but not waited for."""
 
 
 def settle(
@@ -69,10 +69,10 @@ def settle(
 
     Args:
         paths: the run folder.
-        plan: what was to be done.
+        plan: the run's plan.
         exit_code: subprocess's: negative for a signal.
         attempts_before: attempts on disk before this one.
-        given_up: it was asked to stop, and killed because somebody would not wait.
+        given_up: it was stopped, and killed when the user did not wait.
     """
     attempts = read_attempts(paths)
     attempt = len(attempts) - 1 if len(attempts) > attempts_before else attempts_before
@@ -111,7 +111,7 @@ def was_killed(paths: RunPaths, attempt: int, exit_code: int = 0) -> bool:
 
 
 def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
-    """Replace "another process is gone" by what that process, or whoever saw it end, says."""
+    """Replace "another process is gone" by that process's own error, or its observer's."""
     if record.failure is None or not record.failure.lost_contact:
         return record
     dead = read_dead_rank(paths, record.attempt)
@@ -125,7 +125,7 @@ def name_the_culprit(paths: RunPaths, plan: Plan, record: Record) -> Record:
 
 
 def end_of_ranks(paths: RunPaths, attempt: int) -> tuple[Outcome, Failure] | None:
-    """How the first of several processes ended; None when nobody knows."""
+    """How the first of several processes ended; None if unknown."""
     for told in read_rank_failures(paths, attempt):
         message = f"process {told.rank} of this run: {told.failure.message}"
         return Outcome[told.outcome], dataclasses.replace(told.failure, message=message)
@@ -191,16 +191,16 @@ class LiveRun:
         """Claim the folder, write the plan into it and start the worker.
 
         Args:
-            plan: what is to be done.
-            place: where.
+            plan: the run's plan.
+            place: its folder.
             num_processes: to start here.
-            environment: variables of the worker's own.
+            environment: additional variables.
             descriptors: locks that are held as long as the worker lives.
             spot: which machine this is, of a run that has several.
             start: starts the worker.
 
         Raises:
-            BusyError: somebody works on this run.
+            BusyError: another process works on this run.
             RunError: the folder cannot be written.
         """
         self.plan, self.place = plan, place
@@ -238,7 +238,7 @@ class LiveRun:
         self.worker.ask(number)
 
     def kill(self) -> None:
-        """End all its processes at once; where it was asked before, somebody would not wait."""
+        """Kill all its processes; after an earlier stop, the user did not wait."""
         self._given_up = self._asked and not self.is_over()
         self.worker.kill()
 
@@ -262,7 +262,7 @@ class LiveRun:
 def _unwritable(place: Place, error: OSError) -> RunError:
     if error.errno in (errno.ENOMEM, errno.EAGAIN):
         return RunError(f"the machine has no room for another process: {error.strerror}")
-    if error.filename == sys.executable:  # as subprocess says it
+    if error.filename == sys.executable:  # in subprocess's convention
         why = error.strerror or error
         return RunError(f"{sys.executable}, which runs eke, cannot be executed any more: {why}")
     return RunError(f"{place.paths.folder} cannot be written: {error.strerror or error}")
@@ -292,7 +292,7 @@ Start = Callable[[Plan, Place], LiveRun]
 
 
 def start_here(plan: Plan, place: Place) -> LiveRun:
-    """Start the processes of a plan on whatever devices they see."""
+    """Start the processes of a plan on all visible devices."""
     return LiveRun(plan, place, plan.batch.world_size)
 
 
@@ -373,10 +373,10 @@ def _unsaved(config: Config) -> Config:
 
 
 def _judged(record: Record, paths: RunPaths, exit_code: int) -> Probed:
-    """What the record of a trial says of memory.
+    """Memory outcome of a trial's record.
 
-    A process that SIGKILL ended ran out of it, too: nobody else knows of these processes, and the
-    kernel ends them first when the machine's memory is short.
+    A process ended by SIGKILL also ran out of memory: nothing else signals these processes, and the
+    kernel kills them first when the machine's memory is short.
     """
     reason, phase = record.outcome, ""
     if record.failure:

@@ -26,22 +26,22 @@ TAIL_BYTES = 4096
 """Of metrics.jsonl: more than a row has."""
 
 RUNNING, QUEUED, NOT_STARTED, INTERRUPTED = "running", "queued", "not started", "interrupted"
-"""What a run without a final outcome may be doing, beside the outcomes that are not final."""
+"""States of a run without a final outcome, in addition to the non-final outcomes."""
 
 WAITING = "waiting"
-"""Whoever watches over its sweep will start it."""
+"""A watcher of its sweep will start it."""
 
 UNKNOWN = "unknown"
 """It has a job that may wait or run, and its launcher does not answer."""
 
 ACTIVE = (RUNNING, QUEUED, WAITING)
-"""Something works on such a run, or will without being asked."""
+"""Such a run is running, or will start without user action."""
 
 NO_FOLDER = "refused"
-"""Name in place of that of a run's folder, for a cell that has none."""
+"""Placeholder for the folder name of a job that has none."""
 
 UNREADABLE = "unreadable"
-"""There is a record that nobody can read: a sweep leaves such a run alone."""
+"""The record is unreadable: a sweep does not touch such a run."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Standing:
 
     paths: RunPaths
     label: str
-    """What was typed for it."""
+    """Its overrides."""
     state: str
-    """An outcome's name, or one of the words above."""
+    """An outcome's name, or one of the states above."""
     step: int = 0
     total: int = 0
-    """Steps done and to do; 0 where nobody has planned yet."""
+    """Steps done and to do; 0 before planning."""
     loss: float | None = None
     """Of the newest training step; of a run that has ended as its record has it."""
     where: str = ""
@@ -78,12 +78,12 @@ class Standing:
 
     @property
     def is_active(self) -> bool:
-        """Whether something works on it, or will without being asked."""
+        """Whether it is running, or will start without user action."""
         return self.state in ACTIVE
 
 
 def find_standings(folder: Path) -> list[Standing]:
-    """The runs of a sweep, all runs in a folder, or one run; the scheduler is asked once.
+    """The runs of a sweep, all runs in a folder, or one run; one scheduler query.
 
     Raises:
         ConfigError: there is no run.
@@ -116,11 +116,11 @@ def stand(
     """One run.
 
     Args:
-        paths: its folder, which need not be there.
-        cell: what its sweep says of it; empty outside of a sweep.
-        label: what was typed.
-        job: what a launcher says of it.
-        goes_on: whether somebody watches over its sweep.
+        paths: its folder, which may not exist.
+        cell: its entry in the sweep; empty outside of a sweep.
+        label: its overrides.
+        job: its state by the launcher.
+        goes_on: whether its sweep has a watcher.
     """
     if cell.get("outcome") in (Outcome.refused.name, Outcome.skipped.name):
         return Standing(paths, label, cell["outcome"], note=cell.get("reason", ""))
@@ -167,7 +167,7 @@ def goes_on(folder: Path, standings: Sequence[Standing]) -> bool:
 
 
 def holder(paths: RunPaths) -> str:
-    """Who works on a run, in words."""
+    """Description of the process that works on a run."""
     attempts = read_attempts(paths)
     if not attempts:
         return "starting"
@@ -194,12 +194,12 @@ def _runs_of(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any], str]]:
 
 
 def _by_its_name(folder: Path) -> Path:
-    """A folder by its name among the runs it lies beside: not `.`, and no link from elsewhere."""
+    """A folder by its name among its sibling runs: not `.`, and no link from elsewhere."""
     return folder.resolve() if folder.name in ("", "..") or folder.is_symlink() else folder
 
 
 def _beside(run: Path, sweep: Path) -> Path:
-    """The folder of a run of a sweep: beside the sweep's, wherever both have been moved to."""
+    """The folder of a sweep's run: a sibling of the sweep's folder, also after both were moved."""
     return sweep.parent / run.name
 
 
@@ -214,7 +214,7 @@ def _children(folder: Path) -> Iterator[Path]:
 
 
 def _typed(paths: RunPaths) -> str:
-    """The first line of config.yaml says what was typed."""
+    """The overrides, from the first line of config.yaml."""
     try:
         first, _, _ = read_text(paths.config, RECORD_LIMIT).partition("\n")
         return first.removeprefix("#").strip() or "defaults"
@@ -233,7 +233,7 @@ def _record(paths: RunPaths) -> dict[str, Any]:
 
 
 def _damage(paths: RunPaths) -> str:
-    """Why the record cannot be read, and what helps; empty where there is none."""
+    """Why the record cannot be read, and the fix; empty if there is none."""
     try:
         read_record(paths)
     except UnreadableRecord as error:

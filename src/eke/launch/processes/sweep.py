@@ -31,10 +31,10 @@ MAX_CRASHES = 2
 fault, twice at the same step is the program's."""
 
 MAX_INTERRUPTIONS = 5
-"""Times it may be stopped by somebody else in one command without getting any further."""
+"""Maximum external stops without progress within one command."""
 
 CHANGED = "as_planned"
-"""Of a run that its worker refused: its input or the software was no longer what was planned."""
+"""Failure of a run rejected by its worker: its input or software changed after planning."""
 
 _RETRIED = {
     Outcome.crashed: MAX_CRASHES,
@@ -47,8 +47,8 @@ def worth_of(record: Record, before: Record | None, elapsed_s: float) -> tuple[f
     """Seconds of training that an attempt has added, and that its start took, as far as known.
 
     Args:
-        record: what it left.
-        before: what the attempt before it left.
+        record: its record.
+        before: the previous attempt's record.
         elapsed_s: all its seconds.
     """
     trained_s = (before and before.timing.train_s) or 0.0
@@ -70,7 +70,7 @@ def are_in_vain(worths: Sequence[Sequence[float]], number: int = MAX_INTERRUPTIO
 
 
 class Running(Protocol):
-    """One attempt at a run in a process of its own."""
+    """One attempt at a run, in a separate process."""
 
     place: Place
 
@@ -117,12 +117,12 @@ class Job:
     """One run of a sweep."""
 
     number: int
-    """Of its first cell, from 0."""
+    """Index of its first job, from 0."""
     label: str
-    """What sets it apart from the others."""
+    """Overrides that distinguish it from the others."""
     plan: Plan
     cells: list[int] = field(default_factory=list)
-    """Numbers of all cells that are this run, its own first."""
+    """Indices of all jobs that are this run, its own first."""
     outcome: Outcome | None = None
     """How it ended; None while there is something to do."""
     reason: str = ""
@@ -148,7 +148,7 @@ class Job:
     overtaken: int = 0
     """Times a later run was started while this one waited for its devices."""
     waiting_for: str = ""
-    """Who holds the run or its devices; empty when nobody does."""
+    """Holder of the run or its devices; empty if none."""
     tries: dict[Outcome, int] = field(default_factory=dict)
     """Ends without a step more than before."""
     steps_before: int = 0
@@ -211,30 +211,30 @@ class Cell:
 
     overrides: tuple[str, ...]
     run_id: str = ""
-    """Empty when it was refused before it had one."""
+    """Empty if it was rejected before it had one."""
     folder: str = ""
     outcome: str = ""
     """A member name of Outcome; empty while it has not run."""
     reason: str = ""
-    """Why it was refused, or how it failed."""
+    """Why it was rejected, or how it failed."""
     reused: bool = False
     """Answered from the record of an earlier run."""
     row: str = ""
     """Name of its row in the sweep's definition; empty where there are none."""
     round: int = 0
-    """Which repetition of its configuration it is: the key `repeat`."""
+    """Repetition of its configuration: the key `repeat`."""
     rule: str = ""
     """The rule that kept it from running; empty when none did, or one without an identifier."""
 
     def refuse(self, error: ConfigError) -> None:
-        """Mark it as a run that cannot be, or not now, with the first rule that says so."""
+        """Mark it as invalid, or as not possible now, with the first rule that rejects it."""
         self.run_id = ""
         outcome = Outcome.crashed if error.is_passing else Outcome.refused
         self.outcome, self.reason = outcome.name, error.short()
         self.rule = error.rule
 
     def take(self, job: Job) -> None:
-        """What has become of its run."""
+        """Outcome of its run."""
         self.folder, self.reused = job.folder, job.reused
         self.outcome = job.outcome.name if job.outcome else ""
         self.rule = job.rule
@@ -251,9 +251,9 @@ def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> st
     """12 hex digits: the same command is the same sweep, wherever it is sent.
 
     Args:
-        cells: overrides of each.
-        own: what they compose to, where options of the user's own (`--config-dir`) take part: the
-            same words then mean what the files in that folder say.
+        cells: overrides of each job.
+        own: what they compose to, where the user's options (`--config-dir`) take part: the
+            overrides then depend on the files in that folder.
     """
     texts: list[Any] = [[t for t in cell if not t.startswith(_HOW)] for cell in cells]
     texts += [meaningful(make_converter().unstructure(config)) for config in own]
@@ -261,7 +261,7 @@ def sweep_id(cells: Sequence[tuple[str, ...]], own: Sequence[Config] = ()) -> st
 
 
 def sweep_paths(runs: str, identity: str) -> SweepPaths:
-    """Where the sweep's own file is; the runs themselves lie beside it."""
+    """Folder of the sweep's file; the run folders are its siblings."""
     return SweepPaths(user_path(runs) / f"sweep-{identity}")
 
 
@@ -272,9 +272,9 @@ def write_sweep(
 
     Args:
         paths: the sweep's files.
-        command: what was typed behind `train.py`, so that `eke retry` can type it again.
-        cells: all of them.
-        name: the option of the group `sweep`; empty for a sweep that was typed.
+        command: the arguments of `train.py`, reused by `eke retry`.
+        cells: all jobs.
+        name: the option of the group `sweep`; empty for a sweep given by overrides.
     """
     own_folder(paths.folder)
     content = {
@@ -291,7 +291,7 @@ class SweepFile:
     """sweep.json kept up to date while the sweep runs.
 
     It is a view: records are the truth, so that a kill between two writes loses nothing, and a
-    thousand cells answered at once need not be a thousand files.
+    thousand cached jobs need not write a thousand files.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class SweepFile:
     def flush(self, at_once: bool = False) -> None:
         """Write it, if anything has changed and the last time is a while ago.
 
-        A disk that takes nothing ends no run: it is tried again, and `problem` says why.
+        A full disk ends no run: the write is retried, and `problem` holds the reason.
         """
         now = time.monotonic()
         if self._is_current or (now - self._written < WRITE_S and not at_once):
@@ -324,7 +324,7 @@ class SweepFile:
 
 
 def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
-    """Number of a cell -> number of an earlier cell that is the very same run."""
+    """Index of a job -> index of an earlier job that is the same run."""
     first: dict[str, int] = {}
     same: dict[int, int] = {}
     for number, plan in enumerate(plans):
@@ -334,14 +334,14 @@ def merge_duplicates(plans: Sequence[Plan | None]) -> dict[int, int]:
 
 
 def sweep_exit_code(cells: Sequence[Cell]) -> int:
-    """0 when every cell that could run is ok; 2 when none could run; 1 also for a full disk."""
+    """0 if every job that could run is ok; 2 if none could run; 1 also for a full disk."""
     outcomes = [Outcome[cell.outcome] for cell in cells if cell.outcome]
     ran = [o for o in outcomes if o not in (Outcome.refused, Outcome.skipped)]
     if any(o.exit_code == EXIT_RESUMABLE for o in ran) or len(outcomes) < len(cells):
         return EXIT_RESUMABLE
     if not ran:
         return EXIT_USER
-    # Nothing is wrong with these: the same command runs them, some once there is room.
+    # Nothing is wrong with these: the same command runs them, some once memory is free.
     is_missing = any(cell.rule in FOR_WRITING | {CHANGED} for cell in cells)
     return EXIT_OK if all(o is Outcome.ok for o in ran) and not is_missing else EXIT_FAILED
 
@@ -370,12 +370,12 @@ def run_single(plan: Plan, place: Place, head: Head | None = None) -> Record:
     """Run, or continue, the plan in its folder, and show it.
 
     Args:
-        plan: what is to be done.
-        place: where.
+        plan: the run's plan.
+        place: its folder.
         head: knows the other machines of a run that has several.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
         EkeError: machines are missing, or the folder cannot be written.
     """
     with open_view(place.paths, plan.steps.total) as view:

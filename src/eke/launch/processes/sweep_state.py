@@ -1,13 +1,13 @@
-"""The books of a sweep: what has become of each run, for whoever shows it or writes it down.
+"""Sweep state: the outcome of each run, for display and for sweep.json.
 
-Which runs can only need more memory than one that ran out of it.
+Skip runs that need at least as much memory as one that ran out of it.
 
 An order that holds whatever the model, as a forecast's does not: the same run with a
 larger micro-batch, longer samples, more layers, without checkpointing, or with float32 in place of
 16-bit weights needs no less. Anything else that differs (another optimizer, another attention
 kernel) leaves two runs without an order; so does autocast, which adds 16-bit copies of the weights.
 
-`rerun=true` of a sweep is met once, however often the sweep is interrupted and typed again.
+`rerun=true` of a sweep is fulfilled once, however often the command is interrupted and repeated.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ FREE = ("seed", "repeat", "optimizer.lr", "optimizer.weight_decay", "train.steps
 
 
 def smallest_first(jobs: Sequence[Job], risk: Callable[[Plan], int | None]) -> list[Job]:
-    """Jobs in an order in which one that runs out of memory leaves out as many as it can.
+    """Order jobs so that one that runs out of memory skips as many others as possible.
 
-    Those of the first round that may run out of it go by what they are expected to need, in the
-    places that they had; all others stay where they are.
+    Jobs of the first round that may run out are sorted by expected memory, within their positions;
+    all others keep theirs.
 
     Args:
-        jobs: of a sweep, as they were typed.
+        jobs: of a sweep, in the given order.
         risk: bytes that a plan is expected to need, if it may run out of memory; else None.
     """
     found: dict[int, int] = {}
@@ -136,7 +136,7 @@ def _walk(node: Config | Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 class Ledger(Protocol):
-    """Where the sweep is written down."""
+    """The sweep's file."""
 
     def note(self, job: Job) -> None:
         """A run has changed."""
@@ -161,9 +161,9 @@ class Books:
         return [job for job in self.jobs if job.live is not None]
 
     def answer_from_records(self) -> None:
-        """Settle, before anything starts, what earlier runs have answered.
+        """Resolve, before anything starts, the jobs that earlier runs answer.
 
-        Why finished runs no longer answer is said once for all of them.
+        The reason why finished runs no longer count is printed once for all.
         """
         places: list[Place] = []
         for job in self.jobs:
@@ -228,8 +228,8 @@ class Books:
         self.ledger.note(job)
 
     def skip_what_needs_more(self, job: Job) -> None:
-        """Leave out the jobs that can only need more memory than one that ran out of it."""
-        # Beside others on one device, memory may have run out because of them.
+        """Skip the jobs that need at least as much memory as one that ran out of it."""
+        # On a shared device, memory may have run out because of other runs.
         if job.outcome is not Outcome.oom or (job.record and job.record.shared_device):
             return
         for other in self.jobs:
@@ -238,7 +238,7 @@ class Books:
 
 
 def done_again(places: Sequence[Place]) -> list[str]:
-    """Which finished runs do not answer any more, and why: one line for each reason."""
+    """Finished runs that no longer count, and why: one line per reason."""
     reasons = Counter("; ".join(place.outdated) for place in places if place.outdated)
     return [
         f"done again, beside the record: {format_number(count, 'finished run')} ({what}); "
@@ -248,10 +248,10 @@ def done_again(places: Sequence[Place]) -> list[str]:
 
 
 class Rerun:
-    """One demand to run a sweep again; those who type it before it is met work on the same one.
+    """One request to rerun a sweep; commands issued before it is fulfilled share it.
 
-    Its file holds, of each run, the folders that were finished before. It is met once all others
-    have a final record; should one of these be set aside, it is not.
+    Its file holds, of each run, the folders that were finished before. It is fulfilled once all
+    others have a final record that is not set aside.
     """
 
     def __init__(self, paths: SweepPaths, jobs: Sequence[Job]) -> None:
@@ -305,7 +305,7 @@ class Rerun:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Nobody else reads or writes the file in here, where there are locks."""
+        """Exclusive access to the file, where locks are supported."""
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError):
                 own_folder(self.paths.folder)

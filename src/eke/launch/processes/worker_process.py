@@ -1,7 +1,7 @@
-"""One worker in a process group of its own, watched to its end.
+"""Worker process in a separate process group, supervised to its end.
 
-The worker prints into train.log and nowhere else, so that the log is complete even when it dies in
-native code, and so that a single run, a pool and SLURM can all use the same worker.
+The worker prints into train.log and nowhere else, so the log is complete even after a crash in
+native code, and a single run, a pool and SLURM can use the same worker.
 """
 
 import os
@@ -20,8 +20,8 @@ from eke.common.process_env import child_environment, module_command
 from eke.common.streams import speak
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks whoever watches over workers to stop: Ctrl-C, `kill`, and the warning of a batch system
-before a time limit."""
+"""Signals that stop a supervisor: Ctrl-C, `kill`, and a batch system's warning before a time
+limit."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Worker:
 
         Args:
             paths: the run folder.
-            num_processes: to start; one where somebody else has started the other ranks.
-            environment: variables of its own.
-            descriptors: locks that the worker holds, too: until it is gone, whoever started it.
+            num_processes: to start; one if the other ranks are started elsewhere.
+            environment: additional variables.
+            descriptors: locks that the worker also holds until it ends.
             spot: which machine this is, of a run that has several.
         """
         # Two machines that append to one file of a network file system overwrite each other.
@@ -140,7 +140,7 @@ class Worker:
     def finish(self) -> int:
         """Wait for its end; returns subprocess's code (negative: a signal).
 
-        Whatever it started (loader processes, a tracker's service) ends with it.
+        Its children (loader processes, a tracker's service) end with it.
         """
         self.kill()
         return self.process.wait()
@@ -157,7 +157,7 @@ def forward_signals(
     Args:
         ask: hands the first signal on.
         kill: ends them at once.
-        say: what the user is told at the first one.
+        say: prints the message at the first one.
 
     Yields:
         The signals heard so far.

@@ -70,7 +70,7 @@ class Cluster(StartedSweep):
     most: int = sys.maxsize
     """Runs handed in at once; halved while the queue is full, doubled while it is not."""
     stamps: dict[int, int] = field(default_factory=dict)
-    """Number of a job that was frozen here -> the record's age then: it says nothing of the job."""
+    """Index of a job frozen here -> the age of its record then, which predates the job."""
 
     @property
     def folder(self) -> Path:
@@ -83,10 +83,10 @@ class Cluster(StartedSweep):
         return self.books.jobs[0].plan.config.slurm.poll_s
 
     def submit(self) -> None:
-        """Put every run into the queue that is neither done nor in it.
+        """Submit every run that is neither done nor queued.
 
         Raises:
-            BusyError: somebody else submits runs of this folder, and does not come to an end.
+            BusyError: another process keeps submitting runs of this folder.
             EkeError: SLURM gives no answer.
         """
         self.books.ledger.flush(at_once=True)
@@ -108,7 +108,7 @@ class Cluster(StartedSweep):
     def submit_missing(self, lock: int) -> None:
         """Submit the runs without a job; those that no longer fit into the queue stay for later.
 
-        What sbatch refuses is settled with its words, and the others go on.
+        A run rejected by sbatch is recorded with its message; the others continue.
 
         Raises:
             EkeError: SLURM gives no answer.
@@ -129,16 +129,16 @@ class Cluster(StartedSweep):
                 missed = [job for job in group if job.number not in self.elements]
                 refused += [(job, error) for job in missed]
         for said in dict.fromkeys(str(why) for _, why in refused):
-            self.books.board.note(said)  # whoever leaves at once sees no summary
+            self.books.board.note(said)  # no summary when detaching at once
         for job, why in refused:
             self.books.end(job, Outcome.crashed, str(why))
 
     def submit_group(self, request: Request, group: list[Job], lock: int) -> None:
-        """Put runs that ask for the same into the queue, in as many arrays as it takes.
+        """Submit runs with the same request, in as many arrays as necessary.
 
         Raises:
             SubmissionRefused: not even one more run is taken.
-            EkeError: nobody knows whether some are in the queue.
+            EkeError: it is unknown whether some are queued.
         """
         while group:
             now, group = group[: self.most], group[self.most :]
@@ -153,11 +153,11 @@ class Cluster(StartedSweep):
                 group = now + group
 
     def submit_array(self, request: Request, group: list[Job], lock: int) -> None:
-        """Put runs that ask for the same into the queue.
+        """Submit runs with the same request.
 
         Raises:
             SubmissionRefused: they are not in the queue.
-            EkeError: nobody knows whether they are.
+            EkeError: it is unknown whether they are.
         """
         submission = submit_array(self.folder, self.sweep, request, group, lock)
         self.most = min(2 * self.most, sys.maxsize)
@@ -166,7 +166,7 @@ class Cluster(StartedSweep):
         say(f"submitted {format_number(len(group), 'run')} as job {submission.job_id}")
 
     def freeze(self, job: Job) -> bool:
-        """Write a run's plan down; False when it is done, or somebody works on it right now."""
+        """Write a run's plan; False if it is done, or another process works on it."""
         try:
             if self.books.answer(job, self.books.place_of(job.plan)):
                 return False
@@ -223,7 +223,7 @@ class Cluster(StartedSweep):
                 job.waiting_for = str(error)
 
     def follow(self, job: Job, queue: dict[str, Element]) -> bool:
-        """Take in what the queue says of a job; True when it is over."""
+        """Process the queue's state of a job; True if it is over."""
         element = self.elements.get(job.number)
         if element is None:
             return False
@@ -333,7 +333,7 @@ def paths_of(job: Job) -> RunPaths:
 
 
 def is_spent(job: Job) -> bool:
-    """Whether its job has been put back so often, for so little, that it gave up."""
+    """Whether its job was requeued too often without progress and gave up."""
     ticket = read_ticket(paths_of(job))
     return ticket is not None and bool(ticket.spent(job.plan.config.slurm.max_restarts))
 

@@ -31,11 +31,11 @@ from eke.plan.record import (
 )
 
 STOPPED = (Outcome.preempted, Outcome.timeout)
-"""How a run ends that is continued by itself."""
+"""Outcome of a run that continues automatically."""
 
 
 def changes_since_planning(paths: RunPaths, record: Record, plan: Plan) -> list[str]:
-    """What differs on the machine that plans; on the one that trained, if nobody planned for it."""
+    """Differences on the planning machine; on the training machine if it was not planned for."""
     try:
         before = read_json(paths.planned_with)
     except (OSError, ValueError):
@@ -57,9 +57,9 @@ class ClusterRun:
     over: bool = False
     """Whether the job has left the queue."""
     last_state: str = ""
-    """Of the job, once it is over and if anybody remembers."""
+    """Of the job, once it is over and if SLURM still knows it."""
     stamp: int = 0
-    """Of the record that an earlier job has left (see stamp_of)."""
+    """Of an earlier job's record (see stamp_of)."""
 
     def is_over(self) -> bool:
         """Whether its job has left the queue."""
@@ -70,14 +70,14 @@ class ClusterRun:
         scheduler.cancel([self.element])
 
     def kill(self) -> None:
-        """End it; SLURM knows one way, and kills whoever has not left after KillWait."""
+        """Cancel it; SLURM kills processes still alive after KillWait."""
         scheduler.cancel([self.element])
 
     def finish(self) -> Record:
-        """What it left; written here for a job that ended without a word.
+        """Its record; written here for a job that ended without one.
 
         Raises:
-            BusyError: somebody works on this run, so that it has not ended.
+            BusyError: another process works on this run, so that it has not ended.
             EkeError: the folder cannot be read or written.
         """
         record = self.newest()
@@ -89,10 +89,10 @@ class ClusterRun:
         return record
 
     def tells_all(self) -> bool:
-        """Whether its record says all; False where there is none, or none that can be read.
+        """Whether its record is complete; False if missing or unreadable.
 
-        A worker that is stopped does not know by whom: scancel may have killed the watcher before
-        it could say so.
+        A stopped worker does not know the cause: scancel may have killed the watcher before it
+        could report it.
         """
         try:
             record = self.newest()
@@ -115,10 +115,10 @@ class ClusterRun:
         return record if record.attempt >= len(read_attempts(paths)) - 1 else None
 
     def record_cancelled(self) -> Record:
-        """Write down that somebody wanted the job to end: it is not to be submitted again.
+        """Record that the job was cancelled, so that it is not submitted again.
 
         Raises:
-            BusyError: somebody works on this run.
+            BusyError: another process works on this run.
             EkeError: the folder cannot be read or written.
         """
         with claim(self.place.paths):
@@ -130,10 +130,10 @@ class ClusterRun:
             return record
 
     def record_lost(self) -> Record:
-        """Write the record of a job that has left none.
+        """Write the record of a job that wrote none.
 
         Raises:
-            BusyError: somebody works on this run.
+            BusyError: another process works on this run.
             EkeError: the folder cannot be written.
         """
         paths, state = self.place.paths, self.last_state
@@ -166,7 +166,7 @@ class ClusterRun:
 
 
 def where_it_printed(paths: RunPaths, element: str, outcome: Outcome) -> str:
-    """The file with a job's own output, to be told behind what has become of it.
+    """The file with a job's output, appended to its outcome.
 
     Args:
         paths: its run's files.

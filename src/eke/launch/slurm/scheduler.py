@@ -19,7 +19,7 @@ from eke.plan.record import Outcome
 
 
 class Phase(Enum):
-    """What SLURM has in mind with a job."""
+    """SLURM's intention for a job."""
 
     waits = "waits"
     """In the queue, also again."""
@@ -56,10 +56,10 @@ OVER: dict[str, Outcome] = {
     "NODE_FAIL": Outcome.preempted,
     "BOOT_FAIL": Outcome.preempted,
 }
-"""How a run has ended that left no record, by its job's last state."""
+"""Outcome of a run without a record, by its job's last state."""
 
 HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-"""Waits until somebody releases it: `scontrol release`."""
+"""Waits for `scontrol release`."""
 
 
 def phase_of(state: str) -> Phase:
@@ -73,7 +73,7 @@ def phase_of(state: str) -> Phase:
 
 
 def outcome_of(state: str) -> Outcome:
-    """How a run ended whose job is over in this state and left no record."""
+    """Outcome of a run whose job ended in this state without a record."""
     word = state.split()[0].rstrip("+") if state.strip() else ""
     return OVER.get(word, Outcome.crashed)
 
@@ -94,12 +94,12 @@ _FOREIGN = re.compile(
 """Input variables of SLURM's commands (their manuals), of the job that this process may be in or
 the user's own: they would hide jobs, add GPUs, nodes or tasks to those that a run asks for
 (`SBATCH_GRES`, `SBATCH_GPUS`, `SLURM_NTASKS`), contradict them (`SBATCH_CPUS_PER_GPU`), or take
-from a job what it needs (`SBATCH_EXPORT`, `SBATCH_INPUT`). `slurm.options` says what is meant for
-eke's jobs."""
+from a job what it needs (`SBATCH_EXPORT`, `SBATCH_INPUT`). Use `slurm.options` for options of eke's
+jobs."""
 
 _LOST = re.compile(r"timed out|zero bytes|exit code -", re.I)
-"""In what sbatch says when the controller, or sbatch itself, was gone before the answer: nobody
-knows whether the job was taken."""
+"""In sbatch's message when the controller, or sbatch itself, was gone before the answer: it is
+unknown whether the job was accepted."""
 
 
 _OUT_OF_REACH = re.compile(
@@ -119,7 +119,7 @@ class Element:
     node: str
     name: str
     reason: str
-    """Why it waits, in SLURM's words."""
+    """SLURM's reason for waiting."""
 
 
 class SaidNo(EkeError):
@@ -127,14 +127,14 @@ class SaidNo(EkeError):
 
 
 class SubmissionRefused(EkeError):
-    """sbatch has said no, and nothing was submitted."""
+    """sbatch rejected the job; nothing was submitted."""
 
     @property
     def is_full(self) -> bool:
         """Whether the reason is a limit on jobs in the queue, so that waiting helps."""
         text = str(self)
-        # "job submit limit, user's size and/or time limits" is said of every limit there is; a line
-        # before it, if the version has one, says which.
+        # "job submit limit, user's size and/or time limits" is printed for every limit; a line
+        # before it, if the version has one, names it.
         named = re.search(r"\b(Assoc|QOS)\w+", text, re.I)
         if named:
             return "submit" in named.group().lower()
@@ -142,20 +142,20 @@ class SubmissionRefused(EkeError):
 
     @property
     def is_too_large(self) -> bool:
-        """Whether fewer runs at once may do: a site's limit on arrays that nobody could tell."""
+        """Whether fewer runs at once may work: a site's array limit that cannot be queried."""
         return bool(re.search(r"job array", str(self), re.I))
 
 
 def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
-    """What one of SLURM's commands prints.
+    """Output of a SLURM command.
 
     Args:
         command: program and arguments; no shell reads them.
-        descriptors: locks that it holds as well, should we be killed while it runs.
+        descriptors: locks that it also holds, in case this process is killed.
 
     Raises:
-        SaidNo: it says no.
-        EkeError: it is not there, or does not answer.
+        SaidNo: it rejects the request.
+        EkeError: it is missing, or does not answer.
     """
     try:
         done = subprocess.run(
@@ -185,13 +185,15 @@ def ask(command: Sequence[str], descriptors: Sequence[int] = ()) -> str:
 
 
 def _nobody_answers(program: str, said: str) -> str:
-    """What it says without a controller, in a line, and what to do."""
+    """One-line message without a controller, and the fix."""
     last = said.splitlines()[-1].removeprefix(f"{program}: ")
     return f"{program} reaches no SLURM controller ({last}). {ELSEWHERE}"
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what a surrounding job or torchrun has set: a sweep can be typed inside a job."""
+    """Environment without variables of a surrounding job or torchrun: a sweep may be started inside
+    a job.
+    """
     return {key: value for key, value in environment.items() if not _FOREIGN.match(key)}
 
 
@@ -211,10 +213,10 @@ def options_of(script: Path) -> list[str]:
 
 
 def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
-    """Hand a batch script in; returns the array's job id.
+    """Submit a batch script; returns the array's job id.
 
     Raises:
-        SubmissionRefused: sbatch says no.
+        SubmissionRefused: sbatch rejects it.
         EkeError: there is no answer, or none that makes sense.
     """
     try:
@@ -230,7 +232,7 @@ def submit(script: Path, descriptors: Sequence[int] = ()) -> str:
 
 
 def objection_to(text: str) -> str:
-    """What sbatch says against a batch script; empty where it would take it. Submits nothing."""
+    """Objection of sbatch to a batch script (a dry run); empty if it would be accepted."""
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
         file.write(text)
         file.flush()
@@ -245,7 +247,7 @@ def queue() -> dict[str, Element]:
     """Everything of this user's in the queue, by element: `123_4`.
 
     Raises:
-        EkeError: there is no answer, which says nothing about the jobs.
+        EkeError: there is no answer, so the jobs' states are unknown.
     """
     form = "--format=%F|%K|%T|%N|%j|%r"
     user = f"--user={os.getuid()}"  # not by name: LOGNAME may be anything, and a container has none
@@ -263,10 +265,10 @@ def ids_by_name(found: Mapping[str, Element]) -> dict[str, str]:
 
 
 def last_states(elements: Sequence[str]) -> dict[str, str]:
-    """The last state of jobs that are in the queue no more; absent what nobody remembers.
+    """The last state of jobs no longer in the queue; unknown jobs are absent.
 
     Accounting remembers for months, but learns late; without it the controller does for some
-    minutes (MinJobAge). It is asked once for each array.
+    minutes (MinJobAge). One query per array.
     """
     if not elements:
         return {}
@@ -287,7 +289,7 @@ def last_states(elements: Sequence[str]) -> dict[str, str]:
 
 
 def show_job(element: str) -> dict[str, str]:
-    """What the controller knows of one job; empty if it does not, or cannot be asked from here."""
+    """The controller's information on one job; empty if unknown or unreachable."""
     return next(iter(_show(element)), {})
 
 
@@ -303,7 +305,7 @@ def jobs_of_names(names: Sequence[str]) -> dict[str, str]:
     """Job id of each of these names that SLURM has ever taken; absent those it has not.
 
     Raises:
-        EkeError: there is no answer, so nobody knows.
+        EkeError: there is no answer.
     """
     if not names:
         return {}

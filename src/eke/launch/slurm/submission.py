@@ -77,7 +77,7 @@ class Request:
 
 
 def make_request(plan: Plan) -> Request:
-    """What this run asks for.
+    """Resources requested for this run.
 
     Raises:
         ConfigError: a value that sbatch would not read.
@@ -156,7 +156,7 @@ def _wrong_options(profile: Slurm) -> list[Problem]:
 
 
 def _lines_of(profile: Slurm, config: Config) -> list[tuple[str, str]]:
-    """What ends up behind `#SBATCH` or in a command, by key path."""
+    """Values used in `#SBATCH` lines or commands, by key path."""
     names = ("partition", "account", "qos", "constraint")
     texts = [(f"resources.{n}", getattr(config.resources, n) or "") for n in names]
     texts += [(f"slurm.{n}", getattr(profile, n) or "") for n in (*names, "gpu_type", "python")]
@@ -183,7 +183,7 @@ class Submission:
     created: float
     """time.time() before sbatch was called."""
     job_id: str = ""
-    """SLURM's; empty while nobody knows whether sbatch has taken it."""
+    """SLURM's; empty while it is unknown whether sbatch accepted it."""
 
     def element(self, number: int) -> str:
         """SLURM's name of one element: `123_4`."""
@@ -192,7 +192,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a run folder says of its newest job, or of the one that is being submitted."""
+    """A run folder's entry for its newest job, or for the one being submitted."""
 
     submission: str
     """The submission's file."""
@@ -203,14 +203,14 @@ class Ticket:
     """Of its attempts that were interrupted: see `eke.launch.processes.sweep.worth_of`."""
 
     def spent(self, max_restarts: int) -> str:
-        """Why it is not put back into the queue once more; empty where it is."""
+        """Why it is not requeued; empty if it is."""
         if self.stalled > max_restarts:
             return f"{self.stalled} times without a step more"
         return are_in_vain(self.worths, max_restarts)
 
 
 def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission:
-    """A submission with a name of its own.
+    """A submission with a unique name.
 
     Args:
         sweep: the sweep's identity.
@@ -222,12 +222,12 @@ def new_submission(sweep: str, runs: list[str], max_restarts: int) -> Submission
 
 
 def submission_file(folder: Path, submission: Submission) -> Path:
-    """Where it is kept: in the sweep's folder."""
+    """Its path in the sweep's folder."""
     return folder / f"{submission.name}.json"
 
 
 def job_log(folder: Path, element: str) -> Path:
-    """What a job printed itself: whatever came before its worker, and what became of that.
+    """Output of the job itself, outside its worker.
 
     Args:
         folder: of its submission.
@@ -284,7 +284,7 @@ def name_in_runs(path: Path, submission: Submission) -> dict[RunPaths, Ticket | 
     for number, run in enumerate(submission.runs):
         paths = RunPaths(Path(run))
         earlier = read_ticket(paths)
-        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the run meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile
             write_ticket(paths, Ticket(str(path), number))
             before[paths] = earlier
     return before
@@ -306,7 +306,7 @@ def write_ticket(paths: RunPaths, ticket: Ticket) -> None:
 
 
 def read_ticket(paths: RunPaths) -> Ticket | None:
-    """A run's newest job; None where there is none, or nobody can read it any more."""
+    """A run's newest job; None if missing or unreadable."""
     try:
         ticket = Ticket(**read_json(paths.ticket(NAME), RECORD_LIMIT))
     except (OSError, ValueError, TypeError):
@@ -325,20 +325,20 @@ class Newest:
     """Of its element."""
 
     def element(self, job_ids: Mapping[str, str] | None = None) -> str:
-        """SLURM's name of it, `123_4`; empty while nobody knows.
+        """SLURM's name of it, `123_4`; empty while unknown.
 
         Args:
-            job_ids: by name, of what is in the queue: sbatch may have taken what it answered
-                nobody.
+            job_ids: by name, of queued jobs: sbatch may have accepted a job without its answer
+                arriving.
         """
         job_id = self.submission.job_id or (job_ids or {}).get(self.submission.name, "")
         return f"{job_id}_{self.number}" if job_id else ""
 
 
 def newest_of(runs: Iterable[RunPaths]) -> list[Newest | None]:
-    """The newest job of each run; None where there is none, or nobody can read of it any more.
+    """The newest job of each run; None if missing or unreadable.
 
-    Each submission is read once, however many runs are in it.
+    Each submission is read once.
     """
     read: dict[str, Submission | None] = {}
     found: list[Newest | None] = []
@@ -366,7 +366,7 @@ def job_of(paths: RunPaths) -> str:
 
 
 REQUEUE_CODE = 99
-"""What the watcher of a run exits with to have its job put back into the queue."""
+"""Exit code of a run's watcher that requeues its job."""
 
 STRAGGLERS_S = int(ALONE_S) + 300
 """How long the tasks of a step may go on once one has ended. They end within seconds of each other,
@@ -389,13 +389,13 @@ exit "$code\""""
 def script_text(
     request: Request, profile: Slurm, name: str, submission: Path, num_runs: int
 ) -> str:
-    """The text that sbatch gets.
+    """The batch script for sbatch.
 
     Args:
-        request: what each run asks for.
-        profile: how this cluster is spoken to.
+        request: resources of each run.
+        profile: the cluster's profile.
         name: of the job, unlike any other.
-        submission: the file that says which element is which run.
+        submission: the file that maps elements to runs.
         num_runs: elements of the array.
     """
     from submitit.slurm import slurm
@@ -410,7 +410,7 @@ def script_text(
 
 
 def watcher_command(profile: Slurm, submission: Path) -> str:
-    """What srun starts, as a shell reads it."""
+    """The command for srun, shell-quoted."""
     python = profile.python or shlex.quote(sys.executable)
     words = f"{python} {SAFE_PATH} -u -m eke.launch.slurm.watcher {shlex.quote(str(submission))}"
     return f"{profile.command_prefix} {words}".strip()
@@ -449,7 +449,7 @@ def sbatch_parameters(request: Request, profile: Slurm, name: str, folder: Path)
             *("--output", log, "--open-mode=append", "--export=ALL"),
             *(*stragglers, *profile.srun),
         ],
-        # submitit would name a wckey of its own, which a cluster that checks them refuses.
+        # submitit would set its own wckey, which clusters that check them reject.
         "wckey": None,
         "additional_parameters": {"requeue": True, "output": log, **options},
         **{key: value for key, value in chosen.items() if value},
@@ -462,9 +462,9 @@ def _setup(profile: Slurm) -> list[str]:
         # scancel reaches this shell, too: it has to stay until the run has saved.
         "trap : TERM",
         *profile.setup,
-        # Whatever the lines above have switched on: what comes after srun has to run.
+        # Whatever the lines above enabled: the lines after srun must run.
         "set +eu +o pipefail",
         f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-        # A step has all of a job's cores only if it is told so (SLURM 22.05 and later).
+        # A step gets all of a job's cores only if requested (SLURM 22.05 and later).
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]

@@ -1,4 +1,4 @@
-"""From runs to arrays in the queue, at most once each, whatever happens in between."""
+"""Submit runs as job arrays, each at most once, even across crashes."""
 
 import os
 import time
@@ -32,8 +32,8 @@ from eke.launch.slurm.submission import (
 )
 
 GIVEN_UP_S = 30.0
-"""After this time an intent that SLURM knows nothing of will not turn up any more: whoever called
-sbatch is gone, and so is sbatch, which holds the ledger's lock as long as it lives."""
+"""After this time an intent unknown to SLURM will not appear: its caller is gone, and so is sbatch,
+which holds the ledger's lock while it lives."""
 
 LOOK_S = 1.0
 """Between two questions about it, or two looks at a lock."""
@@ -42,8 +42,8 @@ LOCK = ".submitting"
 """Name of the lock in the folder of all runs."""
 
 PATIENCE_S = 60.0
-"""What whoever types a sweep waits for others to have submitted theirs: a thousand plans are
-written, and an array is handed in, within seconds."""
+"""Wait for other processes to finish submitting: a thousand plans are written and an array is
+submitted within seconds."""
 
 
 def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
@@ -67,18 +67,18 @@ def arrays(jobs: Sequence[Job], limit: int) -> list[tuple[Request, list[Job]]]:
 def submitting(
     folder: Path, patience_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
-    """Hold the ledgers of all sweeps whose runs lie together, so that none submits a run twice.
+    """Lock the ledgers of all sweeps that share a runs folder, so that no run is submitted twice.
 
     Args:
         folder: of a sweep's submissions.
-        patience_s: how long others are waited for.
+        patience_s: wait for other processes.
         sleep: waits.
 
     Yields:
         The lock, for sbatch to hold as well.
 
     Raises:
-        BusyError: somebody else submits, or an sbatch of theirs is still at it.
+        BusyError: another process submits, or its sbatch still runs.
         ConfigError: the folder's file system has no locks.
     """
     own_folder(folder)
@@ -101,15 +101,15 @@ def submitting(
 def settle_intents(
     folder: Path, runs: Sequence[RunPaths], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Find out what became of submissions whose sbatch nobody has seen answer.
+    """Resolve submissions whose sbatch answer is unknown.
 
     Args:
-        folder: of a sweep's submissions; those that came to nothing are deleted.
-        runs: that are to be submitted, whatever sweep has meant to before.
+        folder: of a sweep's submissions; those that failed are deleted.
+        runs: to be submitted, whichever sweep intended to before.
         sleep: waits.
 
     Raises:
-        EkeError: SLURM gives no answer, so nothing may be submitted.
+        EkeError: SLURM gives no answer; nothing may be submitted.
     """
     while True:
         own = dict(_intents(read_submissions(folder)))
@@ -132,18 +132,18 @@ def settle_intents(
 def _intents(
     found: Iterable[tuple[Path, Submission]],
 ) -> Iterator[tuple[str, tuple[Path, Submission]]]:
-    """Those that have no number, by their name, which tells them apart however they are reached."""
+    """Submissions without a job id, by their unique name."""
     return ((each.name, (path, each)) for path, each in found if not each.job_id)
 
 
 def submit_array(
     folder: Path, sweep: str, request: Request, jobs: Sequence[Job], lock: int
 ) -> Submission:
-    """Freeze the plans of these runs into their folders and hand them in as one array.
+    """Freeze the plans of these runs into their folders and submit them as one array.
 
     Raises:
-        SubmissionRefused: sbatch says no; nothing is left behind.
-        EkeError: nobody knows whether sbatch has taken it; the intent stays.
+        SubmissionRefused: sbatch rejects them; nothing is left behind.
+        EkeError: it is unknown whether sbatch accepted it; the intent stays.
     """
     profile = jobs[0].plan.config.slurm
     runs = [str(Path(job.folder).absolute()) for job in jobs]
@@ -172,10 +172,10 @@ def forget(path: Path) -> None:
 
 
 def freeze(job: Job) -> None:
-    """Write the plan into the run's folder: what is queued changes no more.
+    """Write the plan into the run's folder: a queued run no longer changes.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
         EkeError: the folder cannot be written.
     """
     paths = RunPaths(Path(job.folder))
@@ -188,7 +188,7 @@ def freeze(job: Job) -> None:
 
 
 def describe_request(request: Request, num_runs: int, profile: Slurm) -> str:
-    """What one array asks for, in a line."""
+    """Resources of one array, in one line."""
     each = " per node" if request.nodes > 1 else ""
     parts = [format_number(num_runs, "run"), f"at most {request.minutes} min each"]
     parts += [f"{request.nodes} nodes"] if each else []

@@ -1,8 +1,8 @@
-"""`python -m eke.launch.slurm.watcher SUBMISSION`: what a job of a cluster runs; no torch.
+"""Entry point of a cluster job: `python -m eke.launch.slurm.watcher SUBMISSION`; no torch.
 
-It finds its run by its place in the array, starts the same worker as everywhere, hands on what
-SLURM wants, and says by its exit code what is to become of the job. Of a run on several machines
-the first one does so; the others start processes when they are told to.
+It finds its run by its place in the array, starts the usual worker, forwards SLURM's signals, and
+tells SLURM by its exit code whether to requeue the job. On several machines the first one does so;
+the others start processes on its command.
 """
 
 import os
@@ -64,7 +64,7 @@ SAID = {
     Outcome.preempted: signal.SIGTERM,
     Outcome.cancelled: signal.SIGINT,
 }
-"""How a worker is told why it has to stop: the outcome it then writes."""
+"""Stop reason passed to a worker: the outcome it then writes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -98,9 +98,9 @@ def main(arguments: list[str]) -> int:
 
 
 def help_out(paths: RunPaths, task: Task) -> int:
-    """Be another machine than the first of a run; what becomes of the job is said there.
+    """Run as a follower machine; the first machine decides on the job.
 
-    What SLURM wants reaches every machine: the first one asks, and all processes agree.
+    SLURM's signals reach every machine: the first one asks, and all processes agree.
 
     Raises:
         EkeError: the first one is not to be found, or the plan cannot be read.
@@ -165,11 +165,11 @@ def watch_run(
 
 
 def one_attempt(paths: RunPaths, heard: list[int], head: Head | None = None) -> Record:
-    """Start the worker and wait for it; what SLURM wants goes on to it once, with its reason.
+    """Start the worker and wait for it; SLURM's stop signal is forwarded once, with its reason.
 
     Raises:
-        BusyError: somebody works on this run.
-        EkeError: the folder cannot be read or written, or this node is not what was planned for.
+        BusyError: another process works on this run.
+        EkeError: the folder cannot be read or written, or this node does not match the plan.
     """
     plan = read_plan(paths)
     try:
@@ -221,12 +221,12 @@ def with_reason(
 def reason_of(
     number: int, environment: Mapping[str, str], show: Callable[[str], Mapping[str, str]] = show_job
 ) -> Outcome:
-    """Why SLURM sends a signal.
+    """Reason for a signal from SLURM.
 
     A time limit announces itself with the signal that the script asks for. Preemption, the limit
-    itself and scancel all send SIGTERM; the controller's books tell them apart (seen in 22.05): a
-    job in the grace of a preemption still runs, one that is being put back has been restarted once
-    more than it knows, and one that is being cancelled is just leaving.
+    itself and scancel all send SIGTERM; the controller's state distinguishes them (seen in 22.05):
+    a job in its preemption grace time still runs, a requeued one has one restart more than it
+    knows, and a cancelled one is completing.
     """
     if number in (signal.SIGUSR1, signal.SIGUSR2):
         return Outcome.timeout
@@ -265,10 +265,10 @@ def for_this_node(plan: Plan) -> Plan:
 def note_misplaced(
     paths: RunPaths, plan: Plan, why: str, outcome: Outcome = Outcome.crashed
 ) -> Record:
-    """A record that says why nothing could start here.
+    """Write a record with the reason why nothing could start here.
 
     Raises:
-        BusyError: somebody works on this run.
+        BusyError: another process works on this run.
     """
     with claim(paths):
         rows, _ = metrics.read_rows(paths.metrics)
