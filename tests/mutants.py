@@ -187,7 +187,7 @@ FAULTS = (
         "rule_never_applies",
         "rules/deepspeed.py",
         'describe(f.config.optimizer).fails_on_pieces != ""',
-        "describe(f.config.optimizer).fails_on_pieces is None",
+        "optimizer_entry(f.config.optimizer).fails_on_pieces is None",
         "ZeRO starts with an optimizer it cannot split",
         "unit/rules/test_rules.py::test_rule_is_found_and_named_and_its_fix_mends_it",
     ),

@@ -347,7 +347,7 @@ LABEL = 14
 """Columns of what a line is about."""
 
 
-def render(found: Examination, width: int = 100) -> str:
+def render_examination(found: Examination, width: int = 100) -> str:
     """Sections machine, packages, GPUs and options, none wider than `width` columns."""
     sections = (
         ("machine", _machine(found)),
@@ -503,6 +503,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(dataclasses.asdict(found), indent=2)
     else:
-        text = render(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+        text = render_examination(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")
     return EXIT_OK

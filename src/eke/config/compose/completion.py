@@ -52,7 +52,7 @@ _PRESETS = ("recipe", "experiment", "sweep")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CompletionItem:
     """A word that may stand where the cursor is."""
 
     text: str
@@ -72,7 +72,7 @@ def split_line(line: str) -> tuple[list[str], str]:
     return words[:-1], words[-1]
 
 
-def candidates(words: Sequence[str], word: str) -> list[Candidate]:
+def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
     """What may stand in the place of `word`.
 
     Args:
@@ -84,9 +84,9 @@ def candidates(words: Sequence[str], word: str) -> list[Candidate]:
         return list(files("", word, folders=True))
     for flags, values in _FLAG_VALUES.items():
         if before in flags:
-            return [Candidate(value) for value in values if value.startswith(word)]
+            return [CompletionItem(value) for value in values if value.startswith(word)]
     if word.startswith("-"):
-        return [Candidate(f, about) for f, about in FLAGS.items() if f.startswith(word)]
+        return [CompletionItem(f, about) for f, about in FLAGS.items() if f.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
     key, equals, value = word.partition("=")
     if equals:
@@ -110,20 +110,20 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     return path if folder and path.is_dir() else None
 
 
-def _starts(catalogue: Catalogue) -> Iterator[Candidate]:
+def _starts(catalogue: Catalogue) -> Iterator[CompletionItem]:
     """Groups, sections and keys that belong to none."""
     docs = field_docs(Config)
     for group in catalogue.options:
-        yield Candidate(f"{group}=", GROUPS.get(group, ""))
+        yield CompletionItem(f"{group}=", GROUPS.get(group, ""))
     for section in catalogue.sections:
         if catalogue.names(section):
-            yield Candidate(f"{section}.", f"keys of {section}")
+            yield CompletionItem(f"{section}.", f"keys of {section}")
     for key in catalogue.keys:
         if "." not in key:
-            yield Candidate(f"{key}=", docs.get(key, ""))
+            yield CompletionItem(f"{key}=", docs.get(key, ""))
 
 
-def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[Candidate]:
+def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[CompletionItem]:
     """The keys of a section, as its chosen option has them."""
     seen = set()
     for cls in _classes(section, words, catalogue):
@@ -131,7 +131,7 @@ def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[
         for name, _ in class_fields(cls):
             if name not in FIXED_FIELDS and name not in seen:
                 seen.add(name)
-                yield Candidate(f"{section}.{name}=", docs.get(name, ""))
+                yield CompletionItem(f"{section}.{name}=", docs.get(name, ""))
 
 
 def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequence[type]:
@@ -145,7 +145,7 @@ def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequen
     return [catalogue.schema_class(section, option) for option in chosen]
 
 
-def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[Candidate]:
+def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[CompletionItem]:
     """Values of a key or options of a group; with -m, one more behind the comma."""
     fixed = key.rpartition(".")[2] in FIXED_FIELDS
     field = None if fixed else catalogue.keys.get(key)
@@ -157,7 +157,7 @@ def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Itera
     choices = _choices(key, field, catalogue)
     for choice, about in choices.items():
         if choice.startswith(part) and choice not in given.split(","):
-            yield Candidate(f"{start}{choice}", about)
+            yield CompletionItem(f"{start}{choice}", about)
 
 
 def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, str]:
@@ -175,7 +175,7 @@ def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, s
     return dict.fromkeys([*words, *(["null"] if words and field.optional else [])], "")
 
 
-def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
+def files(start: str, typed: str, folders: bool = False) -> Iterator[CompletionItem]:
     """Files and folders whose name begins as typed; hidden ones only when a dot is typed."""
     place, _, name = typed.rpartition("/")
     place += "/" if "/" in typed else ""
@@ -186,7 +186,7 @@ def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
     for entry in entries:
         hidden = entry.name.startswith(".") and not name.startswith(".")
         if entry.name.startswith(name) and not hidden and (entry.is_dir() or not folders):
-            yield Candidate(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
+            yield CompletionItem(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
@@ -310,7 +310,7 @@ def _query(line: str, breaks: str, shell: str, commands: Mapping[str, str]) -> s
     left = _without_program(words)
     if commands and not left:
         all_commands = commands.items()
-        found = [Candidate(c, about) for c, about in all_commands if c.startswith(word)]
+        found = [CompletionItem(c, about) for c, about in all_commands if c.startswith(word)]
     elif commands and left[0] not in ("train", "plan"):
         found = list(files("", word))
     else:

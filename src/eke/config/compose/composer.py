@@ -430,7 +430,7 @@ class Many:
                 if progress:
                     progress(number, len(cells))
         if found:
-            raise ConfigError(counted(found, len(cells)))
+            raise ConfigError(problems_by_cell(found, len(cells)))
         return done
 
     def tree(self, overrides: Sequence[str]) -> Tree:
@@ -488,7 +488,7 @@ class Many:
         return [Problem(key, value, "cannot be set together with the other overrides")]
 
 
-def counted(found: Counter[Problem], total: int) -> list[Problem]:
+def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
     """Each problem once, with the number of cells that have it, if others have not."""
     return [
         p if number >= total else dataclasses.replace(p, why=_in_cells(p, number, total))
