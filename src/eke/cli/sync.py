@@ -22,7 +22,7 @@ HEADER = ("run", "rows", "verdict", "where")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, send and print; return 0 on success, 1 if some runs failed, 2 for invalid arguments."""
+    """Parse, send and print; return 0 on success, 1 if runs failed, 2 for invalid arguments."""
     options = _parse(arguments)
     reports: list[Report] = []
     code = EXIT_OK
