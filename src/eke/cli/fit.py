@@ -1,4 +1,4 @@
-"""`eke fit`: the fastest configuration that fits, found with a few short trials."""
+"""`eke fit`: find the fastest configuration that fits in memory with a few short trials."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ step and the length of samples are kept. Groups, options and keys: eke train --h
 """
 
 FLAGS = dict.fromkeys(("--objective", "--numerics", "--budget-trials", "--name"), 1)
-"""Its own -> values that follow."""
+"""Flag of `eke fit` -> number of its values."""
 
 MIN_TRIALS = 2
-"""What was typed, and something else."""
+"""The user's configuration and one alternative."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         "eke fit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

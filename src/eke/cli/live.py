@@ -1,4 +1,4 @@
-"""`eke status --live DIR`: a running sweep as it goes on, from its files; whoever started it."""
+"""`eke status --live DIR`: show the progress of a running sweep, read from its files."""
 
 import shutil
 import sys
@@ -29,22 +29,22 @@ from eke.launch.processes.status import (
 from eke.plan.record import EXIT_OK, Outcome
 
 LOOK_S = 1.0
-"""Between two looks at the files."""
+"""Poll interval of the files."""
 
 ASK_S = 15.0
-"""Between two looks where one asks a cluster's scheduler: it has others to answer."""
+"""Poll interval if each poll queries a cluster's scheduler, which serves other users too."""
 
 PLAIN_S = 30.0
-"""Between two lines where there is no terminal."""
+"""Interval between two lines without a terminal."""
 
 SLOW_FACTOR = 10.0
-"""A pause is at least so many times as long as the look before it: slow disks are read seldom."""
+"""Minimum ratio of a pause to the preceding poll's duration, so that slow disks are read rarely."""
 
 STYLES = {
     RUNNING: "cyan", Outcome.ok.name: "green", Outcome.refused.name: "dim", QUEUED: "",
     Outcome.skipped.name: "dim", NOT_STARTED: "dim", WAITING: "",
 }  # fmt: skip
-"""All others went wrong."""
+"""States without a style are failures."""
 
 
 def watch(
@@ -52,12 +52,12 @@ def watch(
     look: Callable[[Path], list[RunStatus]] = find_standings,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Show how far every run is until none runs or waits; Ctrl-C ends the looking alone.
+    """Show the progress of every run until all have ended; Ctrl-C stops only the display.
 
     Args:
         folder: a run, a sweep, or the folder of all runs.
         look: reads the standings.
-        sleep: waits so many seconds.
+        sleep: waits for the given seconds.
     """
     try:
         return (
@@ -88,7 +88,7 @@ def _on_terminal(
 def _plain(
     folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
 ) -> int:
-    """A line now and then, and one for each run that has ended."""
+    """Print a line periodically, and one for each run that ends."""
     known: dict[Path, str] = {}
     while True:
         standings = look(folder)
@@ -105,11 +105,11 @@ def _plain(
 
 
 def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
-    """A bar of the whole, the runs that run, then others as far as there is room."""
+    """Overall progress bar, active runs, then as many others as fit."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("state", "", "step", "loss", "a step", "left"):
         table.add_column(title, no_wrap=True)
-    table.add_column("what was typed")  # alone gives way in a narrow terminal
+    table.add_column("what was typed")  # the only column that shrinks in a narrow terminal
     worded = zip(standings, own_words(standings), strict=True)
     ordered = sorted(worded, key=lambda pair: _importance(pair[0]))
     room = max(3, height - 6)
@@ -122,23 +122,23 @@ def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableT
 
 
 def summary_line(standings: Sequence[RunStatus]) -> str:
-    """How many are where, and how long what runs will take."""
+    """Number of runs in each state, and the remaining time of active runs."""
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
     return counts_by_state(standings) + longest + silence(standings)
 
 
 def _whole(standings: Sequence[RunStatus]) -> RenderableType:
-    """Runs that are over, and the parts of those that run."""
+    """Progress bar of finished runs and the finished parts of active ones."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
-    line = Table.grid()  # a bar alone ends no line
+    line = Table.grid()  # a bar by itself prints no newline
     line.add_row(ProgressBar(total=len(standings), completed=over + parts, width=60))
     return line
 
 
 def _importance(each: RunStatus) -> tuple[int, bool]:
-    """What runs first, then what went wrong, then what is over, then what waits."""
+    """Sort key: running, failed, finished, waiting."""
     if each.state == RUNNING:
         return 0, False
     if each.state not in STYLES:
@@ -160,27 +160,27 @@ def _cells(each: RunStatus, words: str) -> tuple[RenderableType, ...]:
 
 
 def own_words(standings: Sequence[RunStatus]) -> list[str]:
-    """What was typed for each run, without the words that all of several have."""
+    """Overrides of each run, without those common to all."""
     typed = [each.label.split() for each in standings]
     shared = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
     return [" ".join(word for word in words if word not in shared) for words in typed]
 
 
 def run_name(each: RunStatus) -> str:
-    """Its folder's name; empty for a cell that has none, since no run can be, or not yet."""
+    """Name of its folder; empty for a cell that has no run, or none yet."""
     has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
     return "" if has_none else each.paths.folder.name
 
 
 def counts_by_state(standings: Sequence[RunStatus]) -> str:
-    """How many runs there are, and how many are where: `3 runs: 2 ok, 1 running`."""
+    """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
 def silence(standings: Sequence[RunStatus]) -> str:
-    """What is unknown because a launcher does not answer; empty if all do."""
+    """Message about launchers that do not answer; empty if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:
         return ""

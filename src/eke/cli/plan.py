@@ -1,4 +1,4 @@
-"""`eke plan`: every decision of a configuration, and what it will take; nothing is run."""
+"""`eke plan`: show all decisions of a configuration and its estimated cost, without running it."""
 
 from eke import workflows
 from eke.workflows.planning import print_once
@@ -31,7 +31,7 @@ FLAGS = ("--json", "--why", "--quick")
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     if "--help" in arguments or "-h" in arguments:
         return print_once(HELP.rstrip("\n"))
     overrides = [each for each in arguments if each not in FLAGS]
