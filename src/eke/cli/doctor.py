@@ -340,7 +340,7 @@ LABEL = 14
 """Width of the label column."""
 
 
-def render(found: Examination, width: int = 100) -> str:
+def render_examination(found: Examination, width: int = 100) -> str:
     """Format the sections machine, packages, GPUs and options, at most `width` columns wide."""
     sections = (
         ("machine", _machine(found)),
@@ -496,6 +496,6 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         text = json.dumps(dataclasses.asdict(found), indent=2)
     else:
-        text = render(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+        text = render_examination(found, min(MAX_WIDTH, shutil.get_terminal_size().columns))
     sys.stdout.write(text + "\n")
     return EXIT_OK

@@ -8,8 +8,8 @@ from eke.common.errors import EkeError
 from eke.config.compose import split_arguments
 from eke.rules.techniques import Numerics
 from eke.tuning.search import Objective
-from eke.workflows.autotune import Wish, fit
-from eke.workflows.planning import complain, say
+from eke.workflows.autotune import TuneRequest, fit
+from eke.workflows.planning import complain, print_once
 
 DESCRIPTION = """\
 Finds the fastest configuration that fits, and writes it as an option of `experiment`.
@@ -62,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     except EkeError as error:
         return complain(str(error), error.exit_code)
     if typed.version:
-        return say(f"eke {eke.__version__}")
-    wish = Wish(
+        return print_once(f"eke {eke.__version__}")
+    wish = TuneRequest(
         tuple(arguments),
         typed,
         Objective(options.objective),

@@ -22,7 +22,7 @@ from eke.launch.processes.status import (
     QUEUED,
     RUNNING,
     WAITING,
-    Standing,
+    RunStatus,
     find_standings,
     goes_on,
 )
@@ -49,7 +49,7 @@ STYLES = {
 
 def watch(
     folder: Path,
-    look: Callable[[Path], list[Standing]] = find_standings,
+    look: Callable[[Path], list[RunStatus]] = find_standings,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Show the progress of every run until all have ended; Ctrl-C stops only the display.
@@ -70,7 +70,7 @@ def watch(
 
 
 def _on_terminal(
-    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
 ) -> int:
     console = Console(file=unfiltered(sys.stdout), highlight=False, markup=False, emoji=False)
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -78,7 +78,7 @@ def _on_terminal(
             began = time.monotonic()
             standings = look(folder)
             height = shutil.get_terminal_size().lines
-            live.update(render(standings, height), refresh=True)
+            live.update(render_runs(standings, height), refresh=True)
             if not (goes_on(folder, standings) and is_heard()):
                 return EXIT_OK
             pause = ASK_S if any(each.job for each in standings) else LOOK_S
@@ -86,7 +86,7 @@ def _on_terminal(
 
 
 def _plain(
-    folder: Path, look: Callable[[Path], list[Standing]], sleep: Callable[[float], None]
+    folder: Path, look: Callable[[Path], list[RunStatus]], sleep: Callable[[float], None]
 ) -> int:
     """Print a line periodically, and one for each run that ends."""
     known: dict[Path, str] = {}
@@ -97,14 +97,14 @@ def _plain(
             if before in ACTIVE and not each.is_active:
                 sys.stdout.write(f"{each.state}: {each.label}\n")
             known[each.paths.folder] = each.state
-        sys.stdout.write(f"{summary(standings)}\n")
+        sys.stdout.write(f"{summary_line(standings)}\n")
         sys.stdout.flush()
         if not (goes_on(folder, standings) and is_heard()):
             return EXIT_OK
         sleep(PLAIN_S)
 
 
-def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
+def render_runs(standings: Sequence[RunStatus], height: int = 24) -> RenderableType:
     """Overall progress bar, active runs, then as many others as fit."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("state", "", "step", "loss", "a step", "left"):
@@ -115,20 +115,20 @@ def render(standings: Sequence[Standing], height: int = 24) -> RenderableType:
     room = max(3, height - 6)
     for each, words in ordered[:room]:
         table.add_row(*_cells(each, words), style=STYLES.get(each.state, "red"))
-    parts: list[RenderableType] = [_whole(standings), Text(summary(standings)), Text(), table]
+    parts: list[RenderableType] = [_whole(standings), Text(summary_line(standings)), Text(), table]
     if len(ordered) > room:
         parts.append(Text(f"... and {len(ordered) - room} more", style="dim"))
     return Group(*parts)
 
 
-def summary(standings: Sequence[Standing]) -> str:
+def summary_line(standings: Sequence[RunStatus]) -> str:
     """Number of runs in each state, and the remaining time of active runs."""
     left = [each.left_s for each in standings if each.state == RUNNING and each.left_s is not None]
     longest = f"; what runs has {format_seconds(max(left))} left" if left else ""
-    return counted(standings) + longest + silence(standings)
+    return counts_by_state(standings) + longest + silence(standings)
 
 
-def _whole(standings: Sequence[Standing]) -> RenderableType:
+def _whole(standings: Sequence[RunStatus]) -> RenderableType:
     """Progress bar of finished runs and the finished parts of active ones."""
     over = sum(not each.is_active and each.state != NOT_STARTED for each in standings)
     parts = sum(each.step / each.total for each in standings if each.is_active and each.total)
@@ -137,7 +137,7 @@ def _whole(standings: Sequence[Standing]) -> RenderableType:
     return line
 
 
-def _importance(each: Standing) -> tuple[int, bool]:
+def _importance(each: RunStatus) -> tuple[int, bool]:
     """Sort key: running, failed, finished, waiting."""
     if each.state == RUNNING:
         return 0, False
@@ -146,7 +146,7 @@ def _importance(each: Standing) -> tuple[int, bool]:
     return (2, False) if each.state == Outcome.ok.name else (3, not each.is_active)
 
 
-def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
+def _cells(each: RunStatus, words: str) -> tuple[RenderableType, ...]:
     bar = ProgressBar(total=max(each.total, 1), completed=each.step, width=10)
     return (
         Text(each.state),
@@ -159,27 +159,27 @@ def _cells(each: Standing, words: str) -> tuple[RenderableType, ...]:
     )
 
 
-def own_words(standings: Sequence[Standing]) -> list[str]:
+def own_words(standings: Sequence[RunStatus]) -> list[str]:
     """Overrides of each run, without those common to all."""
     typed = [each.label.split() for each in standings]
     shared = set.intersection(*map(set, typed)) if len(typed) > 1 else set()
     return [" ".join(word for word in words if word not in shared) for words in typed]
 
 
-def run_name(each: Standing) -> str:
+def run_name(each: RunStatus) -> str:
     """Name of its folder; empty for a cell that has no run, or none yet."""
     has_none = each.state == Outcome.refused.name or each.paths.folder.name == NO_FOLDER
     return "" if has_none else each.paths.folder.name
 
 
-def counted(standings: Sequence[Standing]) -> str:
+def counts_by_state(standings: Sequence[RunStatus]) -> str:
     """Number of runs, in total and in each state: `3 runs: 2 ok, 1 running`."""
     counts = Counter(each.state for each in standings)
     total = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     return f"{format_number(len(standings), 'run')}: {total}"
 
 
-def silence(standings: Sequence[Standing]) -> str:
+def silence(standings: Sequence[RunStatus]) -> str:
     """Message about launchers that do not answer; empty if all do."""
     silent = {each.paths.folder: each for each in standings if each.silent}
     if not silent:

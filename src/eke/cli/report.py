@@ -23,7 +23,7 @@ FILE = "report.wandb.json"
 PUBLISHED_FILE = "report.wandb.published.json"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_report_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a W&B report."""
     group = parser.add_argument_group("Weights & Biases")
     group.add_argument(
@@ -148,7 +148,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--open", action="store_true", help="show report.html in a browser")
     parser.add_argument("--quiet", action="store_true", help="write files, print no table")
-    add_options(parser)
+    add_report_options(parser)
     return parser.parse_args(arguments)
 
 

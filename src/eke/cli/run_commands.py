@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eke import workflows
-from eke.cli.live import counted, own_words, run_name, silence
+from eke.cli.live import counts_by_state, own_words, run_name, silence
 from eke.common.errors import ConfigError, EkeError, Fix, Problem, of_system
 from eke.common.files import (
     READ_LIMIT,
@@ -35,7 +35,7 @@ from eke.launch.processes.status import (
     RUNNING,
     UNREADABLE,
     WAITING,
-    Standing,
+    RunStatus,
     find_standings,
     goes_on,
 )
@@ -53,7 +53,7 @@ BAD = (Outcome.oom.name, Outcome.diverged.name, Outcome.crashed.name)
 """Outcomes that `eke retry` retries."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_retry_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `eke retry`."""
     parser.add_argument(
         "--only",
@@ -246,17 +246,17 @@ def status(options: argparse.Namespace) -> int:
     return EXIT_FAILED if any(each.silent for each in standings) else EXIT_OK
 
 
-def render(standings: Sequence[Standing]) -> str:
+def render(standings: Sequence[RunStatus]) -> str:
     """One line per run, the reasons for failing or waiting, and the number in each state."""
     lines = align([HEADER, *map(_row, standings, own_words(standings))])
     for each in standings:
         if each.note:
             lines += ["", *align([[f"{each.state}: {run_name(each) or each.label}"]])]
             lines += align([[f"  {each.note}"]])
-    return "\n".join([*lines, "", counted(standings) + silence(standings)])
+    return "\n".join([*lines, "", counts_by_state(standings) + silence(standings)])
 
 
-def _row(each: Standing, words: str) -> tuple[str, ...]:
+def _row(each: RunStatus, words: str) -> tuple[str, ...]:
     step = f"{each.step}/{each.total}" if each.total else ""
     loss = "" if each.loss is None else f"{each.loss:.4f}"
     return (each.state, step, loss, each.where, run_name(each), words)
@@ -288,7 +288,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def follow_logs(
-    folder: Path, standings: list[Standing], told: Sequence[Standing], tails: dict[Path, Tail]
+    folder: Path, standings: list[RunStatus], told: Sequence[RunStatus], tails: dict[Path, Tail]
 ) -> None:
     """Print new log output until all runs have ended.
 
@@ -325,7 +325,7 @@ def log_of(paths: RunPaths) -> Path:
     return next((log for log in logs if log.exists()), paths.log)
 
 
-def _heading(each: Standing, count: int) -> None:
+def _heading(each: RunStatus, count: int) -> None:
     if count > 1:
         _print([f"==> {log_of(each.paths)} ({each.state})"])
 
@@ -426,5 +426,5 @@ COMMANDS: dict[str, tuple[Parse, Callable[[argparse.Namespace], int]]] = {
     "status": (_status_options, status),
     "logs": (_logs_options, logs),
     "cancel": (_cancel_options, cancel),
-    "retry": (add_options, retry),
+    "retry": (add_retry_options, retry),
 }

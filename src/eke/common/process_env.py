@@ -12,7 +12,7 @@ from eke.common.paths import LOCAL_RANK, LOCAL_WORLD_SIZE, RANK, WORLD_SIZE, pro
 
 
 @dataclass(frozen=True)
-class Task:
+class SlurmTask:
     """A task of a SLURM step."""
 
     node: int
@@ -23,13 +23,15 @@ class Task:
     """Unique identifier of the step, different for each restart of a job: `123.0.1`."""
 
 
-def this_task(environment: Mapping[str, str] = os.environ) -> Task:
+def this_task(environment: Mapping[str, str] = os.environ) -> SlurmTask:
     """This process's SLURM task; a single task outside SLURM."""
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID")
     rank, count, job, step = (environment.get(name, "") for name in names)
     if not (rank.isdecimal() and count.isdecimal()):
-        return Task(0, 1, "")
-    return Task(int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}")
+        return SlurmTask(0, 1, "")
+    return SlurmTask(
+        int(rank), int(count), f"{job}.{step}.{environment.get('SLURM_RESTART_COUNT', 0)}"
+    )
 
 
 def check_started_tasks(what: str, num_nodes: int) -> None:

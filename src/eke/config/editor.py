@@ -448,12 +448,12 @@ def write_schemas(folder: Path, config_dir: Path | None = None) -> dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     schemas = make_schemas(make_catalogue(config_dir))
     for name, schema in schemas.items():
-        write_atomic(folder / f"{name}.json", as_text(schema), shared=True)
+        write_atomic(folder / f"{name}.json", schema_text(schema), shared=True)
     folders = ["conf", *([_from_here(config_dir)] if config_dir else [])]
     return editor_settings(schemas, _place(folder), folders)
 
 
-def as_text(schema: dict[str, Any]) -> str:
+def schema_text(schema: dict[str, Any]) -> str:
     """Serialize a schema."""
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 

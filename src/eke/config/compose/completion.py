@@ -50,7 +50,7 @@ _PRESETS = ("recipe", "experiment", "sweep")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CompletionItem:
     """A possible completion of the word at the cursor."""
 
     text: str
@@ -70,7 +70,7 @@ def split_line(line: str) -> tuple[list[str], str]:
     return words[:-1], words[-1]
 
 
-def candidates(words: Sequence[str], word: str) -> list[Candidate]:
+def candidates(words: Sequence[str], word: str) -> list[CompletionItem]:
     """List the completions of `word`.
 
     Args:
@@ -82,9 +82,9 @@ def candidates(words: Sequence[str], word: str) -> list[Candidate]:
         return list(files("", word, folders=True))
     for flags, values in _FLAG_VALUES.items():
         if before in flags:
-            return [Candidate(value) for value in values if value.startswith(word)]
+            return [CompletionItem(value) for value in values if value.startswith(word)]
     if word.startswith("-"):
-        return [Candidate(f, about) for f, about in FLAGS.items() if f.startswith(word)]
+        return [CompletionItem(f, about) for f, about in FLAGS.items() if f.startswith(word)]
     catalogue = make_catalogue(_config_dir(words))
     key, equals, value = word.partition("=")
     if equals:
@@ -108,20 +108,20 @@ def _config_dir(words: Sequence[str]) -> Path | None:
     return path if folder and path.is_dir() else None
 
 
-def _starts(catalogue: Catalogue) -> Iterator[Candidate]:
+def _starts(catalogue: Catalogue) -> Iterator[CompletionItem]:
     """Groups, sections and keys outside of sections."""
     docs = field_docs(Config)
     for group in catalogue.options:
-        yield Candidate(f"{group}=", GROUPS.get(group, ""))
+        yield CompletionItem(f"{group}=", GROUPS.get(group, ""))
     for section in catalogue.sections:
         if catalogue.names(section):
-            yield Candidate(f"{section}.", f"keys of {section}")
+            yield CompletionItem(f"{section}.", f"keys of {section}")
     for key in catalogue.keys:
         if "." not in key:
-            yield Candidate(f"{key}=", docs.get(key, ""))
+            yield CompletionItem(f"{key}=", docs.get(key, ""))
 
 
-def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[Candidate]:
+def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[CompletionItem]:
     """Keys of a section, for its chosen option."""
     seen = set()
     for cls in _classes(section, words, catalogue):
@@ -129,7 +129,7 @@ def _keys(section: str, words: Sequence[str], catalogue: Catalogue) -> Iterator[
         for name, _ in class_fields(cls):
             if name not in FIXED_FIELDS and name not in seen:
                 seen.add(name)
-                yield Candidate(f"{section}.{name}=", docs.get(name, ""))
+                yield CompletionItem(f"{section}.{name}=", docs.get(name, ""))
 
 
 def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequence[type]:
@@ -143,7 +143,7 @@ def _classes(section: str, words: Sequence[str], catalogue: Catalogue) -> Sequen
     return [catalogue.schema_class(section, option) for option in chosen]
 
 
-def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[Candidate]:
+def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Iterator[CompletionItem]:
     """Values of a key or options of a group; with -m, also after a comma."""
     fixed = key.rpartition(".")[2] in FIXED_FIELDS
     field = None if fixed else catalogue.keys.get(key)
@@ -155,7 +155,7 @@ def _values(key: str, value: str, multirun: bool, catalogue: Catalogue) -> Itera
     choices = _choices(key, field, catalogue)
     for choice, about in choices.items():
         if choice.startswith(part) and choice not in given.split(","):
-            yield Candidate(f"{start}{choice}", about)
+            yield CompletionItem(f"{start}{choice}", about)
 
 
 def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _choices(key: str, field: Field | None, catalogue: Catalogue) -> dict[str, s
     return dict.fromkeys([*words, *(["null"] if words and field.optional else [])], "")
 
 
-def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
+def files(start: str, typed: str, folders: bool = False) -> Iterator[CompletionItem]:
     """Files and folders with the given prefix; hidden ones only if it starts with a dot."""
     place, _, name = typed.rpartition("/")
     place += "/" if "/" in typed else ""
@@ -184,7 +184,7 @@ def files(start: str, typed: str, folders: bool = False) -> Iterator[Candidate]:
     for entry in entries:
         hidden = entry.name.startswith(".") and not name.startswith(".")
         if entry.name.startswith(name) and not hidden and (entry.is_dir() or not folders):
-            yield Candidate(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
+            yield CompletionItem(f"{start}{place}{entry.name}{'/' if entry.is_dir() else ''}")
 
 
 COMPLETION_FLAGS = ("--shell-completion", "-sc")
@@ -308,7 +308,7 @@ def _query(line: str, breaks: str, shell: str, commands: Mapping[str, str]) -> s
     left = _without_program(words)
     if commands and not left:
         all_commands = commands.items()
-        found = [Candidate(c, about) for c, about in all_commands if c.startswith(word)]
+        found = [CompletionItem(c, about) for c, about in all_commands if c.startswith(word)]
     elif commands and left[0] not in ("train", "plan"):
         found = list(files("", word))
     else:

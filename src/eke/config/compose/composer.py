@@ -429,7 +429,7 @@ class Many:
                 if progress:
                     progress(number, len(cells))
         if found:
-            raise ConfigError(counted(found, len(cells)))
+            raise ConfigError(problems_by_cell(found, len(cells)))
         return done
 
     def tree(self, overrides: Sequence[str]) -> Tree:
@@ -487,7 +487,7 @@ class Many:
         return [Problem(key, value, "cannot be set together with the other overrides")]
 
 
-def counted(found: Counter[Problem], total: int) -> list[Problem]:
+def problems_by_cell(found: Counter[Problem], total: int) -> list[Problem]:
     """Each problem once, with its number of cells unless all have it."""
     return [
         p if number >= total else dataclasses.replace(p, why=_in_cells(p, number, total))

@@ -35,7 +35,7 @@ from eke.config.compose.suggest import (
     nothing_near,
     number_key,
     of_elsewhere,
-    same_numbers,
+    shares_numbers,
     text_key,
 )
 from eke.config.foreign_names import Retired, find_retired
@@ -351,7 +351,7 @@ def _wrong_option(group: str, value: Any, raw: str, catalogue: Catalogue) -> Pro
             group, shown(raw), f"{why}; did you mean {key}?", suggest_fix(f"{key}={raw}", catalogue)
         )
     near = closest(text, options)
-    if near and group in _SIZED and not same_numbers(text, near):
+    if near and group in _SIZED and not shares_numbers(text, near):
         near = None
     if near is None or (group == "model" and is_checkpoint(text, near)):
         found = of_elsewhere(group, text)

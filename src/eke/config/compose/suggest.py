@@ -200,7 +200,7 @@ def is_checkpoint(typed: str, near: str) -> bool:
     return normal(typed) != normal(near) or near.startswith(("gpt2_", "t5_"))
 
 
-def same_numbers(typed: str, option: str) -> bool:
+def shares_numbers(typed: str, option: str) -> bool:
     """Whether a name has the same numbers as an option: qwen3_4b is not a misspelt qwen3_8b."""
     numbers = re.findall(r"\d+", normal(option))
     return set(re.findall(r"\d+", normal(typed))) <= set(numbers)

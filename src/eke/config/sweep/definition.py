@@ -20,7 +20,7 @@ from eke.config.compose.composer import (
     Many,
     Progress,
     contradictions,
-    counted,
+    problems_by_cell,
     problems_of,
 )
 from eke.config.compose.hydra_settings import is_hydras, is_launching, sweep_parts, sweep_values
@@ -431,7 +431,7 @@ def _check_texts(cells: Sequence[tuple[str, ...]], many: Many) -> None:
     for cell in cells if not found else []:
         found.update(contradictions(cell))
     if found:
-        raise ConfigError(counted(found, len(cells)))
+        raise ConfigError(problems_by_cell(found, len(cells)))
 
 
 def _exclude(

@@ -36,7 +36,7 @@ class ExpressionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KeyComparison:
     """Comparison of one key with one or several values."""
 
     key: str
@@ -64,7 +64,7 @@ class Expression:
     word: str
     """Operator (and, or, not); empty for a single comparison."""
     parts: tuple["Expression", ...] = ()
-    comparison: Comparison | None = None
+    comparison: KeyComparison | None = None
 
     def holds(self, lookup: Lookup) -> bool:
         """Evaluate the expression for a run."""
@@ -75,7 +75,7 @@ class Expression:
             return not next(answers)
         return all(answers) if self.word == "and" else any(answers)
 
-    def comparisons(self) -> Iterator[Comparison]:
+    def comparisons(self) -> Iterator[KeyComparison]:
         """All comparisons in the expression."""
         if self.comparison is not None:
             yield self.comparison
@@ -168,14 +168,14 @@ class _Reader:
         sign = self.take("= or another comparison")
         if sign == "not" and self.next == "in":
             self.take()
-            listed = Expression("", comparison=Comparison(key, "in", self._listed()))
+            listed = Expression("", comparison=KeyComparison(key, "in", self._listed()))
             return Expression("not", (listed,))
         if sign == "in":
-            return Expression("", comparison=Comparison(key, "in", self._listed()))
+            return Expression("", comparison=KeyComparison(key, "in", self._listed()))
         sign = "=" if sign == "==" else sign
         if sign not in ("=", "!=", *ORDERS):
             raise ExpressionError(f"{sign} stands where = or another comparison belongs")
-        return Expression("", comparison=Comparison(key, sign, (self._value(),)))
+        return Expression("", comparison=KeyComparison(key, sign, (self._value(),)))
 
     def _listed(self) -> tuple[Any, ...]:
         if self.take("(") != "(":
@@ -256,7 +256,7 @@ def read_clauses(
 
 
 def _check(
-    comparison: Comparison, text: str, catalogue: Catalogue, rows: Sequence[str]
+    comparison: KeyComparison, text: str, catalogue: Catalogue, rows: Sequence[str]
 ) -> list[Problem]:
     """Problems of an unknown key, and of values that a key cannot have."""
     key, values = comparison.key, comparison.values

@@ -315,7 +315,7 @@ def find_devices(kind: str, num_cpu_slots: int, runs_per_device: int) -> Devices
 
 
 @dataclass
-class Room:
+class FreeMemory:
     """What is left of each device for one run; asked anew each time it could be started."""
 
     plan: Plan
